@@ -297,14 +297,14 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         """Fit all folds and all rows from one reduction, score the folds, and choose."""
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         class_weight = self._params()["class_weight"]
-        with open_batched_splits(self, splits, client, class_weight, self._name_classes) as stack:
-            model = self._model(stack.rows)
-            check_memory(model.n_features, stack.roles.n_splits)
-            alphas = self._alphas * (stack.rows.weight_scale or 1.0)
-            moments = moments_of(stack.rows)
+        with open_batched_splits(self, splits, client, class_weight, self._name_classes) as batch:
+            model = self._model(batch.rows)
+            check_memory(model.n_features, batch.roles.n_splits)
+            alphas = self._alphas * (batch.rows.weight_scale or 1.0)
+            moments = moments_of(batch.rows)
             # 1. Sum the moments of each fold in one pass (more where digits would be lost).
-            reduction = stack(
-                stack.model(model),
+            reduction = batch(
+                batch.model(model),
                 FoldedReduction(l2=float(alphas.min()), of_mean=False, **moments),
             ).extra
             # 2. Solve the small problem of each split's training rows for every penalty.
@@ -314,7 +314,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
                 pairs = zip(split_problems, coefs, strict=True)
                 coefs = np.array([append_intercepts(problem, w) for problem, w in pairs])
             # 3. Score the test rows. A NaN score ranks last, as in a grid search.
-            scores = self._score_folds(stack, splits, model, coefs).mean(axis=0)
+            scores = self._score_folds(batch, splits, model, coefs).mean(axis=0)
             best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             self.alpha_, self.best_score_ = float(self._alphas[best]), float(scores[best])
             # 4. Refit from the moments of all rows, without another pass.
@@ -322,32 +322,32 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
                 alpha=np.full(model.width, alphas[best]), method="auto", positive=False, **moments
             )
             solution = solver.of_reduced(model, full_problem, reduction["n_rows"][-1])
-            super()._set_fitted(solution, model, stack.rows)
-            set_history_of_splits(self, stack)
+            super()._set_fitted(solution, model, batch.rows)
+            set_history_of_splits(self, batch)
 
     def _score_folds(
-        self, stack: BatchedModels, splits: Any, model: LinearModel, w: NDArray[np.float64]
+        self, batch: BatchedModels, splits: Any, model: LinearModel, w: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return the scores of test rows, of shape (n_splits, n_alphas).
 
         The parameters `w` are of shape (n_splits, n_alphas, n_parameters, n_targets).
         """
-        name, batched_model = self.scoring or self._default_scoring, stack.model(model)
+        name, batched_model = self.scoring or self._default_scoring, batch.model(model)
         # Accuracy and the scores of squared or absolute errors are sums over the rows, which one
         # pass makes for all fits. Other scores read the test rows once for each fit.
         if self._classification and name == "accuracy":
-            hits = stack(batched_model, SinglePassSolver(PathHits(w, TEST, self._several))).w
+            hits = batch(batched_model, SinglePassSolver(PathHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
         if not self._classification and isinstance(name, str) and name in PATH_SCORES:
             statistic = PathErrorSums(w, TEST, absolute=name == "neg_mean_absolute_error")
-            sums = stack(batched_model, SinglePassSolver(statistic)).w
+            sums = batch(batched_model, SinglePassSolver(statistic)).w
             check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
             return PATH_SCORES[name](sums)
         # Any other score: a fitted estimator for each split and penalty, as scorers take them.
         estimators = {
             split: [
-                self._make_fitted(alpha, w_of_alpha, model, stack.rows)
+                self._make_fitted(alpha, w_of_alpha, model, batch.rows)
                 for alpha, w_of_alpha in zip(self._alphas, w_of_split, strict=True)
             ]
             for split, w_of_split in enumerate(w)

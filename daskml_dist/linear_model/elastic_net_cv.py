@@ -124,18 +124,18 @@ class _GramPaths(_ElasticPaths):
 
     Parameters
     ----------
-    stack : BatchedModels
+    batch : BatchedModels
     model : LinearModel
     settings : _PathSettings
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
-        self._model, self._settings, self._moments = model, settings, moments_of(stack.rows)
+    def __init__(self, batch: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
+        self._model, self._settings, self._moments = model, settings, moments_of(batch.rows)
         # 1. One pass gives the moments of all training sets. Where these are not exact enough for
         # the smallest alpha (or for the grid's), further passes refine them.
         smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
         reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
-        solution = stack(stack.model(model), reduction)
+        solution = batch(batch.model(model), reduction)
         # The last problem and the last number of rows are those of all rows.
         *split_problems, self._full_problem = solution.extra["reduced"]
         n_rows = solution.extra["n_rows"]
@@ -188,7 +188,7 @@ class _QuasiNewtonPaths(_ElasticPaths):
 
     Parameters
     ----------
-    stack : BatchedModels
+    batch : BatchedModels
     model : LinearModel
     settings : _PathSettings
 
@@ -198,20 +198,20 @@ class _QuasiNewtonPaths(_ElasticPaths):
         If ``positive=True``.
     """
 
-    def __init__(self, stack: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
+    def __init__(self, batch: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
         if settings.positive:
             raise InvalidParameterError(
                 f"positive=True needs the Gram matrix of {model.n_features} features, for which "
                 "there is not enough memory. Leave positive=False, or select features first."
             )
-        self._stack, self._model, self._settings = stack, model, settings
-        self._n_rows = stack.weights(model)
+        self._batch, self._model, self._settings = batch, model, settings
+        self._n_rows = batch.weights(model)
         # The index after those of the splits stands for all rows.
         self._all_rows = len(self._n_rows) - 1
         # At zero the gradient is -X'y: all coefficients are zero for the alphas above its largest
         # entry over n * l1_ratio, where the grid begins.
         candidate = self._make_candidate(self._all_rows, _GradientAtZero())
-        at_zero = stack(stack.model(model), BatchedSolver((candidate,)))
+        at_zero = batch(batch.model(model), BatchedSolver((candidate,)))
         gradient = at_zero.w[0, : model.n_features]
         if settings.grid is None:
             self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
@@ -246,7 +246,7 @@ class _QuasiNewtonPaths(_ElasticPaths):
                 for alpha in chunk
             ]
             solution = self._solve_together(candidates)
-            converged &= all(outcome[1] for outcome in solution.extra["columns"])
+            converged &= all(outcome[1] for outcome in solution.extra["candidates"])
             w.append(solution.w.reshape(n_splits, len(chunk), *solution.w.shape[1:]))
             # Warm start: the next chunk begins at this chunk's last (smallest) alpha.
             starts = list(w[-1][:, -1])
@@ -254,7 +254,7 @@ class _QuasiNewtonPaths(_ElasticPaths):
 
     def _solve_together(self, candidates: list[Candidate]) -> Solution:
         """Return the solution of several candidates, which share each pass over the rows."""
-        return self._stack(self._stack.model(self._model), BatchedSolver(tuple(candidates)))
+        return self._batch(self._batch.model(self._model), BatchedSolver(tuple(candidates)))
 
     def _make_solver(self, alpha: float, ratio: float) -> Solver:
         """Return the L-BFGS solver (OWL-QN with the l1 penalty) of one alpha."""
@@ -386,12 +386,12 @@ class ElasticNetCV(LinearRegressor):
         # One number for all rows changes nothing, as the objective is a mean: it is left out.
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = cut_into_splits(self, X, y, weight, groups)
-        with open_batched_splits(self, splits, client) as stack:
-            model = model_of(stack.rows, bool(self.fit_intercept))
-            solution, converged = self._choose_and_refit(stack, model)
-            self._set_fitted(solution, model, stack.rows)
+        with open_batched_splits(self, splits, client) as batch:
+            model = model_of(batch.rows, bool(self.fit_intercept))
+            solution, converged = self._choose_and_refit(batch, model)
+            self._set_fitted(solution, model, batch.rows)
             self._set_n_iter(solution)
-            set_history_of_splits(self, stack)
+            set_history_of_splits(self, batch)
         if not (solution.converged and converged):
             warnings.warn(
                 "Some fits failed to converge within max_iter cycles. Increase "
@@ -400,7 +400,7 @@ class ElasticNetCV(LinearRegressor):
                 stacklevel=user_stack_level(),
             )
 
-    def _choose_and_refit(self, stack: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:
+    def _choose_and_refit(self, batch: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:
         """Choose the penalty; return the fit to all rows, and whether the paths converged."""
         ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
         grid = None
@@ -419,11 +419,11 @@ class ElasticNetCV(LinearRegressor):
             random_state=self.random_state,
             seed=seed_of(self.random_state),
         )
-        has_memory = gram_fits(model.n_features, stack.roles.n_splits)
-        paths = (_GramPaths if has_memory else _QuasiNewtonPaths)(stack, model, settings)
+        has_memory = gram_fits(model.n_features, batch.roles.n_splits)
+        paths = (_GramPaths if has_memory else _QuasiNewtonPaths)(batch, model, settings)
         # Weights and weighted squared errors of the test rows, for each split and candidate.
         statistic = PathErrorSums(paths.w, TEST)
-        sums = stack(stack.model(model), SinglePassSolver(statistic)).w[..., 0, :]
+        sums = batch(batch.model(model), SinglePassSolver(statistic)).w[..., 0, :]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
         # Choose by the mean over the splits; the path is (n_ratios, n_alphas, n_splits).

@@ -58,7 +58,7 @@ class _LogisticPaths:
 
     Parameters
     ----------
-    stack : BatchedModels
+    batch : BatchedModels
         Its last split trains on all rows.
     each : LinearModel
         The model of one candidate.
@@ -75,14 +75,14 @@ class _LogisticPaths:
     """
 
     def __init__(
-        self, stack: BatchedModels, each: LinearModel, label_weights: NDArray[np.float64],
+        self, batch: BatchedModels, each: LinearModel, label_weights: NDArray[np.float64],
         class_weight: NDArray[np.float64] | None,
     ) -> None:  # fmt: skip
-        self._stack = stack
+        self._batch = batch
         n_splits, n_classes = label_weights.shape
         # All splits have the same class weights, which scikit-learn finds from all rows.
         weights_of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
-        self.model = stack.model(each, weights_of_splits)
+        self.model = batch.model(each, weights_of_splits)
         self._lacks_label = label_weights == 0
         self._weights = label_weights @ (
             np.ones(n_classes) if class_weight is None else class_weight
@@ -103,7 +103,7 @@ class _LogisticPaths:
         # Cut into batches, each of which shares the passes over the rows.
         for start in range(0, len(fits), MAX_BATCHED_CANDIDATES):
             chunk = tuple(fits[start : start + MAX_BATCHED_CANDIDATES])
-            solved = self._stack(self.model, self._stack.solver(chunk, scored))
+            solved = self._batch(self.model, self._batch.solver(chunk, scored))
             sums += [solved.extra["scores"].get(role)]
             self.solutions += [candidate_solution(solved, k) for k in range(len(chunk))]
         self._sums = {} if role is None else {role: np.concatenate(sums)}
@@ -117,7 +117,7 @@ class _LogisticPaths:
         # The optima of overlapping rows are near each other: few iterations are left.
         fit = self._make_fit(candidate, self._n_splits)
         fit = replace(fit, start=self.w[:, number].mean(axis=0))
-        return candidate_solution(self._stack(self.model, BatchedSolver((fit,))), 0)
+        return candidate_solution(self._batch(self.model, BatchedSolver((fit,))), 0)
 
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
         """Return the scores of the fits on rows of a role, of shape (n_splits, n_candidates)."""
@@ -129,7 +129,7 @@ class _LogisticPaths:
 
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
         """Return ranking scores as :meth:`scores` does; NaN where they need the raw predictions."""
-        classes = self._stack.rows.classes
+        classes = self._batch.rows.classes
         names = RANKINGS if self.model.each.width == 1 else CLASS_RANKINGS
         # scikit-learn's average precision is that of the label 1: here it must be the second class.
         lacks_one = name == "average_precision" and (classes is None or classes[-1] != 1)
@@ -138,19 +138,19 @@ class _LogisticPaths:
         n_splits, n_candidates = self.w.shape[:2]
         w = self.w.reshape(-1, *self.w.shape[2:])
         splits = np.repeat(np.arange(n_splits), n_candidates)
-        ranked = self._stack.rankings(self.model, w, splits, role)
+        ranked = self._batch.rankings(self.model, w, splits, role)
         return ranked[:, names.index(name)].reshape(n_splits, n_candidates)
 
     def make_fitted(self, candidate: Any, w: NDArray[np.float64]) -> Any:
         """Return a copy of a candidate, fitted with the parameters `w`."""
         candidate = type(candidate)(**candidate.get_params(deep=False))
-        candidate._set_fitted(Solution(w), self.model.each, self._stack.rows)
+        candidate._set_fitted(Solution(w), self.model.each, self._batch.rows)
         return candidate
 
     def _make_fit(self, candidate: Any, split: int) -> Candidate:
         """Return the fit of a candidate to the training rows of a split."""
         weight = float(self._weights[split])
-        _, solver = candidate._problem(self._stack.of_split(weight))
+        _, solver = candidate._problem(self._batch.of_split(weight))
         return Candidate(split, solver, weight, self._choose_start(split))
 
     def _choose_start(self, split: int) -> NDArray[np.float64] | None:
@@ -352,12 +352,12 @@ class LogisticRegressionCV(LinearClassifier):
         `weigh`: whether scores are weighted by `sample_weight`.
         """
         splits = cut_into_splits(self, X, y, sample_weight, groups)
-        with open_batched_splits(self, splits, client) as stack:
+        with open_batched_splits(self, splits, client) as batch:
             # The form of the model is the same for all penalties; any will do.
-            each, _ = self._make_estimator(1.0, 0.0)._problem(stack.rows)
-            label_weights = stack(stack.model(each), SinglePassSolver(SplitLabelWeights())).w
-            class_weight = self._resolve_class_weight(stack, label_weights[-1])
-            paths = _LogisticPaths(stack, each, label_weights, class_weight)
+            each, _ = self._make_estimator(1.0, 0.0)._problem(batch.rows)
+            label_weights = batch(batch.model(each), SinglePassSolver(SplitLabelWeights())).w
+            class_weight = self._resolve_class_weight(batch, label_weights[-1])
+            paths = _LogisticPaths(batch, each, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._score_splits(paths, splits, weigh)
             model = paths.model.each
@@ -370,9 +370,9 @@ class LogisticRegressionCV(LinearClassifier):
                 chosen = scores.argmax(axis=1)
                 w = paths.w[np.arange(len(scores)), chosen].mean(axis=0)
                 solution = Solution(w)
-            self._set_fitted(solution, model, stack.rows)
+            self._set_fitted(solution, model, batch.rows)
             self._set_paths(paths, scores, chosen)
-            set_history_of_splits(self, stack)
+            set_history_of_splits(self, batch)
         failed = [fit for fit in (*paths.solutions, solution) if not fit.converged]
         if failed:
             warnings.warn(
@@ -409,7 +409,7 @@ class LogisticRegressionCV(LinearClassifier):
     # -- fits -----------------------------------------------------------------------------------
 
     def _resolve_class_weight(
-        self, stack: BatchedModels, label_weights: NDArray[np.float64]
+        self, batch: BatchedModels, label_weights: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
         """Return the weight of each class, given the summed weights of all rows by label."""
         if self.class_weight is None:
@@ -417,7 +417,7 @@ class LogisticRegressionCV(LinearClassifier):
         from daskml_dist.model_selection._batched_fits import resolve_class_weights
 
         # "balanced" is of all rows, as in scikit-learn, and not of the training rows of a split.
-        classes = stack.rows.classes
+        classes = batch.rows.classes
         assert classes is not None
         return resolve_class_weights(self.class_weight, classes, lambda: label_weights)
 

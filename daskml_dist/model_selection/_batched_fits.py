@@ -159,10 +159,10 @@ def _fit_step_batches(
     by_number: dict[int, list[BatchedFit | FailedCandidate]] = {}
     for k, numbers in enumerate(batches):
         tell("stacks of candidates", k, len(batches), "stack")
-        stack = BatchedSteps([estimators[number] for number in numbers], roles, classes)
-        with stack.opened(collection) as columns:
-            stack.advance(columns, max(column.stopping.max_iter for column in columns))
-            fits = score.collect_fits(stack, columns)
+        batch = BatchedSteps([estimators[number] for number in numbers], roles, classes)
+        with batch.opened(collection) as columns:
+            batch.advance(columns, max(column.stopping.max_iter for column in columns))
+            fits = score.collect_fits(batch, columns)
         for k, number in enumerate(numbers):
             # Columns are in the order of the candidates, then of the splits.
             by_number[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
@@ -424,18 +424,18 @@ class BatchedScorer:
         self._side = cache(splits.side)
 
     def collect_fits(
-        self, stack: BatchedSteps, columns: Sequence[StepCandidate]
+        self, batch: BatchedSteps, columns: Sequence[StepCandidate]
     ) -> list[BatchedFit | FailedCandidate]:
         """Return the fit of each column, with the sums that its scores are made of."""
         # Now, while the batch holds the rows: later each score would have to read them again.
-        sums = {role: stack.scores(columns, role, self.parts) for role in self.roles}
-        ranks = {role: stack.rankings(columns, role) for role in self.roles if self.parts.ranks}
+        sums = {role: batch.scores(columns, role, self.parts) for role in self.roles}
+        ranks = {role: batch.rankings(columns, role) for role in self.roles if self.parts.ranks}
         fits: list[BatchedFit | FailedCandidate] = []
         for k, column in enumerate(columns):
             column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
             column_ranks = {role: of_columns[k] for role, of_columns in ranks.items()}
             try:
-                estimator = stack.fitted(column)
+                estimator = batch.fitted(column)
             except DivergedError as error:
                 # A column that diverges leaves the others as they are.
                 fits.append(FailedCandidate(error, column.seconds))

@@ -190,7 +190,7 @@ class BatchedTraining(CandidateTraining):
 
     Parameters
     ----------
-    stacks : sequence of (list of int, BatchedSteps)
+    batches : sequence of (list of int, BatchedSteps)
         Batched fits, each with the numbers of its candidates.
     collection : Collection
         Rows with their targets and codes.
@@ -198,33 +198,33 @@ class BatchedTraining(CandidateTraining):
     """
 
     def __init__(
-        self, stacks: Sequence[tuple[list[int], BatchedSteps]], collection: Collection,
+        self, batches: Sequence[tuple[list[int], BatchedSteps]], collection: Collection,
         scorer: BatchedScorer,
     ) -> None:  # fmt: skip
-        self._stacks, self._collection, self._scorer = stacks, collection, scorer
-        self._open_stacks = ExitStack()
+        self._batches, self._collection, self._scorer = batches, collection, scorer
+        self._open_batches = ExitStack()
         #: For each candidate its batched fit, and its columns there, one for each split.
         self._columns: dict[int, tuple[BatchedSteps, list[StepCandidate]]] = {}
 
     @property
-    def n_stacks(self) -> int:
+    def n_batches(self) -> int:
         """Return the number of batched fits."""
-        return len(self._stacks)
+        return len(self._batches)
 
     def open(self) -> None:
         """Open the batched fits, which hold the rows until the end of the ``with`` statement."""
         with ExitStack() as opened:
-            for numbers, stack in self._stacks:
-                columns = opened.enter_context(stack.opened(self._collection))
+            for numbers, batch in self._batches:
+                columns = opened.enter_context(batch.opened(self._collection))
                 # A candidate's columns, one for each split, follow each other.
                 n_splits = len(columns) // len(numbers)
                 for k, number in enumerate(numbers):
-                    self._columns[number] = stack, columns[k * n_splits : (k + 1) * n_splits]
+                    self._columns[number] = batch, columns[k * n_splits : (k + 1) * n_splits]
             # All are open: from here on __exit__ closes them, where an error above does at once.
-            self._open_stacks = opened.pop_all()
+            self._open_batches = opened.pop_all()
 
     def __exit__(self, *error: object) -> None:
-        self._open_stacks.__exit__(*error)  # type: ignore[arg-type]
+        self._open_batches.__exit__(*error)  # type: ignore[arg-type]
 
     def advance(self, candidates: Sequence[int], last: int) -> int:
         """Train candidates until they have made `last` passes; return the passes made."""
@@ -234,27 +234,27 @@ class BatchedTraining(CandidateTraining):
 
         # Counted, not computed: by the estimator's own stopping rule columns may end earlier.
         before = count_passes()
-        for stack, of_stack in self._group_by_stack(candidates):
-            stack.advance([column for i in of_stack for column in self._columns[i][1]], last)
+        for batch, of_batch in self._group_by_batch(candidates):
+            batch.advance([column for i in of_batch for column in self._columns[i][1]], last)
         return count_passes() - before
 
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
         """Return the scores of candidates, one for each split."""
         scores: dict[int, list[SplitFit]] = {}
-        for stack, of_stack in self._group_by_stack(candidates):
-            columns = [column for i in of_stack for column in self._columns[i][1]]
-            fits = self._scorer.collect_fits(stack, columns)
-            n_splits = len(columns) // len(of_stack)
-            for k, i in enumerate(of_stack):
+        for batch, of_batch in self._group_by_batch(candidates):
+            columns = [column for i in of_batch for column in self._columns[i][1]]
+            fits = self._scorer.collect_fits(batch, columns)
+            n_splits = len(columns) // len(of_batch)
+            for k, i in enumerate(of_batch):
                 of_candidate = fits[k * n_splits : (k + 1) * n_splits]
                 scores[i] = list(map(self._scorer, of_candidate, range(n_splits)))
         return [scores[i] for i in candidates]
 
-    def _group_by_stack(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
+    def _group_by_batch(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
         """Return the batched fits that hold any of some candidates, each with these."""
         wanted = set(candidates)
-        groups = [(stack, [i for i in numbers if i in wanted]) for numbers, stack in self._stacks]
-        return [(stack, of_stack) for stack, of_stack in groups if of_stack]
+        groups = [(batch, [i for i in numbers if i in wanted]) for numbers, batch in self._batches]
+        return [(batch, of_batch) for batch, of_batch in groups if of_batch]
 
 
 def begin_batched_training(
@@ -265,14 +265,14 @@ def begin_batched_training(
     if not splits.can_batch or (of_steps := group_step_estimators(estimators)) is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
-    stacks = [
+    batches = [
         (numbers, BatchedSteps([estimators[i] for i in numbers], splits.roles, classes))
         for numbers in of_steps
     ]
     scorer = BatchedScorer(
         estimators[0], splits, collection, scoring, scorers, train_score, error_score
     )
-    training = BatchedTraining(stacks, collection, scorer)
+    training = BatchedTraining(batches, collection, scorer)
     try:
         training.open()
     # Only the rows tell: the training rows of a split may lack a label.

@@ -292,7 +292,7 @@ multimetric_
             batched := begin_batched_training(estimators, splits, names, scorers, **options)
         ):
             with batched:
-                self.stacks_ = batched.n_stacks
+                self.stacks_ = batched.n_batches
                 return self._train_in_turns(batched, brackets)
         if not hasattr(estimators[0], "partial_fit"):
             raise InvalidParameterError(

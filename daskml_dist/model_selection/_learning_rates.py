@@ -285,14 +285,14 @@ def _fit_batched_to_losses(
     targets = np.column_stack([y, np.ones(len(y))]).astype(np.float64)  # 1: the code 0, plus 1
     collection = as_collection(block.rows, targets, block.sample_weight, multi_output=True)
     # With a tolerance a batch would be trained pass by pass, for the stopping rules.
-    stack = BatchedSteps(
+    batch = BatchedSteps(
         [short.set_params(tol=None) for short in shorts], AllRowsAssignment(), classes
     )
     try:
-        with stack.opened(collection, client="inline") as columns:
+        with batch.opened(collection, client="inline") as columns:
             # The last pass is made by itself, so that its losses are recorded alone.
-            stack.advance(columns, passes - 1)
-            stack.advance(columns, passes)
+            batch.advance(columns, passes - 1)
+            batch.advance(columns, passes)
     except NotBatchableError:
         return None
     return np.array([_read_last_loss(column, passes) for column in columns])

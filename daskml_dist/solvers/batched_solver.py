@@ -92,11 +92,11 @@ class BatchedSolver(Solver):
     """Solver of many candidates in lock step.
 
     The solution is the candidates' parameters, of shape (n_candidates, n_params, width);
-    ``extra["columns"]`` has the other fields of each solution (see :func:`candidate_solution`).
+    ``extra["candidates"]`` has the other fields of each solution (see :func:`candidate_solution`).
 
     Parameters
     ----------
-    columns : tuple of Candidate
+    candidates : tuple of Candidate
     share : int, default=1
         With more than 1, candidates are first solved on one in `share` runs of rows, by
         :class:`WarmStarts`: the same optimum, in fewer passes over all rows. For solvers that
@@ -106,7 +106,7 @@ class BatchedSolver(Solver):
         ``extra["scores"]`` has the sums by role.
     """
 
-    columns: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     share: int = 1
     scored: tuple[tuple[int, bool, bool], ...] = ()
 
@@ -115,18 +115,19 @@ class BatchedSolver(Solver):
     @property
     def max_passes(self) -> int:
         """Return the passes of all candidates together, and those that score."""
-        return len(self.scored) + sum(column.solver.max_passes for column in self.columns)
+        return len(self.scored) + sum(candidate.solver.max_passes for candidate in self.candidates)
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every candidate, then score them if asked for."""
-        gradients, every = _CachedGradients(self.columns, sums), list(range(len(self.columns)))
+        gradients = _CachedGradients(self.candidates, sums)
+        every = list(range(len(self.candidates)))
 
         def solve(
             at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
         ) -> list[Solution]:
             solver_runs = [
                 iterate_requests(
-                    model.each, solver, start, self.columns[i].n_rows, lambda: sums.should_stop
+                    model.each, solver, start, self.candidates[i].n_rows, lambda: sums.should_stop
                 )
                 for i, start, solver in zip(at, starts, solvers, strict=True)
             ]
@@ -137,11 +138,11 @@ class BatchedSolver(Solver):
                 ),
             )
 
-        own = [column.solver for column in self.columns]
+        own = [candidate.solver for candidate in self.candidates]
         if self.share == 1:
-            found = solve(every, [column.start for column in self.columns], 1, own)
+            found = solve(every, [candidate.start for candidate in self.candidates], 1, own)
         else:
-            warm = WarmStarts(model, self.columns, sums, gradients, self.share)
+            warm = WarmStarts(model, self.candidates, sums, gradients, self.share)
             starts, solved = warm.find_starts(solve), warm.solutions
             # Candidates that Newton's steps did not bring within their tolerance.
             left = [i for i in every if i not in solved]
@@ -156,7 +157,7 @@ class BatchedSolver(Solver):
                 "scores": {
                     asked[0]: self._score_candidates(sums, w, *asked) for asked in self.scored
                 },
-                "columns": [
+                "candidates": [
                     (solution.n_iter, solution.converged, solution.message, solution.extra)
                     for solution in found
                 ],
@@ -169,7 +170,7 @@ class BatchedSolver(Solver):
         def score(w: Array, splits: NDArray[np.int64]) -> Array:
             return sums(BatchedScores(w, splits, role, pairs, places))
 
-        return evaluate_by_split(score, w, np.array([column.split for column in self.columns]))
+        return evaluate_by_split(score, w, np.array([one.split for one in self.candidates]))
 
     def _answer_requests(
         self, sums: Sums, gradients: _CachedGradients, at: list[int], requests: list[Statistic],
@@ -184,7 +185,7 @@ class BatchedSolver(Solver):
         curved = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
         if curved and share > 1:
             w = np.stack([asked[i].w for i in curved])  # type: ignore[attr-defined]
-            splits = np.array([self.columns[i].split for i in curved])
+            splits = np.array([self.candidates[i].split for i in curved])
             hessians = sums(BatchedHessian(w, splits, share))
             answers |= dict(zip(curved, hessians, strict=True))
         # Equal requests, found by their bytes, are one pass for all splits that make them.
@@ -192,7 +193,7 @@ class BatchedSolver(Solver):
         for i, request in asked.items():
             if i not in answers:
                 key = pickle.dumps(request)
-                others.setdefault(key, {}).setdefault(self.columns[i].split, []).append(i)
+                others.setdefault(key, {}).setdefault(self.candidates[i].split, []).append(i)
         for of_split in others.values():
             splits_asked = tuple(sorted(of_split))
             request = asked[of_split[splits_asked[0]][0]]
@@ -208,10 +209,10 @@ def _count_earlier_steps(solution: Solution, solver: Solver, steps: int) -> Solu
     return replace(solution, n_iter=min(solution.n_iter + steps, max(most, solution.n_iter)))
 
 
-def candidate_solution(stacked: Solution, k: int) -> Solution:
+def candidate_solution(batched: Solution, k: int) -> Solution:
     """Return the solution of one candidate of a batch."""
-    n_iter, converged, message, extra = stacked.extra["columns"][k]
-    return Solution(stacked.w[k], n_iter, converged, message, extra)
+    n_iter, converged, message, extra = batched.extra["candidates"][k]
+    return Solution(batched.w[k], n_iter, converged, message, extra)
 
 
 class _CachedGradients:
@@ -221,12 +222,12 @@ class _CachedGradients:
 
     Parameters
     ----------
-    columns : sequence of Candidate
+    candidates : sequence of Candidate
     sums : Sums
     """
 
-    def __init__(self, columns: tuple[Candidate, ...], sums: Sums) -> None:
-        self._columns, self._sums = columns, sums
+    def __init__(self, candidates: tuple[Candidate, ...], sums: Sums) -> None:
+        self._candidates, self._sums = candidates, sums
         #: For each candidate: share and parameters of its last gradient, and this.
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
@@ -236,13 +237,13 @@ class _CachedGradients:
         # Sorted by split, as `BatchedGradient` needs it. Equal parameters of a split are evaluated
         # once: at first all candidates are at zero.
         points: dict[tuple[int, bytes], list[int]] = {}
-        for i in sorted(asked, key=lambda i: self._columns[i].split):
+        for i in sorted(asked, key=lambda i: self._candidates[i].split):
             here = share, asked[i].tobytes()
             last, answer = self._last.get(i, (None, None))
             if last == here and answer is not None:
                 found[i] = answer
             else:
-                points.setdefault((self._columns[i].split, here[1]), []).append(i)
+                points.setdefault((self._candidates[i].split, here[1]), []).append(i)
         if not points:
             return found
         w = np.stack([asked[same[0]] for same in points.values()])
@@ -264,7 +265,7 @@ class WarmStarts:
     Parameters
     ----------
     model : BatchedLinear
-    columns : tuple of Candidate
+    candidates : tuple of Candidate
     sums : Sums
     gradients : _CachedGradients
     share : int
@@ -281,23 +282,23 @@ class WarmStarts:
     def __init__(
         self,
         model: BatchedLinear,
-        columns: tuple[Candidate, ...],
+        candidates: tuple[Candidate, ...],
         sums: Sums,
         gradients: _CachedGradients,
         share: int,
     ) -> None:
-        self._model, self._columns, self._sums = model, columns, sums
+        self._model, self._candidates, self._sums = model, candidates, sums
         self._gradients, self._share = gradients, share
-        self.steps = np.zeros(len(columns), np.int64)
+        self.steps = np.zeros(len(candidates), np.int64)
         self.solutions: dict[int, Solution] = {}
 
     def find_starts(self, solve: _SolveCandidates) -> list[Array | None]:
         """Return the parameters from which each candidate is to be solved on all rows."""
-        every = list(range(len(self._columns)))
+        every = list(range(len(self._candidates)))
         groups = self._group_candidates()
         # Without Hessians (other solvers, too many parameters): each by its own solver.
         if self._hessian_share(len(groups)) is None:
-            own = [column.solver for column in self._columns]
+            own = [candidate.solver for candidate in self._candidates]
             found = solve(every, [None] * len(every), self._share, own)
             return [_finite_or_none(one.w) for one in found]
         # 1. On the share: the optimum of the first candidate of each group, and the inverse Hessian
@@ -350,7 +351,7 @@ class WarmStarts:
                     solved.add(i)
         # If the splits' rows are of different kinds, the Newton steps of a group do not converge.
         others = [i for i in sorted(w) if i not in solved]
-        own = [self._columns[i].solver for i in others]
+        own = [self._candidates[i].solver for i in others]
         alone = solve(others, [w[i] for i in others], self._share, own)
         return w | {i: one.w for i, one in zip(others, alone, strict=True)}
 
@@ -382,8 +383,8 @@ class WarmStarts:
     def _group_candidates(self) -> _CandidateGroups:
         """Return groups of candidates whose solvers and penalties are alike."""
         found: dict[object, list[int]] = {}
-        for i, column in enumerate(self._columns):
-            solver = column.solver
+        for i, candidate in enumerate(self._candidates):
+            solver = candidate.solver
             key: object = i
             if type(solver) is LBFGS and not solver.penalty.l1:
                 l2 = solver.penalty.l2
@@ -397,22 +398,22 @@ class WarmStarts:
         found: dict[int, int] = {}
         for first, group in groups.items():
             if leaders[first] != first:
-                of_split = {self._columns[j].split: j for j in groups[leaders[first]]}
-                at = {i: of_split.get(self._columns[i].split) for i in group}
+                of_split = {self._candidates[j].split: j for j in groups[leaders[first]]}
+                at = {i: of_split.get(self._candidates[i].split) for i in group}
                 found |= {i: j for i, j in at.items() if j is not None}
         return found
 
     def _hessian_share(self, n_groups: int) -> int | None:
         """Return the share of the rows that Hessians are summed over, or None if not worthwhile."""
-        each, n_columns = self._model.each, len(self._columns)
-        plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._columns)
+        each, n_candidates = self._model.each, len(self._candidates)
+        plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._candidates)
         size = prod(each.shape)
         if not (plain and each.loss.has_hessian) or n_groups * size**2 > _MAX_HESSIAN_ENTRIES:
             return None
         # A row costs `size` squared for a Hessian, and `size` for a gradient: on this share all
         # Hessians cost no more than two gradients of all candidates over all rows.
-        share = max(self._share, ceil(size * n_groups / (2 * n_columns)))
-        n_rows = min(column.n_rows for column in self._columns) / share
+        share = max(self._share, ceil(size * n_groups / (2 * n_candidates)))
+        n_rows = min(candidate.n_rows for candidate in self._candidates) / share
         return share if n_rows >= _MIN_ROWS_PER_PARAMETER * size else None
 
     def _invert_hessians(
@@ -424,10 +425,10 @@ class WarmStarts:
         assert share is not None  # it is not None for all groups, of which these are no more
         size = prod(each.shape)
         w = np.nan_to_num(np.stack([optima[i] for i in chosen]))
-        splits = np.array([self._columns[i].split for i in chosen])
+        splits = np.array([self._candidates[i].split for i in chosen])
         sums = self._sums(BatchedHessian(w, splits, share))
         hessians = {
-            i: total[2 + size :].reshape(size, size) / self._columns[i].n_rows
+            i: total[2 + size :].reshape(size, size) / self._candidates[i].n_rows
             for i, total in zip(chosen, sums, strict=True)
         }
         found: dict[int, Array] = {}
@@ -457,7 +458,7 @@ class WarmStarts:
             answers = self._gradients({i: w[i] for i in going}, share)
             still = []
             for i in going:
-                solver, n_rows = self._solver_of(i), self._columns[i].n_rows
+                solver, n_rows = self._solver_of(i), self._candidates[i].n_rows
                 gradient = answers[i][1:].reshape(w[i].shape) / n_rows
                 gradient = gradient + self._l2_strengths(i) * w[i]
                 slope, last_slope = float(np.abs(gradient).max()), slopes.get(i, np.inf)
@@ -491,7 +492,7 @@ class WarmStarts:
         return helped
 
     def _solver_of(self, i: int) -> PenalisedSolver:
-        solver = self._columns[i].solver
+        solver = self._candidates[i].solver
         assert isinstance(solver, PenalisedSolver)
         return solver
 

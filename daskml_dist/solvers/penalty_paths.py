@@ -285,13 +285,13 @@ class FoldedReduction(Solver):
             PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
         )
         n_rows = first[:, d, d]
-        columns = []
+        candidates = []
         for split, weight in enumerate(n_rows):
             l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
             solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
-            columns.append(Candidate(split, solver, float(weight)))
-        found = BatchedSolver(tuple(columns)).solve(model, _CachedSums(sums, first), None)
-        reduced = [extra["reduced"] for *_, extra in found.extra["columns"]]
+            candidates.append(Candidate(split, solver, float(weight)))
+        found = BatchedSolver(tuple(candidates)).solve(model, _CachedSums(sums, first), None)
+        reduced = [extra["reduced"] for *_, extra in found.extra["candidates"]]
         return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})
 
     def _smallest_penalty(self, moments: Array, d: int, fit_intercept: bool) -> float:

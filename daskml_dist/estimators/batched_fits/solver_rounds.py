@@ -275,16 +275,16 @@ class BatchedModels(SolverFits):
         return BatchedLinear(each, self.roles, codes, class_weight)
 
     def solver(
-        self, columns: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
+        self, candidates: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
     ) -> BatchedSolver:
         """Return the solver of some candidates; large problems begin on a share of the rows."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
         # Streamed rows are read from their source for each pass: a share costs a reading of all.
         begins_on_share = (
-            n_rows * len(columns) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
-            and all(type(c.solver) is LBFGS and c.start is None for c in columns)
+            n_rows * len(candidates) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
+            and all(type(c.solver) is LBFGS and c.start is None for c in candidates)
         )  # fmt: skip
-        return BatchedSolver(columns, _SHARE_OF_ROWS if begins_on_share else 1, scored)
+        return BatchedSolver(candidates, _SHARE_OF_ROWS if begins_on_share else 1, scored)
 
     def of_split(self, weight: float) -> DatasetInfo:
         """Return the facts about the training rows of a split, given the sum of their weights."""
