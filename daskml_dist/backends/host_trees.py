@@ -79,8 +79,8 @@ class HostRows:
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
         self._out = np.empty(0, np.int64)
 
-    def _room_for(self, n: int) -> Array:
-        """Return room for the histograms of `n` leaves, valid until the next call.
+    def _allocate_histograms(self, n: int) -> Array:
+        """Return arrays for the histograms of `n` leaves, valid until the next call.
 
         Dask's workers give freed memory back at once, and new pages are dear.
         """
@@ -95,7 +95,7 @@ class HostRows:
         from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS
 
         binned, k = self._binned, loss.n_outputs
-        g, h = self._room_of(k, constant)
+        g, h = self._allocate_gradients(k, constant)
         # One pass for the log loss; other losses in NumPy, a slice at a time, which a cache holds.
         compiled = GRADIENT_LOOPS.get(loss.kernel) if binned.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:
@@ -121,15 +121,16 @@ class HostRows:
                 np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
         return largest
 
-    def _room_of(self, k: int, constant: bool) -> tuple[Array, Array]:
-        """Return room for gradients and hessians, kept between trees: new pages cost more than
+    def _allocate_gradients(self, k: int, constant: bool) -> tuple[Array, Array]:
+        """Return arrays for gradients and hessians, kept between trees: new pages cost more than
         writing.
         """
         binned = self._binned
         if "given" not in binned.extra:
             shape = k, binned.n
             of_h = (0, binned.n) if constant else shape
-            binned.extra["given"] = binned.room(shape, np.float32), binned.room(of_h, np.float32)
+            g, h = (binned.allocate_zeros(each, np.float32) for each in (shape, of_h))
+            binned.extra["given"] = g, h
         found: tuple[Array, Array] = binned.extra["given"]
         return found
 
@@ -162,7 +163,7 @@ class HostRows:
             return self.partition_leaves([everywhere], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all_rows
 
-        out, packed = self._room_for(1), binned.extra["packed"][output]
+        out, packed = self._allocate_histograms(1), binned.extra["packed"][output]
         out[:] = 0
         sum_all_rows(mode, binned.rows, packed, self._one, self._two, out)
         return out
@@ -174,7 +175,7 @@ class HostRows:
         from daskml_dist.backends.tree_kernels import partition_and_sum
 
         binned, extra = self._binned, self._binned.extra
-        hist = self._room_for(sum(part.side >= 0 for part in parts))
+        hist = self._allocate_histograms(sum(part.side >= 0 for part in parts))
         tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
         partition_and_sum(
             mode, binned.columns, binned.rows, extra["packed"][output], extra["index"],

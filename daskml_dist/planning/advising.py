@@ -196,7 +196,8 @@ class _Asked:
         choices = []
         for name in [own_name, *self._other_policies(place)]:
             shortest, longest = (moved + costs.seconds(work, name) for work in works)
-            fits = memory <= place.room or (inline and not lazy)  # rows in memory do fit there
+            # Rows in memory do fit in this process.
+            fits = memory <= place.memory_limit or (inline and not lazy)
             choices.append(
                 Choice(
                     estimator,
@@ -228,14 +229,14 @@ class _Asked:
 
 def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[str]:
     """Return warnings of places whose memory does not hold the rows."""
-    rooms = {place.name: place.room for place in places}
+    limits = {place.name: place.memory_limit for place in places}
     notes = []
     for choice in choices:
         if choice.own and choice.seconds is None:
             then = "end it" if choice.place == INLINE else "make it read them again in each pass"
             notes.append(
                 f"Memory: {format_bytes(choice.memory)} of rows in a process would {then}, with "
-                f"room for {format_bytes(rooms[choice.place])} {choice.place}."
+                f"room for {format_bytes(limits[choice.place])} {choice.place}."
             )
     return notes
 

@@ -32,7 +32,7 @@ class Place:
     name : {"inline", "cluster"}
     lanes, trainers : int
         Logical workers, and the processes that run them.
-    room : float
+    memory_limit : float
         Bytes of rows that each process may hold.
     machine : str
         Text of the hardware and software that its costs depend on.
@@ -46,7 +46,7 @@ class Place:
     name: str
     lanes: int
     trainers: int
-    room: float
+    memory_limit: float
     machine: str
     cores: int = 1
     given: bool = False
@@ -96,7 +96,7 @@ def cluster_place(
     lanes = n_lanes or min(sum(threads[:trainers]), rows.n_rows)
     # A worker without a limit reports 0.
     limits = [float(info["memory_limit"] or 0) or _available_memory() for info in workers.values()]
-    room = _ROWS_SHARE * min(limits) if budget is None else float(budget)
+    memory_limit = _ROWS_SHARE * min(limits) if budget is None else float(budget)
     hosts = sorted({str(info.get("host", "")) for info in workers.values()})
     cores = sum(threads[:trainers])
     if set(hosts) <= _LOCAL_ADDRESSES:
@@ -105,13 +105,15 @@ def cluster_place(
     machine = (
         f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_describe_machine()}"
     )
-    return Place("cluster", lanes, trainers, room, machine, cores, n_lanes is not None, client)
+    return Place(
+        "cluster", lanes, trainers, memory_limit, machine, cores, n_lanes is not None, client
+    )
 
 
 def imagine_place(workers: int, lanes: int | None) -> Place:
     """Return a place of supposed workers, each on a machine of its own that is like this one."""
-    n_lanes, room = lanes or workers, _ROWS_SHARE * _available_memory()
-    return Place("supposed", n_lanes, workers, room, "supposed", workers, lanes is not None)
+    n_lanes, memory_limit = lanes or workers, _ROWS_SHARE * _available_memory()
+    return Place("supposed", n_lanes, workers, memory_limit, "supposed", workers, lanes is not None)
 
 
 def _count_cores() -> int:

@@ -83,7 +83,7 @@ def simulate_choice(
         name,
         (round(least), round(most)),
         meetings * meeting_seconds,
-        (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.room else None,
+        (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.memory_limit else None,
         sent + family.traffic(estimator, name, place, works[1]),
         memory,
         name == own,

@@ -407,7 +407,7 @@ class BinnedRows:
     most : int
         Most rows.
     bins : Bins
-    room : callable
+    allocate_zeros : callable
         As `OwnRows.allocate_zeros`.
     numbered : bool, default=False
         Whether the numbers of the rows are kept.
@@ -433,20 +433,20 @@ class BinnedRows:
     """
 
     def __init__(
-        self, most: int, bins: Bins, room: Callable[[tuple[int, ...], Any], NDArray[Any]],
+        self, most: int, bins: Bins, allocate_zeros: Callable[[tuple[int, ...], Any], NDArray[Any]],
         numbered: bool = False,
     ) -> None:  # fmt: skip
         d = bins.n_features
         self.n = 0
         self.missing = np.zeros(d, np.uint8)
         self.bins = bins
-        self.room = room
-        self._rows = room((most, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8)
-        self._columns = room((d, most), np.uint8)
-        self._y = room((most,), np.float64)
+        self.allocate_zeros = allocate_zeros
+        self._rows = allocate_zeros((most, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8)
+        self._columns = allocate_zeros((d, most), np.uint8)
+        self._y = allocate_zeros((most,), np.float64)
         self._weight: NDArray[Any] | None = None
-        self._salt = room((most,), np.uint32)
-        self._numbers = room((most,), np.int64) if numbered else None
+        self._salt = allocate_zeros((most,), np.uint32)
+        self._numbers = allocate_zeros((most,), np.int64) if numbered else None
         self.extra: dict[str, Any] = {}
 
     def add(
@@ -467,7 +467,7 @@ class BinnedRows:
             self._numbers[at] = numbers
         if weight is not None:
             if self._weight is None:
-                self._weight = self.room((len(self._y),), np.float64)
+                self._weight = self.allocate_zeros((len(self._y),), np.float64)
             self._weight[at] = weight
         self.n = at.stop
 

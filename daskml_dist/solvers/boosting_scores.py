@@ -59,7 +59,7 @@ def sum_exactly(
         values: Array | None = binned.extra.get("summed")
         if values is None or len(values) < m:
             # The buffer is kept for the next iteration.
-            binned.extra["summed"] = values = binned.room((m, binned.n), np.float64)
+            binned.extra["summed"] = values = binned.allocate_zeros((m, binned.n), np.float64)
         values, largest = values[:m], np.zeros(m)
         for at in iterate_tiles(binned.n):
             for k, of in enumerate(make(binned, at)):

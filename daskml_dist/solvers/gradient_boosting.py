@@ -185,12 +185,12 @@ class _BoostingRun:
         # New rows, or rows with trees after the iteration from which the fit resumes: start from
         # the baseline.
         if "raw" not in extra or extra["n_trees"] > len(self._trees):
-            extra["raw"] = binned.room((k, binned.n), np.float64)
+            extra["raw"] = binned.allocate_zeros((k, binned.n), np.float64)
             extra["raw"] += self._baseline[:, None]
             extra["n_trees"] = 0
-            extra["packed"] = binned.room((k, binned.n), np.int64)
-            extra["index"] = binned.room((binned.n,), np.int32)
-            extra["spare"] = binned.room((binned.n,), np.int32)
+            extra["packed"] = binned.allocate_zeros((k, binned.n), np.int64)
+            extra["index"] = binned.allocate_zeros((binned.n,), np.int32)
+            extra["spare"] = binned.allocate_zeros((binned.n,), np.int32)
         for number in range(extra["n_trees"], len(self._trees)):
             _add_tree_values(binned, self._trees[number], number % k)
         extra["n_trees"] = len(self._trees)

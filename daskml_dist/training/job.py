@@ -327,7 +327,9 @@ class KeyedJob(FitJob):
         # Keys have no features: entries are counted as rows.
         rows = RowsSpec("float64", "int32", count_training_rows(self.lanes), None, None, None)
         stopping = PassStoppingRule(solver.max_passes, None)
-        work = KeyedWork(Unlabelled(0), solver, stopping, room=self.engine.remote_key_bytes)
+        work = KeyedWork(
+            Unlabelled(0), solver, stopping, remote_key_bytes=self.engine.remote_key_bytes
+        )
         fit = FitSpec(rows, work, RunSpec.of(self.run, self.summary))
         result = self.train(fit, callbacks)
         if result.interrupted is not None:

@@ -102,7 +102,7 @@ class SumLog:
     n_bytes: int = 0
     _memory: ReusedMemory = field(default_factory=ReusedMemory)
 
-    def room(self, n: int) -> FloatArray:
+    def allocate(self, n: int) -> FloatArray:
         """Return memory for the next sum, of `n` numbers, reused once nobody holds that sum."""
         return self._memory.empty(8 * n).view(np.float64)
 

@@ -455,7 +455,7 @@ class KeyedWork(SolverWork):
     solver : KeyedSolver
     stopping : PassStoppingRule
     seed : int, default=0
-    room : int, optional
+    remote_key_bytes : int, optional
         Memory of a trainer, in bytes, for copies of the values that others own and its entries
         touch, apart from those in transit. Default: no limit.
     """
@@ -465,6 +465,6 @@ class KeyedWork(SolverWork):
     stopping: PassStoppingRule
     seed: int = 0
     first_pass: int = 0
-    room: int | None = None
+    remote_key_bytes: int | None = None
     name = "keys"
     loop = "keyed"

@@ -92,7 +92,8 @@ def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
         "spare": np.empty(n, np.int32),
     }
     return SimpleNamespace(
-        n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra, room=np.zeros,
+        n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra,
+        allocate_zeros=np.zeros,
         y=rng.gamma(2.0, size=n), salt=rng.integers(2**32, size=n, dtype=np.uint32),
         weight=rng.integers(0, 4, n).astype(float) if weighted else None,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
     log = SumLog(10)
     given = []
     for number, n in enumerate((6, 200_000, 200_000, 7), 1):
-        room = log.room(n)
+        room = log.allocate(n)
         room[:] = number
         log.add(number, room)
         given.append(room)
@@ -91,7 +91,7 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
     other.replace_by(log.packed())
     assert (other.get(2) == 2).all()
     for number in (5, 6):
-        log.add(number, log.room(200_000))
+        log.add(number, log.allocate(200_000))
         assert not log.is_whole
         assert log.get(1) is None
 

@@ -145,10 +145,11 @@ class _KeyedTrainer(SolverView):
         self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
     ) -> tuple[list[TouchedRows], list[TouchedRows]]:
         """Return the parts of a side: one of all rows where every trainer has room for it."""
-        blocks, room = self._blocks[side], self._context.fit.keyed_work.room
+        blocks = self._blocks[side]
+        max_bytes = self._context.fit.keyed_work.remote_key_bytes
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
         touched = sum(len(block.touched) for block in blocks)
-        fits = room is None or touched * nbytes <= room
+        fits = max_bytes is None or touched * nbytes <= max_bytes
         # Exchanges are collective: one part for all rows only where every trainer has the memory.
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
@@ -157,7 +158,7 @@ class _KeyedTrainer(SolverView):
             self._get_owners(blocks[0].side.columns),
             self._own_ranges[blocks[0].side.rows],
         )
-        most = max((room or 0) // nbytes, 1)
+        most = max((max_bytes or 0) // nbytes, 1)
         return plan_row_parts(self._communicator, owners, blocks, ranges, ready, most, piece)
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:

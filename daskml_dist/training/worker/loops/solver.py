@@ -140,7 +140,7 @@ class _SumMaker:
         """Return the all-reduced sum."""
         total[2 - EXTRA :] = self._context.count_moved_bytes()
         # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
-        out = self.log.room(len(total))
+        out = self.log.allocate(len(total))
         return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _merge_in_order(
