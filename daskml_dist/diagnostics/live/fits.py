@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskml_dist.diagnostics.curves import COLOURS, LEAST_SPAN, number_or_nan
-from daskml_dist.diagnostics.live.heartbeats import Pulses
+from daskml_dist.diagnostics.live.heartbeats import HeartbeatHistory
 from daskml_dist.diagnostics.status import estimate_seconds_left
 
 #: Name of the scheduler's handler of the clients' events.
@@ -67,7 +67,7 @@ class Fit:
     rungs: deque[tuple[int, int, float, float]] = field(
         default_factory=lambda: deque(maxlen=N_RUNGS)
     )
-    pulses: Pulses = field(default_factory=Pulses)
+    heartbeats: HeartbeatHistory = field(default_factory=HeartbeatHistory)
     #: Begin by this process's monotonic clock: the earliest that an event implies, since the
     #: delivery of an event can only make it seem later.
     here: float = math.inf
@@ -90,7 +90,7 @@ class Fit:
             self.generations.append((at, event["text"]))
         elif kind == "lanes":
             self.lanes.append((at, event["lanes"]))
-            self.pulses.forget_others(event["lanes"])
+            self.heartbeats.forget_others(event["lanes"])
         elif kind == "end":
             self.state = event["how"]
 
@@ -98,7 +98,7 @@ class Fit:
         """Update the rates with a worker's report."""
         if self.state == "running":
             self.at = max(self.at, time.monotonic() - self.here)
-            if self.pulses.hear(self.at, told):
+            if self.heartbeats.record(self.at, told):
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:

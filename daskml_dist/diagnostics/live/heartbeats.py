@@ -2,8 +2,8 @@
 
 A report has counters: steps of each lane and bytes of each transport since the generation began.
 Differences of a worker's successive reports, by its own clock, are rates (`_make_report`). Reports
-of all workers that come within one interval make a moment (`Pulse`), which a second report of the
-same worker ends.
+of all workers that come within one interval make a moment (`RateSample`), which a second report of
+the same worker ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Topic of the workers' reports, as in `daskml_dist.training.worker.notifications`.
-PULSES = "daskml_dist_pulses"
-#: Most moments that are kept of a fit: beyond it every second one is dropped.
-N_PULSES = 400
+HEARTBEAT_TOPIC = "daskml_dist_heartbeats"
+#: Most samples that are kept of a fit: beyond it every second one is dropped.
+MAX_RATE_SAMPLES = 400
 #: Lanes whose speed is kept, from lane 0 on.
-N_SPEEDS = 32
+MAX_SPEED_LANES = 32
 #: Intervals between reports after which a silent worker counts as lost. One late report is usual
 #: where the scheduler is busy.
 _MAX_SILENT_INTERVALS = 2.5
@@ -28,7 +28,7 @@ TRANSPORTS = {"sockets": "sockets", "shared memory": "shared_memory", "NCCL": "n
 
 
 @dataclass(frozen=True)
-class Pulse:
+class RateSample:
     """Rates and totals of all workers at one moment.
 
     Parameters
@@ -77,20 +77,20 @@ class _Report:
     traffic: dict[str, float]
 
 
-class Pulses:
-    """Moments of a fit, oldest first.
+class HeartbeatHistory:
+    """Rates of a fit at successive moments, oldest first.
 
     A busy scheduler delivers reports late, or several at once. So rates are taken by the clock of
     the worker that counted, and a worker without a report in a moment counts with its last one.
     """
 
     def __init__(self) -> None:
-        self.kept: list[Pulse] = []
+        self.samples: list[RateSample] = []
         # The last report of each worker, and the workers that have reported in the present moment.
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
-    def hear(self, at: float, content: dict[str, Any]) -> bool:
+    def record(self, at: float, content: dict[str, Any]) -> bool:
         """Record a worker's report; return whether it opens a new moment and so ends the last."""
         worker = content["worker"]
         ends = worker in self._open
@@ -127,19 +127,20 @@ class Pulses:
         names = ("rows_here", "rows_streamed", "memory", "spilled")
         sums = {name: float(sum(one.content[name] for one in heard.values())) for name in names}
         # Several late reports of one moment are merged with it.
-        if self.kept and at <= self.kept[-1].at:
-            last = self.kept.pop()
+        if self.samples and at <= self.samples[-1].at:
+            last = self.samples.pop()
             at, speeds = last.at, [*last.speeds, *speeds]
-        self.kept.append(Pulse(at, tuple(sorted(speeds)), dict(traffic), sums))
+        self.samples.append(RateSample(at, tuple(sorted(speeds)), dict(traffic), sums))
         self._open = []
         # Each second moment from the second on: the first one stays.
-        if len(self.kept) > N_PULSES:
-            del self.kept[1::2]
+        if len(self.samples) > MAX_RATE_SAMPLES:
+            del self.samples[1::2]
 
 
 def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> _Report:
     """Return a worker's report with its rates; the first one has none."""
-    clock, steps = content["clock"], {lane: n for lane, n in content["steps"] if lane < N_SPEEDS}
+    clock = content["clock"]
+    steps = {lane: n for lane, n in content["steps"] if lane < MAX_SPEED_LANES}
     if before is None or (passed := clock - before.content["clock"]) <= 0:
         return _Report(at, at - clock, content, steps, {}, {})
     # The report with the shortest delivery gives the best estimate of the clocks' difference.
@@ -159,13 +160,15 @@ def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> 
     return _Report(clock + offset, offset, content, steps, speeds, traffic)
 
 
-def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str, list[Any]]:
+def make_speed_table(
+    heartbeats: HeartbeatHistory | None, colours: dict[str, str]
+) -> dict[str, list[Any]]:
     """Return lines of the steps per second of each lane, a new line where its worker changes."""
     # By lane, worker, and number of the line among the lane's.
     lines: dict[tuple[int, str, int], tuple[list[float], list[float]]] = {}
     parts: dict[int, tuple[str, int]] = {}
-    for pulse in [] if pulses is None else pulses.kept:
-        for lane, worker, at, speed in pulse.speeds:
+    for sample in [] if heartbeats is None else heartbeats.samples:
+        for lane, worker, at, speed in sample.speeds:
             last, part = parts.get(lane, ("", 0))
             parts[lane] = worker, part + (last != worker)
             times, speeds = lines.setdefault((lane, *parts[lane]), ([], []))
@@ -180,15 +183,15 @@ def make_speed_table(pulses: Pulses | None, colours: dict[str, str]) -> dict[str
     }
 
 
-def make_load_table(pulses: Pulses | None) -> dict[str, list[float]]:
+def make_load_table(heartbeats: HeartbeatHistory | None) -> dict[str, list[float]]:
     """Return traffic (MB/s), rows and memory (GB) of all workers, over the seconds of a fit."""
-    kept = [] if pulses is None else pulses.kept
-    table = {"seconds": [pulse.at for pulse in kept]}
+    samples = [] if heartbeats is None else heartbeats.samples
+    table = {"seconds": [sample.at for sample in samples]}
     for transport, name in TRANSPORTS.items():
-        table[name] = [pulse.traffic.get(transport, 0.0) / 1e6 for pulse in kept]
+        table[name] = [sample.traffic.get(transport, 0.0) / 1e6 for sample in samples]
     for name, of, unit in (
         ("rows_in_memory", "rows_here", 1.0), ("rows_streamed", "rows_streamed", 1.0),
         ("gb_in_memory", "memory", 1e9), ("gb_spilled", "spilled", 1e9),
     ):  # fmt: skip
-        table[name] = [pulse.sums[of] / unit for pulse in kept]
+        table[name] = [sample.sums[of] / unit for sample in samples]
     return table

@@ -26,7 +26,7 @@ from daskml_dist.diagnostics.live.fits import (
     make_staleness_table,
 )
 from daskml_dist.diagnostics.live.heartbeats import (
-    N_SPEEDS,
+    MAX_SPEED_LANES,
     TRANSPORTS,
     make_load_table,
     make_speed_table,
@@ -162,8 +162,8 @@ def _add_empty_label(plot: Any, column: str) -> Any:
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": make_pass_table, "lanes": make_lane_table, "marks": make_mark_table,
     "rungs": make_rung_table, "staleness": make_staleness_table,
-    "speeds": lambda fit: make_speed_table(fit.pulses if fit else None, assign_colours(fit)),
-    "load": lambda fit: make_load_table(fit.pulses if fit else None),
+    "speeds": lambda fit: make_speed_table(fit.heartbeats if fit else None, assign_colours(fit)),
+    "load": lambda fit: make_load_table(fit.heartbeats if fit else None),
 }  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _draw_speeds(source: Any) -> Any:
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
-    title = f"Steps a second of each lane (colour: worker; at most {N_SPEEDS} lanes)"
+    title = f"Steps a second of each lane (colour: worker; at most {MAX_SPEED_LANES} lanes)"
     plot = figure(title=title, x_axis_label="seconds", height=240, tools="pan,wheel_zoom,reset")
     plot.y_range.start = 0
     drawn = plot.multi_line(

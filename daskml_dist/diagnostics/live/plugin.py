@@ -13,7 +13,7 @@ from typing import Any
 from distributed import SchedulerPlugin
 
 from daskml_dist.diagnostics.live.fits import HANDLER, RecentFits
-from daskml_dist.diagnostics.live.heartbeats import PULSES
+from daskml_dist.diagnostics.live.heartbeats import HEARTBEAT_TOPIC
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TrainingPage(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Apply a worker's report; errors are logged, since a scheduler must not fail by them."""
-        if topic != PULSES:
+        if topic != HEARTBEAT_TOPIC:
             return
         try:
             self.fits.hear(msg)

@@ -4,7 +4,8 @@ It does not export where trees of forests send missing values, the categorical s
 and logarithmic links; and it rounds thresholds to the nearest float32. `prepare_trees` rounds
 thresholds before the conversion, and `complete_trees` rewrites the operators after it. An operator
 (TreeEnsembleClassifier or -Regressor) has all nodes of all trees of a model, as lists of equal
-length, one for each attribute: https://onnx.ai/onnx/operators/onnx_aionnxml_TreeEnsembleRegressor.html
+length, one for each attribute:
+https://onnx.ai/onnx/operators/onnx_aionnxml_TreeEnsembleRegressor.html
 """
 
 from __future__ import annotations

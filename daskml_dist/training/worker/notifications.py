@@ -36,7 +36,7 @@ _ends: dict[tuple[str, str], asyncio.Event] = {}
 _ended: deque[tuple[str, str]] = deque(maxlen=256)
 logger = logging.getLogger(__name__)
 #: Topic of the published facts, in Dask's event log.
-PULSES = "daskml_dist_pulses"
+HEARTBEAT_TOPIC = "daskml_dist_heartbeats"
 #: Seconds between two publications, and as many more for each trainer of the run: the scheduler
 #: hears at most a hundred a second.
 _PUBLISH_SECONDS, _PUBLISH_SECONDS_PER_TRAINER = 1.0, 0.01
@@ -109,7 +109,7 @@ def telling_facts(
         try:
             told = {"run": run_id, "worker": worker.address, "every": every}
             told |= {"clock": time.monotonic(), **_sum_facts(worker, tellers)}
-            worker.log_event(PULSES, told)
+            worker.log_event(HEARTBEAT_TOPIC, told)
         except Exception:
             logger.debug("The facts of a trainer are not told", exc_info=True)
         worker.loop.call_later(every, tell)

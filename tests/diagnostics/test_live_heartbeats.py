@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from daskml_dist.comm.server_connections import SoloCommunicator
-from daskml_dist.diagnostics.live import heartbeats as pulses
+from daskml_dist.diagnostics.live import heartbeats
 from daskml_dist.diagnostics.live.fits import RecentFits
 from daskml_dist.diagnostics.live.heartbeats import (
-    N_PULSES,
-    Pulses,
+    MAX_RATE_SAMPLES,
+    HeartbeatHistory,
     make_load_table,
     make_speed_table,
 )
 from daskml_dist.diagnostics.live.plugin import TrainingPage
-from daskml_dist.training.worker import notifications as pulse
+from daskml_dist.training.worker import notifications
 from daskml_dist.training.worker.notifications import telling_facts
 from daskml_dist.training.worker.trainer import TrainerFacts
 
@@ -35,15 +35,15 @@ def _told(
 
 
 def test_counts_become_rates() -> None:
-    found = Pulses()
+    found = HeartbeatHistory()
     for at, u, v in ((1.0, 10, 10), (2.0, 30, 20), (4.0, 130, 20)):
-        found.hear(at, _told("u", {0: u}, 1_000_000 * u, clock=at))
-        found.hear(at, _told("v", {1: v, pulses.N_SPEEDS: v}, clock=100.0 + at))
+        found.record(at, _told("u", {0: u}, 1_000_000 * u, clock=at))
+        found.record(at, _told("v", {1: v, heartbeats.MAX_SPEED_LANES: v}, clock=100.0 + at))
     # The worker v is lost: u goes on with both lanes, from 0 as each generation does.
     found.forget_others(["u"])
-    found.hear(5.0, _told("u", {0: 5, 1: 5}, 3_000_000, clock=5.0))
-    found.hear(6.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=6.0))
-    assert found.hear(7.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=7.0))
+    found.record(5.0, _told("u", {0: 5, 1: 5}, 3_000_000, clock=5.0))
+    found.record(6.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=6.0))
+    assert found.record(7.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=7.0))
     lines = make_speed_table(found, COLOURS)
     assert list(zip(*lines.values(), strict=True)) == [
         ([2.0, 4.0, 6.0], [20.0, 50.0, 7.0], 0, "u", "red"),
@@ -58,10 +58,10 @@ def test_counts_become_rates() -> None:
 
 def test_reports_that_come_at_once_are_no_spike() -> None:
     """Rates are those of the workers' own clocks, however late their reports are."""
-    found = Pulses()
+    found = HeartbeatHistory()
     came = {1: 1.0, 2: 2.001, 3: 5.0, 4: 5.0001, 5: 5.0002, 6: 6.0}
     for clock, at in came.items():
-        found.hear(at, _told("u", {0: 100 * clock}, 1_000_000 * clock, clock=50.0 + clock))
+        found.record(at, _told("u", {0: 100 * clock}, 1_000_000 * clock, clock=50.0 + clock))
     (line,) = make_speed_table(found, COLOURS)["speed"]
     assert line == [100.0] * 4
     load = make_load_table(found)
@@ -70,14 +70,14 @@ def test_reports_that_come_at_once_are_no_spike() -> None:
 
 
 def test_sums_do_not_fall_where_a_report_is_late() -> None:
-    found = Pulses()
+    found = HeartbeatHistory()
     # v tells its third time only after u's fourth, and both its reports come then.
     for worker, clock, at in (
         *(("u", 1.0, 1.0), ("v", 1.2, 1.2), ("u", 2.0, 2.0), ("v", 2.2, 2.2), ("u", 3.0, 3.0)),
         *(("u", 4.0, 4.0), ("v", 3.2, 4.1), ("v", 4.2, 4.1), ("u", 5.0, 5.0), ("v", 5.2, 5.2)),
     ):
         steps = {"u": {0: int(10 * clock)}, "v": {1: int(10 * clock)}}[worker]
-        found.hear(at, _told(worker, steps, int(1e6 * clock), clock=clock))
+        found.record(at, _told(worker, steps, int(1e6 * clock), clock=clock))
     load = make_load_table(found)
     assert load["seconds"] == sorted(set(load["seconds"]))
     assert set(load["rows_in_memory"]) == {20}
@@ -88,26 +88,26 @@ def test_sums_do_not_fall_where_a_report_is_late() -> None:
 
 
 def test_a_worker_that_is_silent_for_long_counts_no_more() -> None:
-    found = Pulses()
+    found = HeartbeatHistory()
     for worker, at in (("v", 1.0), *(("u", float(at)) for at in range(1, 7))):
-        found.hear(at, _told(worker, {0: 0}, clock=at))
+        found.record(at, _told(worker, {0: 0}, clock=at))
     assert make_load_table(found)["rows_in_memory"] == [20, 20, 20, 10, 10]
 
 
 def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
-    found = Pulses()
-    for at in range(2 * N_PULSES + 1):
-        found.hear(float(at), _told("u", {}, clock=float(at)))
+    found = HeartbeatHistory()
+    for at in range(2 * MAX_RATE_SAMPLES + 1):
+        found.record(float(at), _told("u", {}, clock=float(at)))
     times = make_load_table(found)["seconds"]
-    assert len(times) <= N_PULSES
+    assert len(times) <= MAX_RATE_SAMPLES
     assert times[0] == 0.0
-    assert times[-1] == 2 * N_PULSES - 1
+    assert times[-1] == 2 * MAX_RATE_SAMPLES - 1
     assert not any(make_load_table(None).values())
     assert not any(make_speed_table(None, {}).values())
 
 
 def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixture) -> None:
-    assert pulses.PULSES == pulse.PULSES
+    assert heartbeats.HEARTBEAT_TOPIC == notifications.HEARTBEAT_TOPIC
     page = TrainingPage()
     page.fits = fits = RecentFits()
     names = ("estimator", "policy", "client")
@@ -115,20 +115,20 @@ def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixtu
     fits.take([begin | {"fit": "a", "kind": "begin", "at": 0.0, "began": 0.0}])
     fits.take([{"fit": "a", "kind": "part", "at": 1.0, "run": "b"}])
     for run in ("a", "b", "unknown"):
-        page.log_event(pulse.PULSES, _told("u", {0: 1}, run=run))
+        page.log_event(notifications.HEARTBEAT_TOPIC, _told("u", {0: 1}, run=run))
     page.log_event("another", None)
     (fit,) = fits.all()
-    assert len(fit.pulses.kept) == 1
+    assert len(fit.heartbeats.samples) == 1
     caplog.set_level("DEBUG")
-    page.log_event(pulse.PULSES, {"run": "a"})
+    page.log_event(notifications.HEARTBEAT_TOPIC, {"run": "a"})
     assert "cannot be read" in caplog.text
     fits.take([{"fit": "a", "kind": "end", "at": 2.0, "how": "ended"}])
-    page.log_event(pulse.PULSES, _told("u", {0: 1}))
-    assert len(fit.pulses.kept) == 1
+    page.log_event(notifications.HEARTBEAT_TOPIC, _told("u", {0: 1}))
+    assert len(fit.heartbeats.samples) == 1
 
 
 def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "measure_memory", lambda worker: (7, 3))
+    monkeypatch.setattr(notifications, "measure_memory", lambda worker: (7, 3))
     later: list[Callable[[], None]] = []
     told: list[Any] = []
 
