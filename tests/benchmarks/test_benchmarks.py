@@ -20,8 +20,8 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
-    "corners", "decomposition", "defaults", "dense", "ensembles", "factors", "forests", "growth",
-    "http_servers",
+    "corners", "decomposition", "defaults", "dense", "ensembles", "factors", "forests",
+    "gpu_once", "growth", "http_servers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
     "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "search",
     "serving", "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency",

@@ -1,0 +1,164 @@
+"""One visit to a GPU: what must be right there, side by side, then what is fast.
+
+Each check runs in a child process, under a limit; where one crashes, hangs or breaks CUDA, another
+child goes on with the next. The folder that the environment variable ``OUT`` names, where it does,
+gets a log of each stage as it grows. Where no GPU can be used, checks that need one are skipped and
+the others run on the CPU, which tries the checks themselves. A check that fails makes the command
+fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks._common import markdown
+from benchmarks._gpu_checks import STAGES, Check
+
+COLUMNS = ("stage", "good", "bad", "skipped", "not reached", "seconds")
+#: Seconds of the whole visit, and of each stage before the last at most: a machine that is lent for
+#: minutes has to give results in one call. `bench`, where time counts, comes last and alone.
+_VISIT = 415.0
+_LIMITS = {
+    "smoke": 110.0,
+    "fits": 135.0,
+    "nets": 100.0,
+    "cluster": 135.0,
+    "nccl": 110.0,
+    "tests": 135.0,
+    "bench": _VISIT,
+}
+#: Stages where times do not count, side by side.
+_TOGETHER = ("fits", "nets", "cluster", "nccl", "tests")
+#: Seconds in which a child imports what it needs, before its first check has to end in time.
+_IMPORTS = 30.0
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(tiny: bool = False) -> str:
+    """The table of stages; each failure is a line below it."""
+    until = time.monotonic() + _VISIT
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(os.environ.get("OUT") or own)
+        found: dict[str, list[dict[str, Any]]] = {}
+
+        def run_one(stage: str) -> None:
+            command = [sys.executable, "-u", "-m", "benchmarks._gpu_checks", stage]
+            end = min(until, time.monotonic() + _LIMITS[stage])
+            with (folder / f"{stage}.txt").open("w") as log:
+                checks = list(STAGES[stage]())
+                found[stage] = list(run_stage(command, checks, end, tiny, log))
+
+        run_one("smoke")
+        threads = [threading.Thread(target=run_one, args=(stage,)) for stage in _TOGETHER]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        run_one("bench")
+        told = summarise({stage: found[stage] for stage in STAGES})
+        (folder / "summary.txt").write_text(told)
+    if "BAD " in told:
+        print(told, flush=True)
+        raise AssertionError("checks failed: see the lines that begin with BAD")
+    return told
+
+
+def run_stage(
+    command: list[str], checks: list[Check], until: float, tiny: bool, log: IO[str]
+) -> Iterator[dict[str, Any]]:
+    """Run the checks of a stage in child processes; yield what each found."""
+    number = 0
+    while number < len(checks) and time.monotonic() < until:
+        arguments = [str(number), *(["--tiny"] if tiny else [])]
+        child = subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # what it started ends with it
+            cwd=_ROOT,
+        )
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(child, lines), daemon=True)
+        reader.start()
+        is_running, reason = True, ""
+        began, allowed = time.monotonic(), checks[number].seconds + _IMPORTS
+        while number < len(checks):
+            try:
+                left = min(began + allowed, until) - time.monotonic()
+                line = lines.get(timeout=max(left, 0.01))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    break  # of the stage, no fault of the check
+                reason = f"no end after {time.monotonic() - began:.0f} s"
+                break
+            if line is None:
+                reason = f"the process ended with {child.wait()}"
+                break
+            log.write(line)
+            log.flush()
+            if line.startswith("BEGIN "):
+                is_running, began, allowed = True, time.monotonic(), checks[number].seconds
+            elif line.startswith("RESULT "):
+                is_running, number = False, number + 1
+                yield json.loads(line.removeprefix("RESULT "))
+        _end(child)
+        reader.join(5)
+        # A child that ends between two checks has told of the error that broke CUDA.
+        if reason and is_running:
+            yield _make_result(checks[number], False, reason, time.monotonic() - began)
+            number += 1
+    for check in checks[number:]:
+        yield _make_result(check, None, "not reached", 0.0)
+
+
+def _read_lines(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    """Put the lines of a child into a queue, and None at their end."""
+    assert child.stdout is not None
+    with child.stdout as told:
+        for line in told:
+            lines.put(line)
+    lines.put(None)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a child and all processes that it started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(3)
+
+
+def _make_result(check: Check, ok: bool | None, value: str, seconds: float) -> dict[str, Any]:
+    return {"name": check.name, "ok": ok, "value": value, "seconds": round(seconds, 2)}
+
+
+def summarise(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the table of stages, what failed, and the values of the others."""
+    rows, bad, good = [], [], []
+    for stage, results in found.items():
+        verdicts = [result["ok"] for result in results]
+        late = sum(result["value"] == "not reached" for result in results)
+        seconds = sum(result["seconds"] for result in results)
+        counts = verdicts.count(True), verdicts.count(False), verdicts.count(None) - late, late
+        rows.append([stage, *map(str, counts), f"{seconds:.0f}"])
+        for result in results:
+            told = f"{stage}, {result['name']}: {result['value']}"
+            if result["ok"]:
+                good.append(told[:250])
+            elif result["ok"] is False:
+                bad.append(f"BAD {told[:400]}")
+    return "\n".join([markdown("A visit to a GPU", COLUMNS, rows), "", *bad, *good])

@@ -1,0 +1,55 @@
+"""Checks of a visit to a GPU that fail, hang or break their process leave the others."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from benchmarks import gpu_once
+from benchmarks._gpu_checks import Check
+
+#: What a child does from its check on: one that fails, one that breaks CUDA, one that is good, one
+#: that hangs, one whose process dies, and one that is good again.
+CHILD = """
+import json, os, sys, time
+for number in range(int(sys.argv[1]), 6):
+    print("BEGIN", number, flush=True)
+    if number == 3:
+        time.sleep(1000)
+    if number == 4:
+        os._exit(11)
+    print("a log")
+    ok = number in (2, 5)
+    found = {"name": str(number), "ok": ok, "value": f"value {number}", "seconds": 0}
+    print("RESULT", json.dumps(found), flush=True)
+    if number == 1:
+        os._exit(3)
+print("END", flush=True)
+"""
+
+
+def test_each_check_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_once, "_IMPORTS", 60.0)
+    checks = [Check(str(k), lambda tiny: None, 0.1 if k == 3 else 60.0) for k in range(6)]
+    command, log = [sys.executable, "-S", "-u", "-c", CHILD], io.StringIO()
+    until = time.monotonic() + 240
+    found = list(gpu_once.run_stage(command, checks, until, False, log))
+    assert [result["name"] for result in found] == list("012345")
+    assert [result["ok"] for result in found] == [False, False, True, False, False, True]
+    assert found[1]["value"] == "value 1"  # told before its process ended, and once
+    assert found[3]["value"].startswith("no end after")
+    assert found[4]["value"] == "the process ended with 11"
+    assert log.getvalue().count("a log") == 4
+    told = gpu_once.summarise({"smoke": found})
+    assert "| smoke | 2 | 4 | 0 | 0 |" in told
+    assert told.count("BAD smoke") == 4
+
+
+def test_what_there_was_no_time_for_is_told() -> None:
+    checks = [Check("late", lambda tiny: None, 1.0)]
+    (result,) = gpu_once.run_stage([], checks, time.monotonic() - 1, False, io.StringIO())
+    assert result["ok"] is None
+    assert "| smoke | 0 | 0 | 0 | 1 |" in gpu_once.summarise({"smoke": [result]})
