@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -164,9 +165,15 @@ class NumpyBackend(Backend):
         """Return None: it runs everywhere."""
         return None
 
-    def __init__(self) -> None:
-        self._touched = TouchedColumns()
-        self._scratch = Scratch()
+    @cached_property
+    def _touched(self) -> TouchedColumns:
+        """Return the memory for the columns that batches of sparse rows touch."""
+        return TouchedColumns()
+
+    @cached_property
+    def _scratch(self) -> Scratch:
+        """Return the memory that products and tiles use again."""
+        return Scratch()
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.host_threads import count_cores
+
 #: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths;
 #: None where each is one row.
 Draw = Sequence[tuple[int, NDArray[np.intp], NDArray[np.intp] | None]]
@@ -39,7 +41,7 @@ def _count_allowed_threads() -> int:
     if threading.current_thread() is not threading.main_thread():
         return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    cores = count_cores()
     return max(1, min(cores, int(asked))) if asked.isdecimal() else cores
 
 

@@ -196,15 +196,13 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     )
 
 
-def make_eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
-    """Return the callbacks that the arguments `eval_set` and `scoring` of a ``fit`` ask for."""
-    if eval_set is not None:
-        return [EvalMonitor(eval_set, scoring)]
-    if scoring is not None:
+def make_eval_monitor(eval_set: Any, scoring: Any) -> EvalMonitor:
+    """Return the callback that the arguments `eval_set` and `scoring` of a ``fit`` ask for."""
+    if eval_set is None:
         raise InvalidParameterError(
             f"scoring={scoring!r} without eval_set: pass the rows to score, eval_set=(X, y)."
         )
-    return []
+    return EvalMonitor(eval_set, scoring)
 
 
 @contextmanager

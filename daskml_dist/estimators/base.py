@@ -5,6 +5,8 @@ class checks and converts inputs by them. A fitted estimator gives one picklable
 `_raw_prediction`, from rows to raw predictions: `predict` and the like map it over rows, in memory
 or lazily (`_map_raw_predictions`), and `score` sums a statistic of it over blocks
 (`_sum_over_blocks`). `Supervised` is for estimators of a user's own that learn a target.
+`callback_list` makes the callbacks of a fit; `choose_client` chooses where it runs, by its user or
+by the planner, which simulates fits, stands above them, and is loaded where it is asked for alone.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import dask
 import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
@@ -28,21 +31,25 @@ from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape, make_no_rows_error
+from daskml_dist.diagnostics.live.feed import Feed
+from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import ConstructorSignature, check_n_positional
 from daskml_dist.errors.sklearn_errors import make_not_fitted_error, translate_sklearn_errors
 from daskml_dist.errors.suggestions import suggest_parameter
 from daskml_dist.estimators import estimator_mixin
-from daskml_dist.estimators.callback_list import callback_list
-from daskml_dist.estimators.choosing_place import plan
 from daskml_dist.estimators.inherited_docs import inherit_documentation
 from daskml_dist.inference.row_mapping import iterate_results, map_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
-from daskml_dist.training.job import FitJob
+from daskml_dist.training.job import AUTO, INLINE, FitJob, find_default_client
 from daskml_dist.training.spec import RunSettings
+
+if TYPE_CHECKING:
+    from daskml_dist.planning.plan import Plan
 
 
 @translate_sklearn_errors
@@ -307,7 +314,28 @@ class BaseOnRows(BaseEstimator):
 
     # -- where a fit runs ----------------------------------------------------------------------
 
-    plan = plan
+    def plan(self: Any, X: Any, y: Any = None, *, client: Any = None) -> Plan:
+        """Estimate where :meth:`fit` runs fastest, and its time and memory at each place.
+
+        Parameters
+        ----------
+        X, y, client
+            As in :meth:`fit`; X is dense, and the number of its rows known.
+
+        Returns
+        -------
+        Plan
+            See :func:`daskml_dist.planning.advise`, which also tells what is raised.
+
+        Examples
+        --------
+        >>> from daskml_dist.linear_model import SGDClassifier
+        >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
+        >>> plan.best.fit(X, y)  # doctest: +SKIP
+        """
+        from daskml_dist.planning.advising import advise
+
+        return advise(X, self, y, client=client)
 
     # -- functions of rows ---------------------------------------------------------------------
 
@@ -478,3 +506,45 @@ def as_column(y: Any) -> Any:
         except ValueError as error:
             raise InvalidDataError(f"{error} Pass one column, for example y[:, 0].") from error
     return y
+
+
+def callback_list(
+    given: Any, name: str, max_iter: int | None, verbose: Any = 0,
+    *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
+) -> CallbackList:  # fmt: skip
+    """Return the callbacks of a fit: `first`, those `given` but for classes `aside`, and a display.
+
+    `name` is the estimator's, for errors and displays; `has_checkpoint` says whether it has a
+    parameter `checkpoint`.
+    """
+    callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
+    if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
+        raise InvalidParameterError(
+            f"callbacks hold a Checkpoint, which is a parameter of its own: {name}(checkpoint="
+            'Checkpoint("fit.npz")).'
+            if has_checkpoint
+            else f"{name} cannot save itself on its way: leave the Checkpoint out of callbacks. "
+            "The fitted model can be saved: model.save(path)."
+        )
+    if verbose:
+        callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
+    # Reports fits on a cluster to the dashboard's page; fits in one process are not reported.
+    callbacks.append(Feed(name, max_iter))
+    return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
+
+
+def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
+    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``."""
+    if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
+        client = AUTO
+    if not isinstance(client, str) or client != AUTO:
+        return client
+    # Rows that lie on workers, or go to a GPU, are not moved to this process.
+    if collection.kind != "memory" or getattr(estimator, "device", "cpu") == "gpu":
+        return None
+    current = find_default_client(collection)
+    if current is None:
+        return INLINE
+    from daskml_dist.planning.advising import is_sooner_inline
+
+    return INLINE if is_sooner_inline(estimator, collection, X, current) else None

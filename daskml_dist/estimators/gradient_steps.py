@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.callbacks.eval_monitor import make_eval_monitors
+from daskml_dist.callbacks.eval_monitor import make_eval_monitor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.base import BaseOnRows
-from daskml_dist.estimators.choosing_place import choose_client
+from daskml_dist.estimators.base import BaseOnRows, choose_client
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
@@ -227,7 +226,8 @@ class BaseSteps(BaseOnRows):
         # A pilot may have chosen another optimizer for the last fit, whose state goes on.
         if go_on:
             settings = self._settings_of_last_fit(settings)
-        monitors = make_eval_monitors(eval_set, scoring)
+        scored = eval_set is not None or scoring is not None
+        monitors = [make_eval_monitor(eval_set, scoring)] if scored else []
         callbacks = self._make_callbacks(settings.max_iter, first=monitors)
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         client = choose_client(self, client, collection)

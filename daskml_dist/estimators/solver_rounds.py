@@ -18,8 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.base import BaseOnRows
-from daskml_dist.estimators.choosing_place import choose_client
+from daskml_dist.estimators.base import BaseOnRows, choose_client
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.solvers.base import Solution, Solver
 from daskml_dist.solvers.own_rows import RowSolver

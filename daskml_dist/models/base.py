@@ -4,7 +4,8 @@ A model is what is fitted: how rows and targets are preprocessed (`Model`), and 
 loss and its gradient as functions of parameters and a batch (`StepModel`). It knows nothing of
 workers, optimizers or Dask. All parameters are one matrix (`Parameters`), of which the engine moves
 slices of rows. The other classes are what a model adds to be cut: by layers for a pipeline
-(`StagedModel`), by features (`ColumnModel`, `ColumnPart`).
+(`StagedModel`), by features (`ColumnModel`, `ColumnPart`). Models encode labels by
+`encode_signs` and `encode_labels`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace
@@ -760,3 +761,31 @@ def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[N
     from daskml_dist.backends import pair_kernels  # loads numba
 
     return pair_kernels.find_distinct(numbers)
+
+
+def encode_signs(is_positive: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """Return +1 where a mask is True, and -1 elsewhere."""
+    # In place, without temporaries: 0 and 1 become -1 and +1.
+    signs = np.asarray(is_positive).astype(dtype)
+    signs *= 2
+    signs -= 1
+    return signs
+
+
+def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """Return the position of each label among the sorted classes.
+
+    Parameters
+    ----------
+    y : ndarray of shape (n,)
+        Each of them one of `classes`.
+    classes : ndarray of shape (n_classes,)
+    dtype : dtype
+        Dtype of the result.
+    """
+    # Consecutive integers need no search: the position is the difference from the first.
+    if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
+        first, last = int(classes[0]), int(classes[-1])
+        if last - first == len(classes) - 1 and last <= np.iinfo(np.int64).max:
+            return (y.astype(np.int64) - first).astype(dtype, copy=False)
+    return np.searchsorted(classes, y).astype(dtype)

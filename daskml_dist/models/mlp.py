@@ -30,9 +30,10 @@ from daskml_dist.models.base import (
     Part,
     StagedModel,
     StepModel,
+    encode_labels,
+    encode_signs,
     r2_of_sums,
 )
-from daskml_dist.models.row_models import encode_labels, encode_signs
 
 
 @dataclass(frozen=True)

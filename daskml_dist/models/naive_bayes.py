@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.models.base import Model
-from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.base import Model, encode_labels
 
 Array = NDArray[np.float64]
 #: Bytes of float64 rows that go through all classes together: 1 MiB stays in a core's cache.

@@ -23,9 +23,16 @@ from daskml_dist.backends.als import Regressors
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
 from daskml_dist.losses.base import Loss
-from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel, distinct
+from daskml_dist.models.base import (
+    BatchRows,
+    Model,
+    Parameters,
+    Part,
+    StepModel,
+    distinct,
+    encode_signs,
+)
 from daskml_dist.models.bins import hash_numbers
-from daskml_dist.models.row_models import encode_signs
 
 
 @dataclass(frozen=True)

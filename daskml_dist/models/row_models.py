@@ -1,4 +1,4 @@
-"""Models that only prepare rows and targets, for solvers by sums; and encodings of labels."""
+"""Models that only prepare rows and targets, for solvers by sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from daskml_dist.models.base import Model
 
@@ -72,31 +72,3 @@ class Unlabelled(Model):
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return the targets unchanged; they are not used."""
         return y
-
-
-def encode_signs(is_positive: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Return +1 where a mask is True, and -1 elsewhere."""
-    # In place, without temporaries: 0 and 1 become -1 and +1.
-    signs = np.asarray(is_positive).astype(dtype)
-    signs *= 2
-    signs -= 1
-    return signs
-
-
-def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """Return the position of each label among the sorted classes.
-
-    Parameters
-    ----------
-    y : ndarray of shape (n,)
-        Each of them one of `classes`.
-    classes : ndarray of shape (n_classes,)
-    dtype : dtype
-        Dtype of the result.
-    """
-    # Consecutive integers need no search: the position is the difference from the first.
-    if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
-        first, last = int(classes[0]), int(classes[-1])
-        if last - first == len(classes) - 1 and last <= np.iinfo(np.int64).max:
-            return (y.astype(np.int64) - first).astype(dtype, copy=False)
-    return np.searchsorted(classes, y).astype(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist._version import __version__
+from daskml_dist.backends.host_threads import count_cores, find_blas_controller
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
-from daskml_dist.training.threads import find_blas_controller
 
 #: Share of a worker's memory limit that rows may take, unless the user says otherwise: Dask starts
 #: to spill at 0.6, and a fit holds copies of some rows.
@@ -74,9 +73,7 @@ def inline_place(n_lanes: int | None) -> Place:
     """Return this process as a place, with one lane of steps unless the user asks for others."""
     lanes = n_lanes or 1
     machine = f"inline, {lanes} lanes, {_describe_machine()}"
-    return Place(
-        INLINE, lanes, 1, _available_memory(), machine, _count_cores(), n_lanes is not None
-    )
+    return Place(INLINE, lanes, 1, _available_memory(), machine, count_cores(), n_lanes is not None)
 
 
 def cluster_place(
@@ -101,7 +98,7 @@ def cluster_place(
     cores = sum(threads[:trainers])
     if set(hosts) <= _LOCAL_ADDRESSES:
         # Workers of this machine share its cores.
-        cores = min(cores, _count_cores())
+        cores = min(cores, count_cores())
     machine = (
         f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_describe_machine()}"
     )
@@ -116,11 +113,6 @@ def imagine_place(workers: int, lanes: int | None) -> Place:
     return Place("supposed", n_lanes, workers, memory_limit, "supposed", workers, lanes is not None)
 
 
-def _count_cores() -> int:
-    """Return the number of cores that this process may be scheduled on; 1 where it is unknown."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
 @cache
 def _describe_machine() -> str:
     """Return processor, threads and versions that costs depend on."""
@@ -130,7 +122,7 @@ def _describe_machine() -> str:
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "distributed"))
     return (
-        f"{_find_processor_name()}, {_count_cores()} cores, BLAS {max(threads, default=1)}, "
+        f"{_find_processor_name()}, {count_cores()} cores, BLAS {max(threads, default=1)}, "
         f"{__version__}, {versions}"
     )
 

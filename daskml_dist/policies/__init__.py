@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.policies.base import Consistency, Pipeline, Policy
-from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
+from daskml_dist.policies.base import (
+    ArrivalGate,
+    Consistency,
+    Gate,
+    Pipeline,
+    Policy,
+    RoundGate,
+    TrainerGate,
+)
 
 __all__ = [
     "POLICIES",

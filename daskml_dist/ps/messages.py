@@ -105,11 +105,6 @@ class ServerReply:
     values: NDArray[Any] | None = None
 
 
-def make_ok_answer(**answer: Any) -> CallPayload:
-    """Return the answer to a control call that went well."""
-    return {"status": int(ServerStatus.OK), **answer}
-
-
 def sum_in_lane_order(
     parts: list[LaneGradient], owned: Container[int] = ()
 ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:

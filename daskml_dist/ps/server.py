@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.denormals import arithmetic
+from daskml_dist.backends.host_threads import flush_denormals
 from daskml_dist.compression import Compressor
 from daskml_dist.policies.base import Consistency
 from daskml_dist.ps.ledger import PassLedger, PassReport
@@ -28,7 +28,6 @@ from daskml_dist.ps.messages import (
     ServerReply,
     ServerRequest,
     ServerStatus,
-    make_ok_answer,
     sum_in_lane_order,
 )
 from daskml_dist.ps.shard import Shard
@@ -204,7 +203,7 @@ class ParameterServer:
         ledger.report(number, PassReport(**payload["report"]))
         if self._policy.lockstep:
             return self._callers.end_pass(number, reply, ledger)
-        return [partial(reply, make_ok_answer(stop=ledger.ends_with(number)))]
+        return [partial(reply, _make_ok_answer(stop=ledger.ends_with(number)))]
 
     def _on_report_sums(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Take the reports of sums over all lanes, each a pass, from number `first` on."""
@@ -214,12 +213,12 @@ class ParameterServer:
         for number, (loss, rows, sent, received, *scores, age) in enumerate(sums, first):
             report = PassReport(lanes, loss, rows, 1, int(sent), int(received), scores=scores)
             ledger.report(number, report, age)
-        return [partial(reply, make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
+        return [partial(reply, _make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Let lanes leave, for which no other lane waits any more."""
         self._state.leave(payload["lanes"])
-        ready: ReadyAnswers = [partial(reply, make_ok_answer())]
+        ready: ReadyAnswers = [partial(reply, _make_ok_answer())]
         if self.shard is not None:
             ready += self._release_callers()
         return ready
@@ -238,13 +237,13 @@ class ParameterServer:
         lanes = self._snapshots.lanes
         if "lanes" in payload:
             lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
-        return [partial(reply, make_ok_answer(blob=lanes))]
+        return [partial(reply, _make_ok_answer(blob=lanes))]
 
     def _on_apply_pending_penalty(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Apply the penalty that is pending for parameters that no gradient touched."""
         if self.shard is not None:
             self.shard.apply_pending_penalty()
-        return [partial(reply, make_ok_answer())]
+        return [partial(reply, _make_ok_answer())]
 
     def _on_keep(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Keep a snapshot of the server whose standby this is."""
@@ -253,7 +252,7 @@ class ParameterServer:
         self._snapshots.kept.add(snapshot)
         if self.ledger is not None:
             self.ledger.records[payload["first"] :] = records
-        return [partial(reply, make_ok_answer())]
+        return [partial(reply, _make_ok_answer())]
 
     # -- snapshots --------------------------------------------------------------------------------
 
@@ -395,6 +394,11 @@ class ParameterServer:
 ReadyAnswers = list[Callable[[], Any]]
 
 
+def _make_ok_answer(**answer: Any) -> CallPayload:
+    """Return the answer to a control call that went well."""
+    return {"status": int(ServerStatus.OK), **answer}
+
+
 class WaitingCallers:
     """Callers whose answers a server holds back until its state lets them go.
 
@@ -424,18 +428,18 @@ class WaitingCallers:
         peers = [self._arrived[rank] for rank in sorted(self._arrived)]
         self._arrived.clear()
         waiting, self._at_rendezvous = self._at_rendezvous, []
-        return [partial(r, make_ok_answer(peers=peers)) for r in waiting]
+        return [partial(r, _make_ok_answer(peers=peers)) for r in waiting]
 
     def end_pass(self, number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
         """Take one that has ended a pass; all are told once the pass is closed."""
         self._at_pass_end.append((number, reply))
         done = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
         self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
-        return [partial(r, make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
+        return [partial(r, _make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
 
     def stored(self) -> ReadyAnswers:
         """Return the answers to trainers that have handed over snapshots."""
-        ready: ReadyAnswers = [partial(reply, make_ok_answer()) for reply in self.at_store]
+        ready: ReadyAnswers = [partial(reply, _make_ok_answer()) for reply in self.at_store]
         self.at_store = []
         return ready
 
@@ -523,7 +527,7 @@ class ServerState:
         """Apply pushes as one step, and make a snapshot if one is due."""
         shard = self._shard
         assert shard is not None
-        with arithmetic(shard.rule.flushes):
+        with flush_denormals(shard.rule.flushes):
             self._step_shard(shard, pushes)
         self._snapshot_when_due(shard.version)
 
@@ -561,7 +565,7 @@ class ServerState:
             self._gate.join(lane, int(clock))
             if self._ledger is not None:
                 self._ledger.count(self._find_pass(int(clock)), rows, loss, steps)
-        with arithmetic(shard.rule.flushes):
+        with flush_denormals(shard.rule.flushes):
             shard.add(request.values, request.rows, request.index)
         self._snapshot_when_due(shard.version)
 

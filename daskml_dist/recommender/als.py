@@ -25,8 +25,7 @@ from daskml_dist.backends.als import LeastSquares, Regressors
 from daskml_dist.data.conversion import load_pandas
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.callback_list import callback_list
-from daskml_dist.estimators.choosing_place import choose_client, plan
+from daskml_dist.estimators.base import BaseOnRows, callback_list, choose_client
 from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.parameters.checks import (
     check_count,
@@ -127,7 +126,7 @@ class ALS(BaseRecommender):
     ['milk']
     """
 
-    plan = plan
+    plan = BaseOnRows.plan
 
     _run_used: ClassVar[tuple[str, ...]] = ("n_lanes", "deterministic")
 

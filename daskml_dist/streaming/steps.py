@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.host_threads import OneThread, count_cores, flush_denormals
 from daskml_dist.backends.namespace import scalar
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.feature_scales import compute_block_scales
@@ -25,7 +25,6 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.threads import OneThread, TrainerCores
 
 
 class Steps:
@@ -59,7 +58,7 @@ class Steps:
         self.batch_rows = batch_rows
         self._rule_of = rule_of
         # As many threads as a trainer that is alone in its process uses.
-        self._n_threads = 1 if fit.run.deterministic else max(1, len(TrainerCores.own(1).cores))
+        self._n_threads = 1 if fit.run.deterministic else count_cores()
         #: Rows of a step for which the shard's rule was made; None before the first step.
         self._rule_rows: int | None = None
         self.shard = Shard(work.rule, fit.make_start_state())
@@ -92,7 +91,7 @@ class Steps:
                 # The same threads and denormals as in a trainer, so that sums have the same bits.
                 stack.enter_context(self.around())
                 stack.enter_context(OneThread())
-                stack.enter_context(arithmetic(self._model.flushes))
+                stack.enter_context(flush_denormals(self._model.flushes))
                 stack.enter_context(self._model.computing(self._n_threads))
             if (scales := self.scales_of(block)) is not None:
                 self.shard.rescale(*scales)

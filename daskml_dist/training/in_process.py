@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.host_threads import count_cores
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import publish_server
@@ -209,8 +209,3 @@ def _keep_interrupted(
         return None
     partial = ledger.partial_rows + left.rows
     return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
-
-
-def count_cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

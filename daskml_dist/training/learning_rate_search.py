@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import get_backend, stored_dtype
+from daskml_dist.backends.host_threads import OneThread
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, count_held_out_rows
 from daskml_dist.data.blocks import Block
@@ -38,7 +39,6 @@ from daskml_dist.training.pilot import (
     search_calm_rate,
 )
 from daskml_dist.training.spec import FitSpec, Settings
-from daskml_dist.training.threads import OneThread
 
 #: Blocks that are read again for a sample, where rows are streamed.
 SAMPLED_BLOCKS = 8

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
-from daskml_dist.policies.base import Pipeline, Policy
-from daskml_dist.policies.gates import ArrivalGate, Gate
+from daskml_dist.policies.base import ArrivalGate, Gate, Pipeline, Policy
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardLayout, ShardState

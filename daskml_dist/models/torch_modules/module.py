@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
-from daskml_dist.models.base import BatchRows, Parameters, StepModel, r2_of_sums
-from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.base import BatchRows, Parameters, StepModel, encode_labels, r2_of_sums
 from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import MAX_MESH_BYTES
-from daskml_dist.policies.base import Policy
-from daskml_dist.policies.gates import Gate
+from daskml_dist.policies.base import Gate, Policy
 from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.denormals import arithmetic
+from daskml_dist.backends.host_threads import OneThread, count_cores, flush_denormals
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
 from daskml_dist.comm.devices import make_device_communicator
 from daskml_dist.comm.listener import Credentials
@@ -36,8 +36,7 @@ from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers.base import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.threads import (
-    OneThread,
+from daskml_dist.training.worker.cores import (
     TrainerCores,
     choose_core_share,
     pin_to_processors,
@@ -191,7 +190,8 @@ class Trainer:
             stack.callback(self._forget_connections)
             self._communicator = communicator = self._meet_trainers()
             stack.callback(communicator.close)
-            stack.enter_context(pin_to_processors(self._cores))
+            if self._cores:
+                stack.enter_context(pin_to_processors(self._cores))
             context = Context(
                 self._fit,
                 lanes,
@@ -207,7 +207,7 @@ class Trainer:
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
                 OneThread(),
-                arithmetic(self._fit.work.model.flushes),
+                flush_denormals(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_per_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 explain_memory_errors(get_fit_backend(self._fit), "What a step makes of its rows"),
@@ -311,8 +311,11 @@ class Trainer:
             said: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
             return said
 
-        # Alone, or with parameters on servers, trainers never talk to each other.
-        if spec.n_trainers == 1 or self._fit.work.uses_shards:
+        if spec.n_trainers == 1:
+            tell([])
+            return SoloCommunicator()
+        # With parameters on servers, trainers never talk to each other.
+        if self._fit.work.uses_shards:
             self._divide_cores(tell, [])
             return SoloCommunicator()
         return self._share_one_host(tell) or self._connect_by_sockets(tell)
@@ -379,5 +382,5 @@ class Trainer:
             return 1
         spec = self._spec
         # Without a cluster the process is all the trainer's.
-        threads = spec.n_threads if spec.secret else max(len(TrainerCores.own(1).cores), 1)
+        threads = spec.n_threads if spec.secret else count_cores()
         return max(1, threads // max(1, len(spec.lanes)))

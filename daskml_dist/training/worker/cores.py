@@ -1,4 +1,4 @@
-"""Threads and cores of a process: limits on BLAS libraries, and each trainer's share of the cores.
+"""Cores of a trainer: the share of its host's processors that it keeps to.
 
 A system that wakes two processes at once may put both on one core, where each waits for the other:
 trainers that meet at each step lose half of their time. Each therefore keeps to a share of the
@@ -11,11 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-from threadpoolctl import ThreadpoolController
 
 from daskml_dist.comm.shared_memory import identify_machine
 
@@ -80,50 +76,14 @@ def _sort_by_core(processors: Sequence[int]) -> list[int]:
 
 @contextmanager
 def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
-    """Keep the calling thread, and those it starts, to some processors; none given: to all."""
+    """Keep the calling thread, and those it starts, to some processors."""
     before: set[int] | None = None
     with suppress(OSError):  # not allowed here
-        if processors:
-            before = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, processors)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)
     try:
         yield
     finally:
         if before is not None:
             with suppress(OSError):
                 os.sched_setaffinity(0, before)
-
-
-@cache
-def find_blas_controller() -> ThreadpoolController:
-    """Return the controller of the process's BLAS libraries; it takes milliseconds to find them."""
-    return ThreadpoolController()
-
-
-@cache
-def _find_blas_libraries() -> list[Any]:
-    """Return the loaded BLAS libraries."""
-    return list(find_blas_controller().select(user_api="blas").lib_controllers)
-
-
-class OneThread:
-    """Context in which the BLAS libraries use one thread, as `threadpoolctl`'s own limit.
-
-    It takes a few microseconds rather than twenty, and streams enter it at each call.
-    """
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, int]] = []
-
-    def __enter__(self) -> None:
-        # Lanes are the parallelism: more threads would wait for each other, and sum in other
-        # orders.
-        for library in _find_blas_libraries():
-            if (n := library.get_num_threads()) is not None and n != 1:
-                self._before.append((library, n))
-                library.set_num_threads(1)
-
-    def __exit__(self, *error: object) -> None:
-        while self._before:
-            library, n = self._before.pop()
-            library.set_num_threads(n)

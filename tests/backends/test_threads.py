@@ -1,6 +1,6 @@
 """Threads of BLAS libraries: one within, what there was after."""
 
-from daskml_dist.training.threads import OneThread, find_blas_controller
+from daskml_dist.backends.host_threads import OneThread, find_blas_controller
 
 
 def test_one_thread_within_and_what_there_was_after():
