@@ -91,7 +91,7 @@ class NetworkClassifier(BaseClassifier, BaseSteps):
         self.alpha = alpha
 
     def _model(self, rows: Any, last: Any) -> _Network:
-        return _Network(rows.survey.n_features, self.n_hidden, len(rows.classes))
+        return _Network(rows.summary.n_features, self.n_hidden, len(rows.classes))
 
     def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
         self.model_, self.w_, self.classes_ = model, w, rows.classes

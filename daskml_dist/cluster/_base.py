@@ -88,12 +88,12 @@ class BaseCentroidEstimator(
 
     def _check_n_rows(self, rows: DatasetInfo) -> DataSummary:
         """Return the summary of the rows; raise if they are fewer than the clusters."""
-        if (n_rows := rows.survey.n_rows) < self.n_clusters:
+        if (n_rows := rows.summary.n_rows) < self.n_clusters:
             raise InvalidDataError(
                 f"n_samples={n_rows} should be >= n_clusters={self.n_clusters}. Ask for fewer "
                 "clusters."
             )
-        return rows.survey
+        return rows.summary
 
     def _check_init(self, inits: tuple[str, ...]) -> None:
         """Raise if `init` is none of the strings `inits`, or a function of a Dask collection."""

@@ -109,7 +109,7 @@ class BisectingKMeans(BaseCentroidSolver):
         check_one_of("bisecting_strategy", self.bisecting_strategy, strategies)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, BisectingSolver]:
-        survey = self._check_n_rows(rows)
+        summary = self._check_n_rows(rows)
         # Each split is a k-means with k = 2 over the rows of one leaf (Steinbach et al.).
         two_means = KMeansSolver(
             k=2,
@@ -121,11 +121,11 @@ class BisectingKMeans(BaseCentroidSolver):
             oversampling=1.0,
             rounds=1,
             seed=seed_of(self.random_state),
-            sparse=survey.any_sparse,
+            sparse=summary.any_sparse,
         )
         by_weight = self.bisecting_strategy == "largest_cluster"
         solver = BisectingSolver(int(self.n_clusters), two_means, by_weight)
-        return Unlabelled(survey.n_features), solver
+        return Unlabelled(summary.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)

@@ -123,13 +123,13 @@ class KMeans(BaseCentroidSolver):
         self._check_init(_INITS)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, KMeansSolver]:
-        survey = self._check_n_rows(rows)
+        summary = self._check_n_rows(rows)
         init = (
             self.init
             if isinstance(self.init, str)
-            else self._resolve_given_centroids(survey.n_features, _INITS)
+            else self._resolve_given_centroids(summary.n_features, _INITS)
         )
-        return Unlabelled(survey.n_features), KMeansSolver(
+        return Unlabelled(summary.n_features), KMeansSolver(
             k=int(self.n_clusters),
             init=init,
             n_init=self._count_runs(),
@@ -139,7 +139,7 @@ class KMeans(BaseCentroidSolver):
             oversampling=float(self.oversampling_factor),
             rounds=int(self.init_rounds),
             seed=seed_of(self.random_state),
-            sparse=survey.any_sparse,
+            sparse=summary.any_sparse,
         )
 
     def _count_runs(self) -> int:

@@ -250,12 +250,12 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         return self
 
     def _model(self, rows: DatasetInfo, last: CentroidModel | None) -> CentroidModel:
-        survey = rows.survey
-        self._sparse = survey.any_sparse
+        summary = rows.summary
+        self._sparse = summary.any_sparse
         if last is None:
             self._check_n_rows(rows)
             # A placeholder of the right shape: `_ready` chooses the centroids.
-            return CentroidModel(np.zeros((int(self.n_clusters), survey.n_features)), None)
+            return CentroidModel(np.zeros((int(self.n_clusters), summary.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
                 f"n_clusters={self.n_clusters}, and the fit that this one goes on from has "
@@ -267,7 +267,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         rows = super()._dataset_info(job, classes, class_weight, weighted)
-        self._mean_weight = rows.weight_sum / rows.survey.n_rows
+        self._mean_weight = rows.weight_sum / rows.summary.n_rows
         # Weights are not scaled to a mean of 1: counts are kept, and rows of a later `partial_fit`
         # may have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
@@ -278,7 +278,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         if settings.batch_size is None:
             return settings
         # `batch_size` is of all lanes together; each lane has its share of it.
-        batch = min(int(self.batch_size), rows.survey.n_rows)
+        batch = min(int(self.batch_size), rows.summary.n_rows)
         return dataclasses.replace(
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
         )

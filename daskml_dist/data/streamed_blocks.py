@@ -126,7 +126,7 @@ class BlockRecipes:
     held : frozenset
         Keys that are in no recipe: workers hold their data.
     rows : dict of int to int
-        Rows that each block had when it was surveyed.
+        Rows that each block had when it was inspected.
     """
 
     targets: dict[int, Any]

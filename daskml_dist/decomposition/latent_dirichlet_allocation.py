@@ -213,7 +213,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         check_number("mean_change_tol", self.mean_change_tol)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, LatentDirichletSolver]:
-        n_rows, n_features = rows.survey.n_rows, rows.survey.n_features
+        n_rows, n_features = rows.summary.n_rows, rows.summary.n_features
         is_partial = hasattr(self, "_is_partial_fit")
         online = is_partial or self.learning_method == "online"
         generator = check_random_state(self.random_state)

@@ -279,10 +279,10 @@ class NMF(BaseComponents):
         return float(self.beta_loss)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
-        n, d = rows.survey.n_rows, rows.survey.n_features
+        n, d = rows.summary.n_rows, rows.summary.n_features
         k, init = self._resolve_n_components(d), self._resolve_init(n, d)
         if self._given[1] is not None:
-            self._check_initial_weights(rows.survey, k)
+            self._check_initial_weights(rows.summary, k)
         # As in scikit-learn the penalty on W grows with the features, that on H with the rows
         # (which the solver multiplies by).
         l1, l2 = self._scaled_penalties
@@ -320,15 +320,15 @@ class NMF(BaseComponents):
         return k
 
     @staticmethod
-    def _check_initial_weights(survey: DataSummary, k: int) -> None:
+    def _check_initial_weights(summary: DataSummary, k: int) -> None:
         """Check that the initial weights W are of `k` components and not negative."""
-        # W took the place of the targets, so the survey of the targets is that of W.
-        if (found := len(survey.targets.mean)) != k:
+        # W took the place of the targets, so the summary of the targets is that of W.
+        if (found := len(summary.targets.mean)) != k:
             raise InvalidParameterError(
                 f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but got "
                 f"{found}. Give one column a component."
             )
-        if survey.target_range.min() < 0:
+        if summary.target_range.min() < 0:
             raise InvalidParameterError(
                 "Negative values in data passed to NMF (input W). Give numbers >= 0."
             )

@@ -239,7 +239,7 @@ class TruncatedSVD(BaseComponents):
         check_number("tol", self.tol)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
-        n_rows, d, k = rows.survey.n_rows, rows.survey.n_features, int(self.n_components)
+        n_rows, d, k = rows.summary.n_rows, rows.summary.n_features, int(self.n_components)
         if d < 2:
             raise InvalidDataError(
                 f"Found array with {d} feature(s) (shape=({n_rows}, {d})) while a minimum of 2 is "
@@ -566,18 +566,18 @@ class PCA(BaseComponents):
         check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
-        n_rows, d = self._count_weighted_rows(rows), rows.survey.n_features
+        n_rows, d = self._count_weighted_rows(rows), rows.summary.n_features
         self._check_enough_rows(rows, min(n_rows, d))
         return Unlabelled(d), self._choose_solver(n_rows, d)
 
     @staticmethod
     def _count_weighted_rows(rows: DatasetInfo) -> int:
         """Return the number of rows, where a weight of k counts as k rows."""
-        return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
+        return rows.summary.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
     def _check_enough_rows(self, rows: DatasetInfo, most: int) -> None:
         """Raise if the rows have no variance, or fewer than the `most` components asked for."""
-        n_rows = rows.survey.n_rows
+        n_rows = rows.summary.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
                 f"n_samples={n_rows}, of weight {rows.weight_sum:g} together: a variance needs two "
@@ -589,7 +589,7 @@ class PCA(BaseComponents):
                 f"n_components={self.n_components} must be between 0 and min(n_samples, n_features)"
                 f"={most} with svd_solver={self.svd_solver!r}. Ask for fewer components."
             )
-        if self.n_components == "mle" and self._count_weighted_rows(rows) < rows.survey.n_features:
+        if self.n_components == "mle" and self._count_weighted_rows(rows) < rows.summary.n_features:
             raise InvalidDataError(
                 "n_components='mle' is only supported if n_samples >= n_features. Give a number "
                 "of components."

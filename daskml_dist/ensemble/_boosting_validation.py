@@ -89,18 +89,18 @@ class JoinedRanges:
     weight: Any
     target_names: str
 
-    def count_row_ends(self, survey: DataSummary) -> list[int]:
+    def count_row_ends(self, summary: DataSummary) -> list[int]:
         """Return the row number at which the rows of the fit end, then those of each set."""
         if not self.counts_blocks:
             return list(self.ends)
-        return [self._take_first_blocks(survey, end).n_rows for end in self.ends]
+        return [self._take_first_blocks(summary, end).n_rows for end in self.ends]
 
-    def label_weights(self, survey: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
+    def label_weights(self, summary: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of weights (or number of rows) of each class in the rows of the fit."""
         # Lazy targets were counted block by block, and blocks of the sets are left out. Targets in
         # memory can share a block with a set: they are counted here.
         if self.target is None:
-            fit_blocks = self._find_fit_blocks(survey)
+            fit_blocks = self._find_fit_blocks(summary)
             sums, labels = fit_blocks.label_weights(classes), fit_blocks.classes
         else:
             labels, codes = np.unique(np.asarray(self.target), return_inverse=True)
@@ -116,20 +116,20 @@ class JoinedRanges:
             )
         return sums
 
-    def _find_fit_blocks(self, survey: DataSummary) -> DataSummary:
+    def _find_fit_blocks(self, summary: DataSummary) -> DataSummary:
         """Return the summary of the leading blocks, which hold the rows of the fit."""
         if self.counts_blocks:
-            return self._take_first_blocks(survey, self.ends[0])
-        infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
+            return self._take_first_blocks(summary, self.ends[0])
+        infos, n_rows = sorted(summary.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
             if n_rows >= self.ends[0]:
                 return DataSummary(infos[:number])
             n_rows += info.n_rows
         return DataSummary(infos)
 
-    def _take_first_blocks(self, survey: DataSummary, n: int) -> DataSummary:
+    def _take_first_blocks(self, summary: DataSummary, n: int) -> DataSummary:
         """Return the summary of the first `n` blocks."""
-        return DataSummary(sorted(survey.infos, key=lambda info: info.index)[:n])
+        return DataSummary(sorted(summary.infos, key=lambda info: info.index)[:n])
 
 
 def join_validation_sets(given: Inputs, sets: ValidationSets) -> tuple[Inputs, JoinedRanges]:
@@ -290,12 +290,12 @@ def _concatenate_frames(parts: Sequence[Any]) -> Any:
 
 
 def draw_holdout(
-    survey: DataSummary, classes: NDArray[Any] | None, size: float, seed: int
+    summary: DataSummary, classes: NDArray[Any] | None, size: float, seed: int
 ) -> StratifiedHoldout:
     """Return the rows to hold out, stratified; `size`: number of rows (>= 1) or share."""
     # The number of rows of each class in each block tells the rank of a row among those of its
     # class, from which each worker hashes the draws of its own rows.
-    infos = sorted(survey.infos, key=lambda info: info.index)
+    infos = sorted(summary.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
     for block_counts, info in zip(counts, infos, strict=True):
         if classes is None:

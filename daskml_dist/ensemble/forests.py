@@ -221,7 +221,7 @@ class BaseForest(BaseTrees):
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
-        self._n_samples = rows.survey.n_rows
+        self._n_samples = rows.summary.n_rows
         # Kept for `estimators_samples_`: `set_params` may change `max_samples` after the fit.
         self._drawn_rate = self._expected_draws(self._n_samples)
         if "oob_times" in solution.extra:

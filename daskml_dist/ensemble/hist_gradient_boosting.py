@@ -242,7 +242,7 @@ class BaseBoosting(BaseRounds):
         """Return the categories of each feature: None for a number, empty where not yet known."""
         mask = self._is_category
         if mask is None:
-            return (None,) * rows.survey.n_features
+            return (None,) * rows.summary.n_features
         # A frame's categories are encoded as 0, 1, ... by now. Those of arrays are found while
         # features are binned.
         codes = [np.arange(float(len(values))) for values in self._categories.values()]
@@ -374,12 +374,12 @@ class BaseBoosting(BaseRounds):
         # If any set has weights, all rows have: 1 where none are given (`join_validation_sets`).
         weighted |= sets is not None and any(weight is not None for _, _, weight in sets.inputs)
         rows = super()._dataset_info(job, classes, class_weight, weighted)
-        if any(info.sparse for info in rows.survey.infos):
+        if any(info.sparse for info in rows.summary.infos):
             raise sparse_rows_error()
         # Classes are balanced by the rows of the fit alone, without the sets behind them. Counting
         # these also raises an error for labels that only a set has.
         if joined is not None and rows.classes is not None:
-            sums = joined.label_weights(rows.survey, rows.classes)
+            sums = joined.label_weights(rows.summary, rows.classes)
             if class_weight == "balanced":
                 rows = replace(rows, class_weight=balanced_weights(sums))
         # Sums of hessians, which weights scale, have absolute bounds (l2_regularization).
@@ -406,7 +406,7 @@ class BaseBoosting(BaseRounds):
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         """Return the model, which holds binned rows, and the solver of a fit."""
-        p, d = self._params(), rows.survey.n_features
+        p, d = self._params(), rows.summary.n_features
         loss = self._make_boosting_loss(rows)
         growth = self._make_growth_params(d, loss.n_outputs)
         begin = self._resume_state(loss, rows)  # None: a new ensemble
@@ -461,9 +461,9 @@ class BaseBoosting(BaseRounds):
     ) -> tuple[StoppingRule | None, HoldoutMask | None, WatchedScores | None]:
         """Return the rule that stops the fit early, the held-out rows, and the watched scores."""
         p, given = self._params(), self._given_sets
-        ends = [rows.survey.n_rows]
+        ends = [rows.summary.n_rows]
         if self._joined_rows is not None:
-            ends = self._joined_rows.count_row_ends(rows.survey)
+            ends = self._joined_rows.count_row_ends(rows.summary)
         stops = p["early_stopping"]
         if isinstance(stops, str):  # "auto"
             stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
@@ -489,7 +489,7 @@ class BaseBoosting(BaseRounds):
         # rows are scored.
         if given is None and p["validation_fraction"] is not None:
             fraction = p["validation_fraction"]
-            held_out = draw_holdout(rows.survey, rows.classes, fraction, self._seed)
+            held_out = draw_holdout(rows.summary, rows.classes, fraction, self._seed)
         stopping = StoppingRule(
             int(p["n_iter_no_change"]), float(p["tol"]), held_out is not None,
             self._make_scorer(self._stop_scoring, rows), stopping_range,
@@ -868,14 +868,14 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         # Deviances hold logarithms: of the mean target, and the gamma's of each target too.
-        least = rows.survey.target_range.min()
+        least = rows.summary.target_range.min()
         if self.loss == "gamma" and least <= 0:
             raise InvalidDataError(
                 "loss='gamma' requires strictly positive y. Drop rows whose target is not, or use "
                 "another loss."
             )
         if self.loss == "poisson":
-            if least < 0 or rows.survey.target_mean <= 0:
+            if least < 0 or rows.summary.target_mean <= 0:
                 raise InvalidDataError(
                     "loss='poisson' requires non-negative y and sum(y) > 0. Drop rows whose target "
                     "is negative, or use another loss."

@@ -299,10 +299,10 @@ class BaseOnRows(BaseEstimator):
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Return the facts about the rows, from a pass over them; `classes` are the user's."""
-        survey = job.summarize_rows()
-        return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
+        summary = job.summarize_rows()
+        return DatasetInfo.of(summary, self._find_classes(summary, classes), class_weight, weighted)
 
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
+    def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any] | None:
         """Return the sorted labels; None if the target is no label."""
         return None
 

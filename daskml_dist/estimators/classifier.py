@@ -55,12 +55,12 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         if not is_dask(y):
             _check_labels(y)
 
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
-        labels = survey.classes
+    def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any]:
+        labels = summary.classes
         if self._multi_label:
-            self._several = survey.n_targets is not None
-            if survey.n_targets is not None:
-                return self._number_label_columns(labels, survey.n_targets)
+            self._several = summary.n_targets is not None
+            if summary.n_targets is not None:
+                return self._number_label_columns(labels, summary.n_targets)
         # Classes that the user names may be more than the rows hold, as in a first `partial_fit`.
         if classes is not None:
             classes = np.unique(classes)

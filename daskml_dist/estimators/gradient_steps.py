@@ -338,7 +338,7 @@ class BaseSteps(BaseOnRows):
     def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
         """Set the fitted attributes of a state, and keep it for a fit that goes on from it."""
         self._set_parameters(state.final, model, rows)
-        self._set_row_shape(rows.survey.row_shape)
+        self._set_row_shape(rows.summary.row_shape)
         self._state, self._last_model = state, model
 
     def _warn_not_converged(self, settings: Settings, result: FitResult) -> None:
@@ -389,14 +389,14 @@ class BaseSteps(BaseOnRows):
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:
             return None
-        survey, classes = rows.survey, rows.classes
-        check_row_shape(survey.row_shape, self._row_shape, type(self).__name__)
+        summary, classes = rows.summary, rows.classes
+        check_row_shape(summary.row_shape, self._row_shape, type(self).__name__)
         if classes is not None and not np.array_equal(classes, self.classes_):
             raise InvalidDataError(
                 f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
-        dtype = settings.dtype_of(survey)
+        dtype = settings.dtype_of(summary)
         opt_state = {name: array.astype(dtype) for name, array in state.opt_state.items()}
         w = self._parameters_of_state(state).astype(dtype)
         # An optimizer whose state has other names begins anew. State of outer steps does not count:

@@ -161,7 +161,7 @@ class BaseRounds(BaseOnRows):
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
-            self._set_row_shape(rows.survey.row_shape)
+            self._set_row_shape(rows.summary.row_shape)
             self._set_n_iter(solution)
             self.history_ = job.make_history(fit, result)
         # After the attributes are set: an interrupted fit leaves a usable model.

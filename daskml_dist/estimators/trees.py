@@ -154,11 +154,11 @@ def _check_count_or_share(name: str, value: Any, least: int, most: float) -> Non
     )
 
 
-def _resolve_output_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
+def _resolve_output_weights(given: Any, summary: DataSummary) -> tuple[NDArray[np.float64], ...]:
     """Return the class weights of each of several outputs; an empty tuple where all are 1."""
     if given is None:
         return ()
-    columns = survey.label_columns
+    columns = summary.label_columns
     if given == "balanced":
         return tuple(balanced_weights(sums) for _, sums in columns)
     if isinstance(given, dict):
@@ -390,13 +390,13 @@ class BaseTrees(BaseRounds):
         # With one output class weights become weights of rows; with several the solver multiplies
         # the weights of a row's labels.
         self._output_class_weights: tuple[NDArray[np.float64], ...] = ()
-        if rows.survey.n_targets is not None:
-            self._output_class_weights = _resolve_output_weights(class_weight, rows.survey)
+        if rows.summary.n_targets is not None:
+            self._output_class_weights = _resolve_output_weights(class_weight, rows.summary)
         elif class_weight is not None:
             if isinstance(class_weight, list):
                 _check_n_dicts(class_weight, 1)
                 (class_weight,) = class_weight
-            rows = DatasetInfo.of(rows.survey, rows.classes, class_weight, weighted)
+            rows = DatasetInfo.of(rows.summary, rows.classes, class_weight, weighted)
         # Splits do not depend on the scale of the weights, and unscaled weights that are whole
         # numbers add up exactly, in any order of the blocks.
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
@@ -405,14 +405,14 @@ class BaseTrees(BaseRounds):
         """Return the sorted labels of each output; an empty tuple in regression."""
         if rows.classes is None:
             return ()
-        if rows.survey.n_targets is None:
+        if rows.summary.n_targets is None:
             return (rows.classes,)
-        return tuple(labels for labels, _ in rows.survey.label_columns)
+        return tuple(labels for labels, _ in rows.summary.label_columns)
 
     def _make_growth_params(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
         """Return the parameters of the growth, with shares of rows resolved to numbers of rows."""
-        p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        min_leaf, n_outputs = _resolve_count(p["min_samples_leaf"], n), rows.survey.n_targets or 1
+        p, d, n = self._params(), rows.summary.n_features, rows.summary.n_rows
+        min_leaf, n_outputs = _resolve_count(p["min_samples_leaf"], n), rows.summary.n_targets or 1
         growth = ForestParams(
             criterion=_CRITERIA[p["criterion"]],
             classes=n_classes,
@@ -458,7 +458,7 @@ class BaseTrees(BaseRounds):
             class_weight=self._output_class_weights,
         )
         return TreeRowsModel(
-            rows.survey.n_features, columns if growth.n_outputs > 1 else ()
+            rows.summary.n_features, columns if growth.n_outputs > 1 else ()
         ), solver
 
     def _resolve_monotonic_cst(
@@ -498,7 +498,7 @@ class BaseTrees(BaseRounds):
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
         self.n_features_in_ = model.n_features
-        self.n_outputs_ = rows.survey.n_targets or 1
+        self.n_outputs_ = rows.summary.n_targets or 1
         self.max_features_ = self._resolve_max_features(model.n_features)
 
     def _set_n_iter(self, solution: Solution) -> None:

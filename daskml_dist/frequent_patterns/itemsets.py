@@ -182,9 +182,9 @@ class _ItemsetSearch(BaseRounds):
         return check_run(self.run, "cpu", name="frequent_itemsets", used=self._run_used)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
-        if len(rows.survey.row_shape) != 1:
+        if len(rows.summary.row_shape) != 1:
             raise InvalidDataError(
-                f"X has rows of shape {rows.survey.row_shape}. Give a row for each basket and a "
+                f"X has rows of shape {rows.summary.row_shape}. Give a row for each basket and a "
                 "column for each item: two dimensions."
             )
         # The type matters: 1 is one basket, and 1.0 all of them.
@@ -192,7 +192,7 @@ class _ItemsetSearch(BaseRounds):
         support = int(self.min_support) if is_count else float(self.min_support)
         max_length = None if self.max_length is None else int(self.max_length)
         solver = Apriori(support, max_length, int(self.max_candidates), self.null_values)
-        return Baskets(rows.survey.n_features), solver
+        return Baskets(rows.summary.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         # By length of the sets: column numbers and counts, and with missing values the counts of

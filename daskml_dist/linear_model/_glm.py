@@ -134,10 +134,10 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         self._deviance()
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
-        survey, loss = rows.survey, self._loss()
+        summary, loss = rows.summary, self._loss()
         # The range of each block's targets tells if one is outside of the distribution.
-        loss.check_target(survey.target_range)
-        model = LinearModel(loss, survey.n_features, 0, bool(self.fit_intercept))
+        loss.check_target(summary.target_range)
+        model = LinearModel(loss, summary.n_features, 0, bool(self.fit_intercept))
         penalty = Penalty(0.0, float(self.alpha))
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
@@ -149,7 +149,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         # The optimum for coefficients of zero: from an intercept of 0, a log link would first have
         # to climb to the scale of the targets.
         w = np.zeros(model.shape)
-        w[-1] = self._loss().constant(float(rows.survey.target_mean))
+        w[-1] = self._loss().constant(float(rows.summary.target_mean))
         return w
 
 

@@ -40,7 +40,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         return SquaredError()
 
     def _model(self, rows: DatasetInfo) -> LinearModel:
-        check_memory(rows.survey.n_features)
+        check_memory(rows.summary.n_features)
         return model_of(rows, bool(self._all_params()["fit_intercept"]))
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -62,18 +62,18 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
 def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     """Return the model of least squares for the rows of a fit."""
-    loss, survey = SquaredError(), rows.survey
+    loss, summary = SquaredError(), rows.summary
     # Sums of products with shifted targets lose no digits to a large mean.
-    shift = make_target_shift(loss, fit_intercept, survey)
-    return LinearModel(loss, survey.n_features, 0, fit_intercept, survey.n_targets, shift)
+    shift = make_target_shift(loss, fit_intercept, summary)
+    return LinearModel(loss, summary.n_features, 0, fit_intercept, summary.n_targets, shift)
 
 
 def moments_of(rows: DatasetInfo) -> dict[str, Any]:
     """Return the arguments that every solver by the Gram matrix takes from the rows."""
     # Products of sparse rows are summed in float64, whatever their dtype.
-    sparse = rows.survey.any_sparse
+    sparse = rows.summary.any_sparse
     return {
-        "eps": float(np.finfo(np.float64 if sparse else rows.survey.dtype).eps),
+        "eps": float(np.finfo(np.float64 if sparse else rows.summary.dtype).eps),
         "sparse": sparse,
     }
 

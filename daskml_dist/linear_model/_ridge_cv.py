@@ -259,7 +259,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         self._left_out_fit = left_out, model, rows
         # As in scikit-learn, the errors count by the user's weights, of which the fit's are
         # multiples, and are averaged over the rows.
-        errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
+        errors = squares / (rows.summary.n_rows * (rows.weight_scale or 1.0))
         scores = -errors if self.alpha_per_target else -errors.mean(axis=1)
         self._choose_alpha(scores, left_out.w, model, rows)
 
@@ -572,9 +572,9 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     def _model(self, rows: DatasetInfo) -> LinearModel:
         return make_sign_model(rows, bool(self.fit_intercept))
 
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
-        check_weights_of_labels(self.class_weight, survey.n_targets)
-        return super()._find_classes(survey, classes)
+    def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any]:
+        check_weights_of_labels(self.class_weight, summary.n_targets)
+        return super()._find_classes(summary, classes)
 
     def _make_estimator(self, alpha: float) -> Any:
         return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)

@@ -192,7 +192,7 @@ class ElasticNet(BaseLeastSquares):
         return model, CoordinateDescent(
             alpha=float(self.alpha),
             l1_ratio=float(self.l1_ratio),
-            n_rows=rows.survey.n_rows,
+            n_rows=rows.summary.n_rows,
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             positive=bool(self.positive),

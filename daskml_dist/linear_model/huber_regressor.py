@@ -129,26 +129,26 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         check_count("max_iter", self.max_iter)
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
-        survey = rows.survey
-        shape = survey.n_features + bool(self.fit_intercept), survey.n_targets or 1
+        summary = rows.summary
+        shape = summary.n_features + bool(self.fit_intercept), summary.n_targets or 1
         # A warm start takes the last scales along with the coefficients, where both suit.
         goes_on = (
             self.warm_start and hasattr(self, "coef_") and self._join_coefficients().shape == shape
         )
         scales = np.atleast_1d(self.scale_) if goes_on else np.ones(shape[1])
-        targets = zip(survey.of_each_target, scales, strict=True)
+        targets = zip(summary.of_each_target, scales, strict=True)
         problems = [self._problem_of_target(rows, target, scale) for target, scale in targets]
-        return combine_target_problems(problems, survey.n_targets)
+        return combine_target_problems(problems, summary.n_targets)
 
     def _problem_of_target(
-        self, rows: DatasetInfo, survey: DataSummary, scale: float
+        self, rows: DatasetInfo, summary: DataSummary, scale: float
     ) -> tuple[LinearModel, Solver]:
         """Return the model and the solver of one target, which start from a scale."""
         fit_intercept = bool(self.fit_intercept)
         # Targets are shifted by their median, as suits Huber's loss. The solver evaluates the joint
         # objective of coefficients and scale itself; the model's squared error is not used.
-        shift = make_target_shift(Huber(), fit_intercept, survey)
-        model = LinearModel(self._loss(), survey.n_features, 0, fit_intercept, target_shift=shift)
+        shift = make_target_shift(Huber(), fit_intercept, summary)
+        model = LinearModel(self._loss(), summary.n_features, 0, fit_intercept, target_shift=shift)
         solver = HuberScale(
             float(self.epsilon),
             float(self.alpha),

@@ -117,6 +117,6 @@ class LinearRegression(BaseLeastSquares):
         return model, OrdinaryLeastSquares(
             tol=float(self.tol),
             positive=bool(self.positive),
-            mean_weight=rows.weight_sum / rows.survey.n_rows,
+            mean_weight=rows.weight_sum / rows.summary.n_rows,
             **moments,
         )

@@ -259,7 +259,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None
-        survey = rows.survey
+        summary = rows.summary
         if self.solver == "liblinear" and len(rows.classes) > 2:
             raise InvalidDataError(
                 "The 'liblinear' solver does not support multiclass classification "
@@ -269,8 +269,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         # `few_entries` follows from the shape of all rows, so that any number of workers computes
         # the same bits.
         model = LinearModel(
-            self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept),
-            few_entries=has_few_entries(survey.n_rows, survey.n_features),
+            self._loss(), summary.n_features, len(rows.classes), bool(self.fit_intercept),
+            few_entries=has_few_entries(summary.n_rows, summary.n_features),
         )  # fmt: skip
         penalty = self._strengths(rows.weight_sum)
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))

@@ -144,7 +144,7 @@ class Ridge(BaseLeastSquares):
                 f"{len(alpha)} != {model.width}. Pass one alpha, or one for each target."
             )
         # The fit scales weights to a mean of 1, and so the sum over rows: alpha is scaled alike.
-        alpha = np.broadcast_to(alpha * (rows.survey.n_rows / rows.weight_sum), model.width)
+        alpha = np.broadcast_to(alpha * (rows.summary.n_rows / rows.weight_sum), model.width)
         return model, RidgeLeastSquares(
             alpha=alpha,
             method=_SOLVERS[self.solver],

@@ -36,10 +36,10 @@ def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
 def make_sign_model(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     """Return the model of least squares to targets of 1 for a row's label and -1 for the others."""
     assert rows.classes is not None
-    n_features, n_classes = rows.survey.n_features, len(rows.classes)
+    n_features, n_classes = rows.summary.n_features, len(rows.classes)
     check_memory(n_features)
     # Several labels a row: each column of y is a target.
-    if rows.survey.n_targets is not None:
+    if rows.summary.n_targets is not None:
         return SignedLabels(SquaredError(), n_features, 0, fit_intercept, n_classes)
     n_targets = n_classes if n_classes > 2 else None  # two classes share a target, the second's
     return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
@@ -130,10 +130,10 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     def _loss(self) -> Loss:
         return SquaredError()
 
-    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+    def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any]:
         # Checked here, where the number of label columns is known.
-        check_weights_of_labels(self.class_weight, survey.n_targets)
-        return super()._find_classes(survey, classes)
+        check_weights_of_labels(self.class_weight, summary.n_targets)
+        return super()._find_classes(summary, classes)
 
     def _set_n_iter(self, solution: Solution) -> None:
         # `Ridge` knows which solver was used, and under which name of scikit-learn.

@@ -266,15 +266,15 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         check_flag("warm_start", self.warm_start)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, MixtureSolver]:
-        survey, k = rows.survey, int(self.n_components)
-        if survey.n_rows < 2:
+        summary, k = rows.summary, int(self.n_components)
+        if summary.n_rows < 2:
             raise InvalidDataError(
-                f"n_samples={survey.n_rows}: a mixture needs two rows at least. Give more rows."
+                f"n_samples={summary.n_rows}: a mixture needs two rows at least. Give more rows."
             )
-        if survey.n_rows < k:
+        if summary.n_rows < k:
             raise InvalidDataError(
                 "Expected n_samples >= n_components but got n_components = "
-                f"{k}, n_samples = {survey.n_rows}. Ask for fewer components."
+                f"{k}, n_samples = {summary.n_rows}. Ask for fewer components."
             )
         solver = MixtureSolver(
             k=k,
@@ -286,10 +286,10 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             tol=float(self.tol),
             reg_covar=float(self.reg_covar),
             seed=seed_of(self.random_state),
-            sparse=survey.any_sparse,
-            **self._initial_components(k, survey.n_features),
+            sparse=summary.any_sparse,
+            **self._initial_components(k, summary.n_features),
         )
-        return Unlabelled(survey.n_features), solver
+        return Unlabelled(summary.n_features), solver
 
     def _initial_components(self, k: int, d: int) -> dict[str, Any]:
         """Return the initial components: the last fit's (`warm_start`), or the user's."""

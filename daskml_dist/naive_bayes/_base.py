@@ -84,7 +84,7 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, SinglePassSolver]:
         assert rows.classes is not None
-        n_features, n_classes = rows.survey.n_features, len(rows.classes)
+        n_features, n_classes = rows.summary.n_features, len(rows.classes)
         self._check_sizes(n_features, n_classes)
         return RowsByClass(n_features, n_classes), SinglePassSolver(self._statistic())
 

@@ -204,7 +204,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
     ) -> Settings:
         """Return settings with scikit-learn's penalty: `alpha` over the weight of a batch."""
         # scikit-learn's loss of a batch is its mean plus alpha / 2 * |w|^2 / (rows of the batch).
-        mean_weight = rows.weight_sum / rows.survey.n_rows
+        mean_weight = rows.weight_sum / rows.summary.n_rows
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * mean_weight)
         settings = super()._settings_for_lanes(settings, rows, lanes)
         return dataclasses.replace(settings, penalty=Penalty(0.0, alpha))
@@ -301,7 +301,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def _model(self, rows: DatasetInfo, last: MLP | None) -> MLP:
         params = self._all_params()
         sizes = (
-            rows.survey.n_features,
+            rows.summary.n_features,
             *_resolve_hidden_sizes(params["hidden_layer_sizes"]),
             self._n_outputs(rows),
         )
@@ -310,7 +310,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             sizes,
             params["activation"],
             0 if rows.classes is None else len(rows.classes),
-            rows.survey.n_targets is not None,
+            rows.summary.n_targets is not None,
         )
         # Layers may have been changed between fits by `set_params`, or y may have other columns.
         if last is not None and last.sizes != model.sizes:
@@ -376,16 +376,16 @@ class BaseMLP(BaseNetwork, BaseRounds):
         if self._continues_last_fit():
             return self._parameters_of_state(self._state)
         # The weights that steps begin with, drawn in scikit-learn's order.
-        return model.init(self._seed(), rows.survey.dtype)
+        return model.init(self._seed(), rows.summary.dtype)
 
     def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
-        w = solution.w.astype(rows.survey.dtype)
+        w = solution.w.astype(rows.summary.dtype)
         goes_on = self._continues_last_fit()  # asked before `_state` is set
         self._set_parameters(w, model, rows)
         self._state, self._last_model = ShardState(w, {}), model
         # The mean loss with the penalty: the objective's last value.
         self.loss_ = float(solution.extra["value"])
-        self.t_ = (self.t_ if goes_on else 0) + rows.survey.n_rows * solution.n_iter
+        self.t_ = (self.t_ if goes_on else 0) + rows.summary.n_rows * solution.n_iter
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return _OutputFunction(self._last_model, self._parameters_of_state(self._state))

@@ -135,8 +135,8 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         return self._loss().inverse_link
 
     def _n_outputs(self, rows: DatasetInfo) -> int:
-        self._loss().check_target(rows.survey.target_range)
-        return rows.survey.n_targets or 1
+        self._loss().check_target(rows.summary.target_range)
+        return rows.summary.n_targets or 1
 
     def _out_activation(self, model: MLP) -> str:
         # The inverse link is either the identity or the exponential: exp(1) is not 1.

@@ -148,7 +148,7 @@ class StreamedFactors(BaseSteps):
             collection = estimator._make_collection(X, None, None, reset=True)
             with FitJob(collection, INLINE, settings.run) as job:
                 rows = job.rows = estimator._dataset_info(job, None, None, False)
-                most = batch_rows or rows.survey.n_rows
+                most = batch_rows or rows.summary.n_rows
                 settings = dataclasses.replace(settings, batch_size=most)
                 model = estimator._model(rows, vars(self).get("_last_model"))
                 fit = estimator._plan_fit(job, settings, model, None)
@@ -156,7 +156,7 @@ class StreamedFactors(BaseSteps):
             # Planning sets the ids of these few ratings; predictions need those of all.
             if ids_before is not None:
                 self._ids = ids_before
-        likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, None) | {
+        likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, None) | {
             "batch_rows": most
         }
         fit = ready(fit)

@@ -322,16 +322,16 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         return super()._dataset_info(job, classes, class_weight, weighted)
 
     def _model(self, rows: DatasetInfo, last: RatedPairs | None) -> RatedPairs:
-        loss, survey = self._loss(), rows.survey
-        loss.check_target(survey.target_range)
+        loss, summary = self._loss(), rows.summary
+        loss.check_target(summary.target_range)
         if self.implicit:
             offset = 0.0  # most items are not chosen
         elif last is not None:
             offset = last.offset  # the last fit's factors are relative to it
         else:
             # The best constant prediction: the mean, in the loss's own terms.
-            shift = make_target_shift(loss, True, survey)
-            offset = shift[0] if shift else loss.constant(float(survey.target_mean))
+            shift = make_target_shift(loss, True, summary)
+            offset = shift[0] if shift else loss.constant(float(summary.target_mean))
         n_users, n_items = map(len, self._ids)
         reg, biased = float(self.reg_param), bool(self.biases)
         drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
@@ -348,7 +348,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             # First steps of an adaptive optimizer are as large as the rate in each factor, so they
             # change the prediction of a pair by about rank * rate**2: kept in proportion to the
             # ratings' standard deviation.
-            spread = rows.survey.target_spread if self._loss().in_target_units else 1.0
+            spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
             rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 

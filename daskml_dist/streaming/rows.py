@@ -37,7 +37,7 @@ class CallRowsMaker:
     ----------
     fit : FitSpec
         Planned by the first call.
-    survey : DataSummary
+    summary : DataSummary
         Facts of the first call's rows.
     make_block : callable
         As :func:`daskml_dist.data.blocks.make_block`, for targets of the estimator's kind.
@@ -51,7 +51,7 @@ class CallRowsMaker:
     def __init__(
         self,
         fit: FitSpec,
-        survey: DataSummary,
+        summary: DataSummary,
         make_block: Callable[..., Block],
         batch_rows: int | None,
         backend: Backend,
@@ -59,10 +59,10 @@ class CallRowsMaker:
     ) -> None:
         self._spec, self._model = fit.rows, fit.steps.model
         self._dtype, self._rows_dtype = np.dtype(fit.rows.dtype), np.dtype(fit.rows.rows_dtype)
-        self._make, self._shape, self._name = make_block, survey.row_shape, name
-        self._is_sparse = survey.any_sparse
-        self._has_target = any(i.targets is not None or i.labels is not None for i in survey.infos)
-        self._n_targets = survey.n_targets
+        self._make, self._shape, self._name = make_block, summary.row_shape, name
+        self._is_sparse = summary.any_sparse
+        self._has_target = any(i.targets is not None or i.labels is not None for i in summary.infos)
+        self._n_targets = summary.n_targets
         self._batch_rows, self._fewest = batch_rows, getattr(self._model, "fewest_rows", 1)
         self._backend = backend
 

@@ -137,7 +137,7 @@ def plan_stream(
         job.rows = rows
         # The rows of a step, not of the call: whether steps are sparse depends on how many of the
         # parameters the rows of one step touch.
-        most = first_rows or batch_rows or rows.survey.n_rows
+        most = first_rows or batch_rows or rows.summary.n_rows
         # None, a full batch: the solvers of such estimators take all rows of a call in one step.
         size = None if estimator._whole_calls else most
         sized = dataclasses.replace(settings, batch_size=size)
@@ -147,12 +147,12 @@ def plan_stream(
         fit: FitSpec = estimator._plan_fit(job, sized, model, initial)
         fit = estimator._ready(job, fit) if ready is None else fit
     names = _name_columns(estimator, collection.feature_names)
-    likeness = describe_first_rows(fit, rows.survey, settings.auto_rate, names) | {
+    likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, names) | {
         "batch_rows": most
     }
     fit = fit if ready is None else ready(fit)
     make = CallRowsMaker(
-        fit, rows.survey, collection.block_maker, batch_rows, get_backend("cpu"),
+        fit, rows.summary, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
     )  # fmt: skip
     steps = Steps(fit, batch_rows, estimator._rule_of_rows)
@@ -175,14 +175,14 @@ def get_batch_rows(settings: Settings) -> int | None:
 
 
 def describe_first_rows(
-    fit: FitSpec, survey: DataSummary, auto_rate: bool, names: dict[str, str] | None
+    fit: FitSpec, summary: DataSummary, auto_rate: bool, names: dict[str, str] | None
 ) -> dict[str, Any]:
     """Return the facts of a stream's first rows, from which it starts the same way again.
 
     `names` holds the dtype of each column by its name. The facts are plain values for JSON.
     """
     classes = fit.rows.classes
-    nonzeros = survey.nonzeros_per_row
+    nonzeros = summary.nonzeros_per_row
     origin: Any = fit.steps.model.origin()
     # An automatic rate was searched on the first rows: kept, since rows of zeros give another.
     rates = None
@@ -190,19 +190,19 @@ def describe_first_rows(
         own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
         rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
     targets: list[Any] | None = None
-    if classes is None and any(info.targets is not None for info in survey.infos):
+    if classes is None and any(info.targets is not None for info in summary.infos):
         # A linear model subtracts a shift, its origin, from the targets: made-up rows with this
         # target in each row lead to the same shift.
-        one = origin if isinstance(origin, list) and origin else survey.target_means.tolist()
-        targets = one if survey.n_targets is not None else one[:1]
+        one = origin if isinstance(origin, list) and origin else summary.target_means.tolist()
+        targets = one if summary.n_targets is not None else one[:1]
     return {
-        "dtype": survey.rows_dtype,
-        "row_shape": list(survey.row_shape),
+        "dtype": summary.rows_dtype,
+        "row_shape": list(summary.row_shape),
         "nonzeros": None if nonzeros is None else round(nonzeros),
         "classes": None if classes is None else classes.tolist(),
         "labels": None if classes is None else classes.dtype.str,
         "targets": targets,
-        "n_targets": survey.n_targets,
+        "n_targets": summary.n_targets,
         "rates": rates,
         "row_size": getattr(fit.steps.model, "row_size", None),
         "steps_per_pass": fit.steps.rule.steps_per_pass,

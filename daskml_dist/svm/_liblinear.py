@@ -184,7 +184,7 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None
-        n_features, n_classes = rows.survey.n_features, len(rows.classes)
+        n_features, n_classes = rows.summary.n_features, len(rows.classes)
         model = LinearModel(self._loss(), n_features, n_classes, bool(self.fit_intercept))
         penalty = self._make_penalty(rows, self.penalty)
         # With the l1 penalty this is OWL-QN, which handles the kinks at zero.
@@ -268,18 +268,18 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         # Solvers of several targets run in lock step, so that they share passes over the rows.
-        survey = rows.survey
-        problems = [self._problem_of_target(rows, target) for target in survey.of_each_target]
-        return combine_target_problems(problems, survey.n_targets)
+        summary = rows.summary
+        problems = [self._problem_of_target(rows, target) for target in summary.of_each_target]
+        return combine_target_problems(problems, summary.n_targets)
 
     def _problem_of_target(
-        self, rows: DatasetInfo, survey: DataSummary
+        self, rows: DatasetInfo, summary: DataSummary
     ) -> tuple[LinearModel, PenalisedSolver]:
         """Return the model and the solver of one target, given its summary."""
         penalty = self._make_penalty(rows, "l2")
-        model = LinearModel(self._loss(), survey.n_features, 0, bool(self.fit_intercept))
+        model = LinearModel(self._loss(), summary.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)
         # A loss with kinks has no gradient at its optimum, by which L-BFGS could stop.
         if self.loss == "epsilon_insensitive":
-            return model, TubeNewton(penalty, *limits, float(self.epsilon), survey.target_spread)
+            return model, TubeNewton(penalty, *limits, float(self.epsilon), summary.target_spread)
         return model, get_solver("lbfgs")(penalty, *limits)

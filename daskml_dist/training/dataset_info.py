@@ -271,7 +271,7 @@ class DatasetInfo:
 
     Parameters
     ----------
-    survey : DataSummary
+    summary : DataSummary
     classes : ndarray or None
         Sorted labels; None for regression.
     class_weight : ndarray of float64 of shape (n_classes,) or None
@@ -279,7 +279,7 @@ class DatasetInfo:
         Factor that makes the mean weight 1; None where rows have no weights.
     """
 
-    survey: DataSummary
+    summary: DataSummary
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None
     weight_scale: float | None
@@ -287,26 +287,26 @@ class DatasetInfo:
     @classmethod
     def of(
         cls,
-        survey: DataSummary,
+        summary: DataSummary,
         classes: NDArray[Any] | None,
         class_weight: Any,
         weighted: bool,
     ) -> DatasetInfo:
         """Combine a summary with the classes and the `class_weight` that the user gave."""
-        of_class = resolve_class_weights(class_weight, survey, classes)
-        scale = compute_weight_scale(survey, classes, of_class, weighted)
+        of_class = resolve_class_weights(class_weight, summary, classes)
+        scale = compute_weight_scale(summary, classes, of_class, weighted)
         # Weights are scaled to mean 1, so that penalties and learning rates keep their meaning.
-        return cls(survey, classes, of_class, scale)
+        return cls(summary, classes, of_class, scale)
 
     @property
     def weight_sum(self) -> float:
         """Return the sum of the weights of all rows, class weights included."""
-        n_rows = self.survey.n_rows
+        n_rows = self.summary.n_rows
         return float(n_rows) if self.weight_scale is None else n_rows / self.weight_scale
 
 
 def resolve_class_weights(
-    class_weight: Any, survey: DataSummary, classes: NDArray[Any] | None
+    class_weight: Any, summary: DataSummary, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
     """Return one weight a class from "balanced", a dict of labels, or None."""
     if class_weight is None or classes is None:
@@ -314,7 +314,7 @@ def resolve_class_weights(
     if isinstance(class_weight, str):
         # Classes are counted by the weights of their rows, so that a weight of 2 equals a repeated
         # row.
-        return balanced_weights(survey.label_weights(classes))
+        return balanced_weights(summary.label_weights(classes))
     return named_weights(class_weight, classes)
 
 
@@ -346,7 +346,7 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
 
 
 def compute_weight_scale(
-    survey: DataSummary,
+    summary: DataSummary,
     classes: NDArray[Any] | None,
     class_weight: NDArray[np.float64] | None,
     weighted: bool,
@@ -356,9 +356,9 @@ def compute_weight_scale(
         return None
     # Sums of the weights by class suffice, so the rows need not be read again.
     if class_weight is not None and classes is not None:
-        total = float(class_weight @ survey.label_weights(classes))
+        total = float(class_weight @ summary.label_weights(classes))
     else:
-        total = sum(info.weight_sum for info in survey.infos)
+        total = sum(info.weight_sum for info in summary.infos)
     if not total > 0:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
-    return survey.n_rows / total
+    return summary.n_rows / total

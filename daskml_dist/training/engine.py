@@ -183,7 +183,7 @@ class Engine(ABC):
 
     @abstractmethod
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Assign some columns of all rows to each lane; to be called before the survey."""
+        """Assign some columns of all rows to each lane; called before blocks are inspected."""
 
     @abstractmethod
     def cut_keys(self, n_lanes: int | None) -> Collection:

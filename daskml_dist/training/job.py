@@ -131,11 +131,11 @@ class FitJob:
 
     def summarize_rows(self) -> DataSummary:
         """Return the summary of all rows, reading them once; raise where there are no rows."""
-        survey = DataSummary(self.engine.inspect_blocks(self.run.n_lanes))
-        survey.check_devices()
-        if survey.n_rows == 0:
+        summary = DataSummary(self.engine.inspect_blocks(self.run.n_lanes))
+        summary.check_devices()
+        if summary.n_rows == 0:
             raise make_no_rows_error()
-        return survey
+        return summary
 
     def lay_out_lanes(
         self, passes: int, *, bytes_per_lane: int | None = None, device: str = "cpu"
@@ -154,7 +154,7 @@ class FitJob:
         `on_host`: rows are read on the CPU, whatever the device.
         """
         run = self.run
-        device = "cpu" if on_host else self.rows.survey.device(run.device, run.deterministic)
+        device = "cpu" if on_host else self.rows.summary.device(run.device, run.deterministic)
         self.lay_out_lanes(passes, bytes_per_lane=SUM_BYTES_PER_LANE, device=device)
 
     @property

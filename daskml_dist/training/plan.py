@@ -90,19 +90,19 @@ def make_fit(
     columns : tuple of int or None
         First column of each lane, and the number of columns, where lanes hold columns.
     """
-    survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
+    summary, run, fraction = rows.summary, settings.run, settings.validation_fraction
     _check_held_out_rows(lanes, fraction)
-    if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
+    if settings.batch_size == "auto" and _may_step_row_by_row(settings, summary, model):
         # Where a policy has such a variant, lanes then meet seldom enough to step row by row.
         settings = replace(settings, policy=settings.policy.by_single_rows())
     # 1. How rows become steps: single rows where these may be updates, else batches.
-    single_rows = _is_row_by_row(settings, survey, model)
+    single_rows = _is_row_by_row(settings, summary, model)
     batch_size = choose_batch_rows(settings.batch_size, lanes, streaming, largest_batch_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _count_rows_per_turn(lanes)
     steps = count_pass_steps(lanes, batch_size, fraction)
     # 2. Whether steps read and change only the parameters that a batch touches.
-    dtype = settings.dtype_of(survey)
+    dtype = settings.dtype_of(summary)
     # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
@@ -118,7 +118,7 @@ def make_fit(
         rule=_make_update_rule(
             settings,
             model,
-            rates=_automatic_learning_rates(settings, survey, model, single_rows, is_indexed),
+            rates=_automatic_learning_rates(settings, summary, model, single_rows, is_indexed),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or is_indexed,
         ),
@@ -138,7 +138,7 @@ def make_fit(
         columns=columns,
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
-    return FitSpec(spec, work, RunSpec.of(run, survey))
+    return FitSpec(spec, work, RunSpec.of(run, summary))
 
 
 def _make_rows_spec(
@@ -152,7 +152,7 @@ def _make_rows_spec(
     """Return the specification of the rows that trainers get, of which a share is held out."""
     lane_rows = count_training_rows(lanes, held_out)
     return RowsSpec(
-        dtype, rows.survey.rows_dtype, lane_rows, rows.classes, rows.class_weight,
+        dtype, rows.summary.rows_dtype, lane_rows, rows.classes, rows.class_weight,
         rows.weight_scale, streaming, held_out, run.compute_dtype,
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ def _choose_default_rate(optimizer: Optimizer, single_rows: bool, is_indexed: bo
 
 
 def _automatic_learning_rates(
-    settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, is_indexed: bool
+    settings: Settings, summary: DataSummary, model: StepModel, single_rows: bool, is_indexed: bool
 ) -> list[float] | None:
     """Return the rate of each target, in its units; None where the user's schedule sets it."""
     if not settings.auto_rate:
@@ -227,15 +227,15 @@ def _automatic_learning_rates(
     # Losses in units of the targets (absolute, Huber) need steps in those units too.
     if not (loss and loss.in_target_units and settings.optimizer.adaptive):
         return [default]
-    return [default * _measure_target_unit(loss, one) for one in survey.of_each_target]
+    return [default * _measure_target_unit(loss, one) for one in summary.of_each_target]
 
 
-def _measure_target_unit(loss: Loss, survey: DataSummary) -> float:
+def _measure_target_unit(loss: Loss, summary: DataSummary) -> float:
     """Return the unit of the targets: their standard deviation, or a robust estimate of it."""
-    spread = survey.target_spread
+    spread = summary.target_spread
     # Losses whose centre is the median are robust to outliers, and so must their unit be.
     if loss.center == "median":
-        first, _, third = survey.target_quartiles
+        first, _, third = summary.target_quartiles
         spread = float(third - first) / _NORMAL_QUARTILE_DISTANCE or spread
     if not np.isfinite(spread):
         raise DivergedError("The squares of the targets overflow. Scale the targets.")
@@ -252,7 +252,7 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
     return max(1, -(-largest // max(n_steps, 1)))
 
 
-def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> tuple[float, ...]:
+def make_target_shift(loss: Loss, fit_intercept: bool, summary: DataSummary) -> tuple[float, ...]:
     """Return the mean or median of each target, to be subtracted from it before the fit.
 
     Empty where the loss has no centre, or the model no intercept to add it to again.
@@ -260,8 +260,8 @@ def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> t
     if not fit_intercept or loss.center is None:
         return ()
     if loss.center == "mean":
-        return tuple(survey.target_means.tolist())
-    return tuple(float(one.target_quartiles[1]) for one in survey.of_each_target)
+        return tuple(summary.target_means.tolist())
+    return tuple(float(one.target_quartiles[1]) for one in summary.of_each_target)
 
 
 def _add_feature_scales(
@@ -328,14 +328,14 @@ def largest_batch_rows(model: StepModel) -> int:
     return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_BATCH_ROWS)
 
 
-def _is_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
+def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:
     """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
     # Not where lanes sum or push the gradient of every step.
     meets_seldom = settings.policy.loop == "shared" or settings.policy.averages
-    return meets_seldom and _may_step_row_by_row(settings, survey, model)
+    return meets_seldom and _may_step_row_by_row(settings, summary, model)
 
 
-def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
+def _may_step_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:
     """Return whether each row could be a step of its own: sparse rows of many features."""
     return (
         model.linear is not None
@@ -348,7 +348,7 @@ def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepMod
         and model.parameters.width == 1
         and settings.optimizer.elementwise_update is not None
         and settings.optimizer.single_rows
-        and all(info.device == "cpu" for info in survey.infos)
+        and all(info.device == "cpu" for info in summary.infos)
         and _touches_few_parameters(model, 1)
     )
 
@@ -452,15 +452,15 @@ def make_solver_fit(
     bytes, for blocks and the arrays that a solver on own rows makes of them.
     """
     # Features stored in 16 bits are computed with in float32.
-    dtype = "float32" if run.compute_dtype else rows.survey.dtype
+    dtype = "float32" if run.compute_dtype else rows.summary.dtype
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run)
     if isinstance(solver, RowSolver):
         work = _plan_own_rows_work(model, solver, rows)
         # The solver takes for its arrays what the blocks in memory leave of the budget.
-        nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
-        row_bytes = nbytes / max(rows.survey.n_rows, 1)
+        nbytes = 0 if streaming else sum(info.nbytes for info in rows.summary.infos)
+        row_bytes = nbytes / max(rows.summary.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)
-        return FitSpec(spec, work, RunSpec.of(run, rows.survey))
+        return FitSpec(spec, work, RunSpec.of(run, rows.summary))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
     # L-BFGS keeps many vectors of the parameters' length: if that is millions, each trainer holds a
     # range of each. Not if deterministic: sums in the order of the lanes are gathered whole.
@@ -475,13 +475,13 @@ def make_solver_fit(
         RoundWork(
             model, solver, shape, start, PassStoppingRule(solver.max_passes, None), in_ranges
         ),
-        RunSpec.of(run, rows.survey),
+        RunSpec.of(run, rows.summary),
     )
 
 
 def _plan_own_rows_work(model: Model, solver: RowSolver, rows: DatasetInfo) -> OwnRowsWork:
     """Return the work of a solver on each trainer's own rows."""
-    infos = sorted(rows.survey.infos, key=lambda info: info.index)
+    infos = sorted(rows.summary.infos, key=lambda info: info.index)
     # Number of the first row of each block among all rows: exclusive cumulative sum of block sizes.
     first = np.zeros(infos[-1].index + 1, np.int64)
     for info in infos:

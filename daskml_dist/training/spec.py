@@ -67,9 +67,9 @@ class Settings:
         own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
         return {name for optimizer in (self.optimizer, *own) for name in optimizer.state_names}
 
-    def dtype_of(self, survey: DataSummary) -> str:
+    def dtype_of(self, summary: DataSummary) -> str:
         """Return the dtype of the parameters of a fit to the rows of a summary."""
-        return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
+        return "float32" if self.run.compute_dtype else self.dtype or summary.dtype
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,13 @@ class RunSpec:
     name: str = "fit"
 
     @classmethod
-    def of(cls, settings: RunSettings, survey: DataSummary) -> RunSpec:
+    def of(cls, settings: RunSettings, summary: DataSummary) -> RunSpec:
         """Combine the user's settings with the device on which these rows may be trained."""
         # `dask.config` holds the settings of the cluster: they are the same for every fit of a
         # session.
         return cls(
             settings.deterministic,
-            survey.device(settings.device, settings.deterministic),
+            summary.device(settings.device, settings.deterministic),
             float(dask.config.get("daskml_dist.timeout", 300.0)),
             settings.on_lost_data,
             bool(dask.config.get("daskml_dist.shared_memory", True)),

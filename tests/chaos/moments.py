@@ -35,7 +35,7 @@ NETWORK_TROUBLES = ("cut", "cut", "cuts", "kill")
 WORKS = ("lbfgs", "least squares", "scaler", "metric")
 #: Where each moment of a run's life is seen; at "step" a callback sees it.
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "survey": (ClusterRows, "survey"),
+    "survey": (ClusterRows, "inspect_blocks"),
     "scales": (ClusterRows, "scales"),
     "placement": (ClusterEngine, "choose_lanes"),
     "rendezvous": (Generations, "_deliver_parts"),

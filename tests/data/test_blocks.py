@@ -1,4 +1,4 @@
-"""Blocks: what a survey learns of each."""
+"""Blocks: what is learned of each when the rows are summarised."""
 
 from __future__ import annotations
 

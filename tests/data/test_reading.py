@@ -100,7 +100,7 @@ def test_workers_that_die_while_rows_are_read(
     else:
         killer = threading.Thread(target=_kill_readers, args=(crew_client, tmp_path))
         killer.start()
-        rows.survey()
+        rows.inspect_blocks()
         killer.join()
     assert _summary(rows) == WHOLE
     _kill(crew_client, sorted(list_workers(crew_client))[:1])
@@ -121,7 +121,7 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
 ) -> None:
     X, y = crew_client.persist(list(_lazy(tmp_path)))
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
-    rows.survey()
+    rows.inspect_blocks()
     for _ in range(3):
         holders = {address for held in rows.find_current_holders().values() for address in held}
         _kill(crew_client, sorted(holders)[:1])
@@ -148,7 +148,7 @@ def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
 
     X, y = _lazy(tmp_path, read=read_once)
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
-    rows.survey()
+    rows.inspect_blocks()
     (tmp_path / "gone").touch()
     _kill(crew_client, sorted(list_workers(crew_client)))
     _until(lambda: len(rows.remake_lost_blocks()) == 6)
@@ -156,7 +156,7 @@ def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
     rows.release()
     again = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     with pytest.raises(InvalidDataError, match=r"Block \d could not be read: .*the file went"):
-        again.survey()
+        again.inspect_blocks()
     again.release()
 
 
@@ -171,7 +171,7 @@ def test_rows_without_a_recipe_that_are_gone_are_told(crew_client: Client) -> No
     _kill(crew_client, [first])
     _until(lambda: held.status == "cancelled")
     with pytest.raises(DataLostError, match="nothing can make them again"):
-        rows.survey()
+        rows.inspect_blocks()
     rows.release()
 
 

@@ -82,7 +82,7 @@ def _kind() -> Any:
             return Plain(), Mean()
 
         def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
-            self.n_features_in_ = rows.survey.n_features
+            self.n_features_in_ = rows.summary.n_features
             self.mean_ = solution.w
 
         def _raw_prediction(self) -> Any:
@@ -177,7 +177,7 @@ class _Point(BaseSteps):
 
     def _model(self, rows: DatasetInfo, last: Any) -> StepModel:
         assert rows.classes is None
-        return _Nearness(rows.survey.n_features)
+        return _Nearness(rows.summary.n_features)
 
     def _set_parameters(self, w: NDArray[Any], model: _Nearness, rows: DatasetInfo) -> None:
         self.n_features_in_ = model.n_features

@@ -192,7 +192,7 @@ class KMeans(BaseRounds):
         check_count("max_iter", self.max_iter)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Points, Lloyd]:
-        return Points(rows.survey.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
+        return Points(rows.summary.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
 
     def _starting_parameters(self, model: Points, rows: DatasetInfo) -> Array:
         return np.asarray(self.init)

@@ -111,9 +111,9 @@ def make_several() -> Any:
             self.random_state, self.dtype = 0, "float64"
 
         def _model(self, rows: Any, last: Any) -> Any:
-            survey = rows.survey
+            summary = rows.summary
             loss = get_loss("squared_error", "regression")
-            return LinearModel(loss, survey.n_features, 0, True, survey.n_targets)
+            return LinearModel(loss, summary.n_features, 0, True, summary.n_targets)
 
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.coef_, self.n_features_in_ = w, len(w) - 1

@@ -98,11 +98,11 @@ class _Fit:
     def of(cls, solver: Solver, loss: Loss, y: Any) -> _Fit:
         """A fit of a solver of those above."""
         engine = InProcessEngine(as_collection(X, y, classification=y is not RAW))
-        survey = DataSummary(engine.inspect_blocks(2))
+        summary = DataSummary(engine.inspect_blocks(2))
         classes = None if y is RAW else np.unique(y)
         model = LinearModel(loss, 7, 0 if classes is None else len(classes), fit_intercept=True)
         lanes = engine.choose_lanes(2, share=None, passes=solver.max_passes)
-        rows = DatasetInfo.of(survey, classes, None, False)
+        rows = DatasetInfo.of(summary, classes, None, False)
         settings = RunSettings(n_lanes=2, deterministic=True)
         fit = make_solver_fit(model, solver, rows, lanes, None, None, settings)
         return cls(fit, lanes, {i: prepare_block(b, fit) for i, b in engine._blocks.items()})

@@ -139,7 +139,7 @@ def make_classes() -> tuple[type[StepModel], type[BaseSteps]]:
             self.run = run
 
         def _model(self, rows: Any, last: Any) -> StepModel:
-            n_features = rows.survey.n_features
+            n_features = rows.summary.n_features
             return TwoLayers(n_features, self.n_hidden, len(rows.classes), self.dropout)
 
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:

@@ -129,8 +129,8 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
 
     class ImageClassifier(Classifier):
         def _model(self, rows: Any, last: Any) -> StepModel:
-            self.survey_, self.seen_ = rows.survey, []
-            return Images(rows.survey.row_shape, len(rows.classes), self.seen_)
+            self.summary_, self.seen_ = rows.summary, []
+            return Images(rows.summary.row_shape, len(rows.classes), self.seen_)
 
     class TokenClassifier(Classifier):
         def _model(self, rows: Any, last: Any) -> StepModel:
@@ -197,7 +197,7 @@ def alone() -> Any:
 
 def test_images_stay_bytes(fitted: Any) -> None:
     X, y = _images()
-    (info,) = fitted.survey_.infos
+    (info,) = fitted.summary_.infos
     assert info.dtype == "uint8"
     assert info.nbytes == X.nbytes + y.nbytes
     assert set(fitted.seen_) == {(np.dtype("uint8"), np.dtype("float32"))}
@@ -208,8 +208,8 @@ def test_images_stay_bytes(fitted: Any) -> None:
 
 def test_images_in_memory_go_to_workers(client: Client) -> None:
     found = _images_of().fit(*_images())
-    assert {info.dtype for info in found.survey_.infos} == {"uint8"}
-    assert len(found.survey_.infos) == 2
+    assert {info.dtype for info in found.summary_.infos} == {"uint8"}
+    assert len(found.summary_.infos) == 2
     assert found.score(*_images()) > 0.95
 
 
@@ -219,7 +219,7 @@ def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
     X, y = _images()
     lazy, labels = LAZY[kind](X), LAZY[kind](y)
     found = _images_of().fit(lazy, labels)
-    assert {(i.dtype, i.row_shape) for i in found.survey_.infos} == {("uint8", (SIDE, SIDE))}
+    assert {(i.dtype, i.row_shape) for i in found.summary_.infos} == {("uint8", (SIDE, SIDE))}
     np.testing.assert_array_equal(found.w_, alone.w_)
     made = found.predict(lazy)
     assert isinstance(made, da.Array)
@@ -292,7 +292,7 @@ def test_round_estimators_take_images(client: Client) -> None:
             return Pixels(), SinglePassSolver(Mean())
 
         def _set_fitted(self, solution: Any, model: Any, rows: Any) -> None:
-            self.mean_ = solution.w / rows.survey.n_rows
+            self.mean_ = solution.w / rows.summary.n_rows
 
         def _raw_prediction(self) -> Callable[[Any], Any]:
             mean = self.mean_

@@ -136,7 +136,7 @@ class BatchedSteps:
             self._model: LinearModel = self._models[0]
             weights = self._solver_fits.split_weights(self._batched_model).sum(axis=1)
             # A fit scales weights to a mean of 1 over its rows, which here are all rows.
-            self._scales = tuple((rows.survey.n_rows / weights).tolist())
+            self._scales = tuple((rows.summary.n_rows / weights).tolist())
             self._plans = planner.plan_fits(
                 self._settings, self._models, self._split_infos, self._scales
             )
@@ -243,7 +243,7 @@ class BatchedSteps:
     ) -> ShardState:
         """Return the joint state of candidates; before the first pass, that of their own starts."""
         first = columns[0]
-        dtype = settings.dtype_of(self._job.rows.survey)
+        dtype = settings.dtype_of(self._job.rows.summary)
 
         def join(arrays: list[Any]) -> NDArray[Any]:
             """Join parameters as columns; the row of zeros below them sums the losses."""
@@ -332,8 +332,8 @@ class _CandidatePlanner:
         rows, n_splits = self.job.rows, self.roles.n_splits
         # A classifier's labels and features are those of all rows, whatever the split.
         if self.classes is not None:
-            survey = TargetSummary(rows.survey.infos)
-            return [replace(rows, survey=survey, classes=self.classes)] * n_splits
+            summary = TargetSummary(rows.summary.infos)
+            return [replace(rows, summary=summary, classes=self.classes)] * n_splits
         # Regression: the mean of a split's targets is where its intercept begins, and their spread
         # is the unit of its loss.
         inspect = partial(_inspect_block_by_split, self.roles)
@@ -343,7 +343,7 @@ class _CandidatePlanner:
             inspect_part = partial(_make_and_inspect, collection.block_maker, inspect)
             infos_of_blocks = reduce_parts(collection, inspect_part, concatenate_lists)
         return [
-            replace(rows, survey=DataSummary([of_splits[split] for of_splits in infos_of_blocks]))
+            replace(rows, summary=DataSummary([of_splits[split] for of_splits in infos_of_blocks]))
             for split in range(n_splits)
         ]
 

@@ -160,11 +160,11 @@ def open_batched_models(
         job.rows = DatasetInfo.of(job.summarize_rows(), None, None, collection.is_weighted)
         # How often the rows will be read is not known yet; 100 passes is the order of a search.
         job.lay_out_sum_lanes(100)
-        survey = TargetSummary(job.rows.survey.infos, n_columns=n_targets)
+        summary = TargetSummary(job.rows.summary.infos, n_columns=n_targets)
         # To callbacks, all passes of all solvers look like one fit.
         batch_callbacks = WholeFitCallbacks(job.callbacks, with_parameters=False)
         try:
-            rows = replace(job.rows, survey=survey, classes=classes)
+            rows = replace(job.rows, summary=summary, classes=classes)
             yield BatchedModels(job, rows, roles, batch_callbacks)
         except BaseException as error:
             batch_callbacks.finish(error)
@@ -278,7 +278,7 @@ class BatchedModels(SolverFits):
         self, candidates: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
     ) -> BatchedSolver:
         """Return the solver of some candidates; large problems begin on a share of the rows."""
-        n_rows = sum(info.n_rows for info in self.rows.survey.infos)
+        n_rows = sum(info.n_rows for info in self.rows.summary.infos)
         # Streamed rows are read from their source for each pass: a share costs a reading of all.
         begins_on_share = (
             n_rows * len(candidates) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
@@ -288,9 +288,9 @@ class BatchedModels(SolverFits):
 
     def of_split(self, weight: float) -> DatasetInfo:
         """Return the facts about the training rows of a split, given the sum of their weights."""
-        survey = self.rows.survey
-        assert isinstance(survey, TargetSummary)
-        return replace(self.rows, survey=replace(survey, weight=float(weight)))
+        summary = self.rows.summary
+        assert isinstance(summary, TargetSummary)
+        return replace(self.rows, summary=replace(summary, weight=float(weight)))
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:
         """Return the summed weight of the training rows of each split."""

@@ -50,7 +50,7 @@ class BaseLinear(BaseOnRows):
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         """Set the fitted attributes from the solution of a round solver."""
         # The solver's parameters are for shifted targets, in float64.
-        w = model.uncentred(solution.w).astype(rows.survey.dtype)
+        w = model.uncentred(solution.w).astype(rows.summary.dtype)
         self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")
 
     def _set_coef(

@@ -174,7 +174,7 @@ class BaseSGD(BaseSteps, BaseLinear):
     ) -> ShardState | None:
         if start is None:
             return None
-        dtype = settings.dtype_of(rows.survey)
+        dtype = settings.dtype_of(rows.summary)
         # The user's coefficients are for targets as they are; training subtracts their centre.
         initial = model.uncentred(model.init(settings.seed, dtype))
         w = _join_starting_coefficients(model, initial, *start)
@@ -206,16 +206,16 @@ class BaseSGD(BaseSteps, BaseLinear):
         return callbacks
 
     def _model(self, rows: DatasetInfo, last: LinearModel | None) -> LinearModel:
-        params, survey = self._all_params(), rows.survey
+        params, summary = self._all_params(), rows.summary
         loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
         if not self._classification:
-            loss.check_target(survey.target_range)
+            loss.check_target(summary.target_range)
         # A fit that goes on keeps the shift of the first rows: its parameters are relative to it.
         shift = (
-            make_target_shift(loss, fit_intercept, survey) if last is None else last.target_shift
+            make_target_shift(loss, fit_intercept, summary) if last is None else last.target_shift
         )
         first_intercept: float | tuple[float, ...] = 0.0
-        n_targets = None if self._classification else survey.n_targets
+        n_targets = None if self._classification else summary.n_targets
         if last is not None and last.n_targets != n_targets:
             was, now = _describe_columns(last.n_targets), _describe_columns(n_targets)
             raise InvalidDataError(
@@ -225,18 +225,18 @@ class BaseSGD(BaseSteps, BaseLinear):
         # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
         # intercept at the best constant prediction instead.
         if not self._classification and fit_intercept and not shift:
-            first_intercept = tuple(loss.constant(float(mean)) for mean in survey.target_means)
+            first_intercept = tuple(loss.constant(float(mean)) for mean in summary.target_means)
         return LinearModel(
             loss,
-            survey.n_features,
+            summary.n_features,
             0 if rows.classes is None else len(rows.classes),
             fit_intercept,
             n_targets,
             target_shift=shift,
             first_intercept=first_intercept,
-            touches=survey.nonzeros_per_row,
+            touches=summary.nonzeros_per_row,
             row_size=None if last is None else last.row_size,
-            few_entries=has_few_entries(survey.n_rows, survey.n_features),
+            few_entries=has_few_entries(summary.n_rows, summary.n_features),
         )
 
     def _adapt_rate_to_rows(
@@ -258,7 +258,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         rarity = 1.0
         if job.rows.classes is not None:
             # With rare labels a sample must be larger: the mean count of a label over the least.
-            counts = job.rows.survey.label_weights(job.rows.classes)
+            counts = job.rows.summary.label_weights(job.rows.classes)
             counts = counts[counts > 0]
             rarity = float(counts.mean() / counts.min()) if len(counts) else 1.0
         return calibrated(fit, settings, job.lanes, job.engine, rarity)

@@ -298,7 +298,7 @@ class BaseTorch(BaseNetwork):
     def _model(self, rows: DatasetInfo, last: Any) -> TorchModel:
         source, trial = self._source(), self._trial
         dtype = str(np.dtype(self._params()["dtype"]))
-        n_targets = rows.survey.n_targets
+        n_targets = rows.summary.n_targets
         # Several labels a row have no classes: each is a target of its own.
         n_classes = None if rows.classes is None or n_targets else len(rows.classes)
         # Any seed will do for the trial: the fit draws initial parameters by its own.
@@ -324,7 +324,7 @@ class BaseTorch(BaseNetwork):
     def _plan_fit(self, job: FitJob, settings: Settings, model: Any, initial: Any) -> FitSpec:
         # Workers draw the initial parameters themselves, and compare them by a checksum.
         if initial is None:
-            model = model.checked(settings.seed, settings.dtype_of(job.rows.survey))
+            model = model.checked(settings.seed, settings.dtype_of(job.rows.summary))
         fit = super()._plan_fit(job, settings, model, initial)
         check_batches(fit, model)
         if not isinstance(job.engine, InProcessEngine):
@@ -356,8 +356,8 @@ class BaseTorch(BaseNetwork):
         self.__dict__.pop("_built", None)
         self._net, self._w = model.at_rest(), w
         # A new token, so that no process predicts with the module of an earlier fit.
-        self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype
-        self.n_outputs_ = rows.survey.n_targets or 1
+        self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.summary.rows_dtype
+        self.n_outputs_ = rows.summary.n_targets or 1
 
     def _keep_snapshot(self, w: NDArray[Any] | None) -> bool:
         """Set a diverged fit's last parameters of finite loss; return False if there are none."""
@@ -365,7 +365,7 @@ class BaseTorch(BaseNetwork):
             return False
         model, rows = self._trial.model
         self._set_parameters(w, model, rows)
-        self._set_row_shape(rows.survey.row_shape)
+        self._set_row_shape(rows.summary.row_shape)
         self._state, self._last_model, self.n_iter_, self.t_ = ShardState(w, {}), self._net, 0, 0.0
         return True
 

@@ -53,7 +53,7 @@ class ModuleTrial:
     ) -> ProbeResult:
         """Return what the module shows on the sample, or without one on made-up rows."""
         # Rows of zeros, and of ones for a module that cannot take zeros.
-        shape, kind = (2, *rows.survey.row_shape), np.dtype(rows.survey.rows_dtype)
+        shape, kind = (2, *rows.summary.row_shape), np.dtype(rows.summary.rows_dtype)
         samples = [np.zeros(shape, kind), np.ones(shape, kind)]
         if self.sample is not None and len(self.sample):
             samples = [self.sample]

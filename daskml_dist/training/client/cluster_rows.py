@@ -1,6 +1,6 @@
 """Rows of a fit on a cluster: made where they lie, kept while they fit, else read in each pass.
 
-`ClusterRows` reads the blocks once (`survey`) and decides whether they are kept or streamed.
+`ClusterRows` reads the blocks once (`inspect_blocks`); they are then kept or streamed.
 Futures of blocks are in `held_blocks.py`, waiting for tasks in `gathering.py`.
 """
 
@@ -158,7 +158,9 @@ class ClusterRows:
         """Return whether blocks are made again whenever a lane needs them."""
         return self._recipes is not None
 
-    def survey(self, n_lanes: int | None = None, early: EarlyHost | None = None) -> list[BlockInfo]:
+    def inspect_blocks(
+        self, n_lanes: int | None = None, early: EarlyHost | None = None
+    ) -> list[BlockInfo]:
         """Read all rows once and return the facts of each block.
 
         Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
@@ -423,7 +425,7 @@ class ClusterRows:
         return any(held == [address] for held in self.find_current_holders().values())
 
     def were_just_seen(self) -> bool:
-        """Return whether the survey found all blocks at their homes, and none is known lost."""
+        """Return whether `inspect_blocks` found all blocks at home, and none is lost."""
         return self._held.were_seen_at_home() and not self.missing_blocks()
 
     def missing_blocks(self) -> list[int]:

@@ -157,7 +157,7 @@ class ClusterEngine(Engine):
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_persisted_homes()
         self._early.choose_actor_worker(self._rows.room_for_server())
-        infos = self._rows.survey(n_lanes, self._early)
+        infos = self._rows.inspect_blocks(n_lanes, self._early)
         self._early.request_endpoint()
         if self.columns is None:
             if self._collection.kind == "dask" and n_lanes is None:
