@@ -1,4 +1,4 @@
-"""Base class of the backends, the steps and sparse rows that they take, and nearest centres.
+"""Base class of the backends, the steps and sparse rows that they take, and nearest centroids.
 
 A backend is the arithmetic of models and solvers on one device. Abstract methods are what a model
 cannot do without. The others have a body in array API functions, or return None or False: "not
@@ -73,23 +73,23 @@ class Step:
         return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
 
 
-#: Products of rows and centres that are made at once: 8 MiB of float64, the largest array of a
+#: Products of rows and centroids that are made at once: 8 MiB of float64, the largest array of a
 #: pass over any number of rows.
 _PRODUCTS_AT_ONCE = 1 << 20
-#: Rows that are taken at once at least, however many centres there are: products of fewer rows
-#: read all centres for little work.
+#: Rows that are taken at once at least, however many centroids there are: products of fewer rows
+#: read all centroids for little work.
 _MIN_ROWS_AT_ONCE = 256
 
 
-def assign_to_centres(
-    backend: Any, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any
+def assign_to_centroids(
+    backend: Any, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any
 ) -> Any:
-    """Add rows to the sums of their nearest centres in array API functions; see
+    """Add rows to the sums of their nearest centroids in array API functions; see
     :meth:`Backend.assign`.
     """
     inertia = 0.0
-    for at, rows in _iterate_shifted_rows(backend, X, shift, centres.shape[0]):
-        labels, apart = _nearest(backend, rows, centres)
+    for at, rows in _iterate_shifted_rows(backend, X, shift, centroids.shape[0]):
+        labels, apart = _nearest(backend, rows, centroids)
         some = None if weight is None else weight[at]
         # A column of ones counts the rows; both sums are scatter-adds by label.
         each = ones((apart.shape[0], 1), apart.dtype, like=apart)
@@ -101,14 +101,16 @@ def assign_to_centres(
     return scalar(inertia)
 
 
-def find_nearest_centres(backend: Any, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-    """Return each row's nearest centre in array API functions; see :meth:`Backend.nearest`."""
+def find_nearest_centroids(
+    backend: Any, X: Any, shift: Any | None, centroids: Any
+) -> tuple[Any, Any]:
+    """Return each row's nearest centroid in array API functions; see :meth:`Backend.nearest`."""
     found = [
-        _nearest(backend, rows, centres)
-        for _, rows in _iterate_shifted_rows(backend, X, shift, centres.shape[0])
+        _nearest(backend, rows, centroids)
+        for _, rows in _iterate_shifted_rows(backend, X, shift, centroids.shape[0])
     ]
     labels, apart = zip(*found, strict=True)
-    xp = namespace(centres)
+    xp = namespace(centroids)
     return xp.concat(labels), xp.concat(apart)
 
 
@@ -128,12 +130,12 @@ def _iterate_shifted_rows(
         yield at, rows
 
 
-def _nearest(backend: Any, X: Any, centres: Any) -> tuple[Any, Any]:
-    """Return the nearest centre of each row, and the squared distance to it."""
-    xp, k = namespace(centres), centres.shape[0]
-    # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centres.
-    half = total(centres * centres, axis=1) / 2
-    apart = half - xp.reshape(backend.dot(X, centres.T), (-1, k))
+def _nearest(backend: Any, X: Any, centroids: Any) -> tuple[Any, Any]:
+    """Return the nearest centroid of each row, and the squared distance to it."""
+    xp, k = namespace(centroids), centroids.shape[0]
+    # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centroids.
+    half = total(centroids * centroids, axis=1) / 2
+    apart = half - xp.reshape(backend.dot(X, centroids.T), (-1, k))
     # Rounding may make it negative. Compared, not clipped, so that NaN of the row becomes NaN.
     squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
     return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
@@ -261,10 +263,10 @@ class Backend(ABC):
         self.add_rows(apart, at, weight, out)
 
     def assign(
-        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> Any:  # fmt: skip
-        """Add each row, times its weight, to the sums of its nearest centre.
+        """Add each row, times its weight, to the sums of its nearest centroid.
 
         Parameters
         ----------
@@ -272,29 +274,29 @@ class Backend(ABC):
         shift : array of shape (n_features,), or None
             Taken from each row first, so that rows lie near the origin; None: they are taken as
             they are, as sparse ones always are.
-        centres : array of shape (k, n_features)
+        centroids : array of shape (k, n_features)
             Of the dtype of the rows' arithmetic, like `shift` and `weight`.
         weight : array of shape (n,) or None
         out : array of float64 of shape (k, 1 + n_features)
-            Weight of each centre's rows, and their weighted sum.
+            Weight of each centroid's rows, and their weighted sum.
         bounds : array of :meth:`row_bounds`, or None
             What is known of each row, in place: a shorter way to the same sums.
         before : array of shape (k, n_features), or None
-            Centres of the call that left the bounds.
+            Centroids of the call that left the bounds.
         """
-        return assign_to_centres(self, X, shift, centres, weight, out)
+        return assign_to_centroids(self, X, shift, centroids, weight, out)
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
-        """Return what :meth:`assign` is to remember of each row with k centres: nothing is known
+        """Return what :meth:`assign` is to remember of each row with k centroids: nothing is known
         yet.
         """
         return zeros((X.shape[0], 0), X.dtype, like=getattr(X, "values", X))
 
-    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """Return the nearest centre of each row (the first of equal ones) and its squared
+    def nearest(self, X: Any, shift: Any | None, centroids: Any) -> tuple[Any, Any]:
+        """Return the nearest centroid of each row (the first of equal ones) and its squared
         distance.
         """
-        return find_nearest_centres(self, X, shift, centres)
+        return find_nearest_centroids(self, X, shift, centroids)
 
     @abstractmethod
     def add_tdot(self, X: Any, g: Any, out: Any) -> None:

@@ -390,26 +390,26 @@ class CupyBackend(Backend):
         out += sums.T
 
     def assign(
-        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> Any:  # fmt: skip
-        """Add dense rows to the sums of their nearest centres; return the inertia.
+        """Add dense rows to the sums of their nearest centroids; return the inertia.
 
         One kernel launch where shape and dtype suit the tile kernel, else one launch per slice of
         rows that are copied and centred first. The last bits vary between calls (atomic adds).
         """
         if shift is None or isinstance(X, CupyRows):
-            return super().assign(X, shift, centres, weight, out)
-        k, d = centres.shape
+            return super().assign(X, shift, centroids, weight, out)
+        k, d = centroids.shape
         sums, counts, inertia = (self._cp.zeros(shape) for shape in ((k, d), k, ()))
         totals = sums, counts, inertia
-        if self.calls.has_kmeans_tiles(X, centres):
-            self.calls.kmeans(X, shift, centres, weight, *totals)()
+        if self.calls.has_kmeans_tiles(X, centroids):
+            self.calls.kmeans(X, shift, centroids, weight, *totals)()
         else:
             for rows in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
-                shifted = cast(X[rows], centres.dtype) - shift
+                shifted = cast(X[rows], centroids.dtype) - shift
                 slice_weight = None if weight is None else weight[rows]
-                self.calls.kmeans(shifted, None, centres, slice_weight, *totals)()
+                self.calls.kmeans(shifted, None, centroids, slice_weight, *totals)()
         out += self._cp.hstack([counts[:, None], sums])
         return inertia
 

@@ -263,10 +263,12 @@ class Calls:
         arrays = raw, y, weight, losses
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
 
-    def has_kmeans_tiles(self, X: Any, centres: Any) -> bool:
-        """Return whether tensor cores can find the nearest centres of such rows."""
-        k, d = centres.shape
-        return bool(X.flags.c_contiguous and X.dtype == centres.dtype) and kernels.has_kmeans_tiles(
+    def has_kmeans_tiles(self, X: Any, centroids: Any) -> bool:
+        """Return whether tensor cores can find the nearest centroids of such rows."""
+        k, d = centroids.shape
+        return bool(
+            X.flags.c_contiguous and X.dtype == centroids.dtype
+        ) and kernels.has_kmeans_tiles(
             d, k, X.dtype, alignment=self.alignment(X), capability=self._capability
         )
 
@@ -274,26 +276,26 @@ class Calls:
         self,
         X: Any,
         shift: Any | None,
-        centres: Any,
+        centroids: Any,
         weight: Any | None,
         sums: Any,
         counts: Any,
         inertia: Any,
     ) -> KernelCall:
-        """Return the launch that adds rows, weights and squared distances to their nearest centre's
-        sums.
+        """Return the launch that adds rows, weights and squared distances to their nearest
+        centroid's sums.
 
         A shift, which is taken from each row first, goes to tensor cores: see
         :meth:`has_kmeans_tiles`.
         """
-        (n, d), k = X.shape, centres.shape[0]
+        (n, d), k = X.shape, centroids.shape[0]
         # The kernel for tensor cores subtracts the shift itself; the other one has none.
         source = "kmeans" if shift is None else "kmeans_tiles"
         at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
         # Scratch memory of the kernel, which the call keeps alive.
         labels = self.cupy.empty(n, np.int32)
         rows = (X,) if shift is None else (X, shift)
-        arrays = *rows, centres, weight, labels, sums, counts, inertia
+        arrays = *rows, centroids, weight, labels, sums, counts, inertia
         return self._call(source, X.dtype, source, at, *arrays, n, d, k, d=d, k=k)
 
     def update(

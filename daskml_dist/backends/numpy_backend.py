@@ -30,7 +30,7 @@ MIN_FUSED_ENTRIES = 1 << 13
 #: Entries of all rows of a fit up to which NumPy computes the log loss: the kernel saves a tenth of
 #: a millisecond a pass over these, and compiling it takes seconds.
 _MAX_FEW_ENTRIES = 1 << 17
-#: Products of rows and centres from which compiled loops over them are worth it, likewise.
+#: Products of rows and centroids from which compiled loops over them are worth it, likewise.
 _MIN_CENTRE_PRODUCTS = 1 << 20
 
 
@@ -55,17 +55,17 @@ def has_kernel(
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 
 
-def load_centre_loops(X: Any, shift: Any | None, k: int) -> Any | None:
-    """Return the compiled loops over centres, or None where they do not pay or cannot read the
+def load_centroid_loops(X: Any, shift: Any | None, k: int) -> Any | None:
+    """Return the compiled loops over centroids, or None where they do not pay or cannot read the
     rows.
     """
     if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
         return None
     if X.size * k < _MIN_CENTRE_PRODUCTS:
         return None
-    from daskml_dist.backends import centre_kernels
+    from daskml_dist.backends import centroid_kernels
 
-    return centre_kernels
+    return centroid_kernels
 
 
 def can_compile_steps(dtype: Any, optimizer: Any, step: Step) -> bool:
@@ -500,30 +500,30 @@ class NumpyBackend(Backend):
             csr_kernels.add_dense_rows(X, at, weight, out)
 
     def assign(
-        self, X: Any, shift: Any | None, centres: Any, weight: Any | None, out: Any,
+        self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> float:  # fmt: skip
-        """Add dense rows to their nearest centres: a product, and a compiled look while it is
+        """Add dense rows to their nearest centroids: a product, and a compiled look while it is
         cached.
         """
-        if (loops := load_centre_loops(X, shift, len(centres))) is None:
-            return float(super().assign(X, shift, centres, weight, out))
+        if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
+            return float(super().assign(X, shift, centroids, weight, out))
         known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
-        return float(loops.add_to_nearest(X, shift, centres, weight, out, self._scratch, *known))
+        return float(loops.add_to_nearest(X, shift, centroids, weight, out, self._scratch, *known))
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
         """Return room for a label and two distances of each dense row."""
-        if (loops := load_centre_loops(X, shift, k)) is None:
+        if (loops := load_centroid_loops(X, shift, k)) is None:
             return super().row_bounds(X, shift, k)
         return np.full((len(X), loops.N_BOUNDS), -1, X.dtype)
 
-    def nearest(self, X: Any, shift: Any | None, centres: Any) -> tuple[Any, Any]:
-        """Return the nearest centre of each dense row by the compiled loops, and squared
+    def nearest(self, X: Any, shift: Any | None, centroids: Any) -> tuple[Any, Any]:
+        """Return the nearest centroid of each dense row by the compiled loops, and squared
         distances.
         """
-        if (loops := load_centre_loops(X, shift, len(centres))) is None:
-            return super().nearest(X, shift, centres)
-        return tuple(loops.nearest(X, shift, centres, self._scratch))
+        if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
+            return super().nearest(X, shift, centroids)
+        return tuple(loops.nearest(X, shift, centroids, self._scratch))
 
     def add_squares(
         self, X: Any, at: NDArray[Any], weight: NDArray[Any] | None, mean: NDArray[Any],

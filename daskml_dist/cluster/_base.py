@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
 from daskml_dist.backends.devices import get_backend
-from daskml_dist.backends.numpy_backend import load_centre_loops
+from daskml_dist.backends.numpy_backend import load_centroid_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -296,7 +296,7 @@ class _Labels(_CentroidFunction):
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
             # Compiled loops, where they are loaded for such rows, are faster still.
-            if load_centre_loops(X, shift, len(centroids)) is not None:
+            if load_centroid_loops(X, shift, len(centroids)) is not None:
                 return self(X)
             rows = X if shift is None else X - shift
             # |x - c|^2 / 2 without |x|^2 / 2, which is the same for all centroids of a row.

@@ -108,7 +108,7 @@ class CentroidsSettled:
         self._tolerance = tolerance
 
     def __call__(self, state: ShardState) -> bool:
-        centroids = self._model.centres(state.w)
+        centroids = self._model.centroids(state.w)
         movement = float(((centroids - self._last_centroids) ** 2).sum())
         self._last_centroids = centroids
         return movement <= self._tolerance

@@ -363,7 +363,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             self._reassign_after_single_step(job, fit, state)
         # Losses of steps are of centroids that moved in between: the inertia takes one more pass.
         if result.interrupted is None and self.compute_labels:
-            inertia = InertiaSolver(model.centres(state.w), model.shift)
+            inertia = InertiaSolver(model.centroids(state.w), model.shift)
             self._loss = float(job.solve_beside(fit, inertia)[0])
         else:
             self._loss = losses[-1] * sum(fit.rows.lane_rows) if losses else float("inf")
@@ -390,7 +390,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             reassign_low_centroids(job, fit, state, rule)
 
     def _set_parameters(self, w: NDArray[Any], model: CentroidModel, rows: DatasetInfo) -> None:
-        centroids = model.centres(w)
+        centroids = model.centroids(w)
         self.cluster_centers_ = centroids if model.shift is None else centroids + model.shift
         self.counts_ = model.parts(w)[0].copy()
         self.inertia_ = self._loss

@@ -35,7 +35,7 @@ class Reassignment:
 
     Parameters
     ----------
-    n_centres : int
+    n_centroids : int
     ratio : float
         Share of the largest count below which a count is low.
     rows : ndarray of shape (m, n_features)
@@ -48,7 +48,7 @@ class Reassignment:
         Most centroids that are moved at once: half the rows of a step.
     """
 
-    n_centres: int
+    n_centroids: int
     ratio: float
     rows: _Array
     lanes: tuple[int, ...]
@@ -71,7 +71,7 @@ class Reassignment:
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
         """Return a mask of the centroids that a lane may reassign: they are dealt out in turn."""
-        own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centres) == lane
+        own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centroids) == lane
         return own
 
     def changes(
@@ -141,7 +141,7 @@ class CentroidModel(StepModel):
         """Return the parameters, given counts and sums."""
         return np.concatenate([counts, sums.ravel()])[:, np.newaxis]
 
-    def centres(self, w: Any) -> _Array:
+    def centroids(self, w: Any) -> _Array:
         """Return the centroids of parameters, minus the shift."""
         found: _Array = _compute_means(*self.parts(w), self.first)
         return found
@@ -158,12 +158,12 @@ class CentroidModel(StepModel):
             to_sums -= cast(by_sum, out.dtype)
         # Distances in the dtype of the rows, whose shift keeps its digits; sums in float64.
         dtype = arithmetic_dtype(rows.X)
-        centres = cast(_compute_means(counts, sums, backend.to_device(self.first)), dtype)
+        centroids = cast(_compute_means(counts, sums, backend.to_device(self.first)), dtype)
         shift = None if self.shift is None else cast(backend.to_device(self.shift), dtype)
         weight = None if rows.weight is None else cast(rows.weight, dtype)
-        found = zeros((centres.shape[0], 1 + centres.shape[1]), np.float64, like=centres)
+        found = zeros((centroids.shape[0], 1 + centroids.shape[1]), np.float64, like=centroids)
         with np.errstate(over="ignore", invalid="ignore"):  # the loss shows it
-            inertia = backend.assign(rows.X, shift, centres, weight, found)
+            inertia = backend.assign(rows.X, shift, centroids, weight, found)
         to_counts -= cast(found[:, 0], out.dtype)
         to_sums -= cast(found[:, 1:], out.dtype)
         return inertia

@@ -177,23 +177,23 @@ def test_kmeans(n, d, k, dtype, weighted, guarded):
     rng = np.random.default_rng(0)
     X, values = stored_rows(rng.normal(size=(n, d)), dtype)
     arithmetic = "float64" if dtype == "float64" else "float32"
-    centres = rng.normal(size=(k, d)).astype(arithmetic)
-    centres[-1] = centres[0]  # the first of them counts
+    centroids = rng.normal(size=(k, d)).astype(arithmetic)
+    centroids[-1] = centroids[0]  # the first of them counts
     weight = rng.random(n).astype(arithmetic) if weighted else None
     library = build("kmeans", kernels.options("kmeans", dtype, d=d, k=k))
     launch = replace(kernels.launch("kmeans", n, d, dtype, 1, k=k), grid=2)
     labels = guarded.unset(n, np.int32)
     sums, counts, inertia = (guarded(np.zeros(s)) for s in ((k, d), k, 1))
-    arrays = guarded(X), guarded(centres), guarded(weight) if weighted else None
+    arrays = guarded(X), guarded(centroids), guarded(weight) if weighted else None
     run(library, "kmeans", launch, *arrays, labels, sums, counts, inertia, n, d, k)
     found = labels, sums, counts, inertia
-    _check_clusters(found, values, centres, weight, RTOL[dtype])
+    _check_clusters(found, values, centroids, weight, RTOL[dtype])
 
 
-def _check_clusters(found, values, centres, weight, rtol):
+def _check_clusters(found, values, centroids, weight, rtol):
     """Labels and sums of k-means against their definition."""
-    (labels, sums, counts, inertia), (n, k) = found, (len(values), len(centres))
-    squares = ((values[:, None] - centres) ** 2).sum(axis=2)
+    (labels, sums, counts, inertia), (n, k) = found, (len(values), len(centroids))
+    squares = ((values[:, None] - centroids) ** 2).sum(axis=2)
     np.testing.assert_array_equal(labels, squares.argmin(axis=1))
     weight = np.ones(n) if weight is None else weight.astype(float)
     member = (labels[:, None] == np.arange(k)) * weight[:, None]
@@ -215,18 +215,18 @@ def test_kmeans_on_tensor_cores(n, d, k, weighted, guarded):
     """Rows far from the origin, as near as float32 tells them apart."""
     rng = np.random.default_rng(0)
     X, shift = (rng.normal(size=shape).astype(np.float32) + 50 for shape in ((n, d), d))
-    centres = rng.normal(size=(k, d)).astype(np.float32)
-    centres[-1] = centres[0]  # the first of them counts
+    centroids = rng.normal(size=(k, d)).astype(np.float32)
+    centroids[-1] = centroids[0]  # the first of them counts
     weight = rng.random(n).astype(np.float32) if weighted else None
     assert kernels.has_kmeans_tiles(d, k, X.dtype)
     library = build("kmeans_tiles", kernels.options("kmeans_tiles", X.dtype, d=d, k=k))
     launch = replace(kernels.launch("kmeans_tiles", n, d, X.dtype, 1, k=k), grid=2)
     labels = guarded.unset(n, np.int32)
     sums, counts, inertia = (guarded(np.zeros(s)) for s in ((k, d), k, 1))
-    arrays = *map(guarded, (X, shift, centres)), guarded(weight) if weighted else None
+    arrays = *map(guarded, (X, shift, centroids)), guarded(weight) if weighted else None
     run(library, "kmeans_tiles", launch, *arrays, labels, sums, counts, inertia, n, d, k)
     found = labels, sums, counts, inertia
-    _check_clusters(found, (X - shift).astype(float), centres, weight, RTOL["float32"])
+    _check_clusters(found, (X - shift).astype(float), centroids, weight, RTOL["float32"])
 
 
 def test_tensor_cores_take_rows_that_they_can_lay_out():

@@ -22,7 +22,7 @@ from scipy.special import gammaln, logsumexp, psi
 
 from daskml_dist.backends import (
     batched_log_loss,
-    centre_kernels,
+    centroid_kernels,
     csr_rows,
     csr_team,
     graph_kernels,
@@ -284,7 +284,7 @@ def test_entries_in_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(found[1], values[order], f"{together} at a time")
 
 
-# --- mixtures and centres ---------------------------------------------------------------------
+# --- mixtures and centroids ---------------------------------------------------------------------
 
 
 @dtypes
@@ -320,37 +320,39 @@ def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
 
 
 @dtypes
-def test_nearest_centres(dtype: str) -> None:
+def test_nearest_centroids(dtype: str) -> None:
     rng, scratch = np.random.default_rng(8), Scratch()
     few, step = (
-        centre_kernels._MIN_TILE_ROWS,
-        centre_kernels._CACHED_BYTES // np.dtype(dtype).itemsize // 33,
+        centroid_kernels._MIN_TILE_ROWS,
+        centroid_kernels._CACHED_BYTES // np.dtype(dtype).itemsize // 33,
     )
     shapes = [(n, 5, 4) for n in around(few)]
     shapes += [(130, d, 4) for d in SIZES] + [(130, 5, k) for k in SIZES]
-    shapes += [(min(step, centre_kernels._MAX_TILE_ROWS) + more, 33, 3) for more in (-1, 0, 1)]
+    shapes += [(min(step, centroid_kernels._MAX_TILE_ROWS) + more, 33, 3) for more in (-1, 0, 1)]
     for n, d, k in shapes:
-        told = f"{n} rows, {d} features, {k} centres"
+        told = f"{n} rows, {d} features, {k} centroids"
         X, shift = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=d).astype(dtype)
         weight, before = rng.random(n).astype(dtype), None
-        bounds = np.full((n, centre_kernels.N_BOUNDS), -1, dtype)
-        centres = rng.normal(size=(k, d)).astype(dtype)
-        # Where nothing is known of the rows, and where they were near other centres before.
+        bounds = np.full((n, centroid_kernels.N_BOUNDS), -1, dtype)
+        centroids = rng.normal(size=(k, d)).astype(dtype)
+        # Where nothing is known of the rows, and where they were near other centroids before.
         for _ in range(2):
-            apart = (((X - shift).astype(float)[:, None] - centres.astype(float)) ** 2).sum(axis=2)
+            apart = (((X - shift).astype(float)[:, None] - centroids.astype(float)) ** 2).sum(
+                axis=2
+            )
             member = (apart.argmin(axis=1)[:, None] == np.arange(k)) * weight.astype(float)[:, None]
             sums = np.hstack([member.sum(axis=0)[:, None], member.T @ (X - shift).astype(float)])
             out = np.zeros((k, 1 + d))
-            given = X, shift, centres, weight, out, scratch, bounds, before
-            inertia = centre_kernels.add_to_nearest(*given)
+            given = X, shift, centroids, weight, out, scratch, bounds, before
+            inertia = centroid_kernels.add_to_nearest(*given)
             near(out, sums, dtype, told)
             assert inertia == pytest.approx(apart.min(axis=1) @ weight, rel=1e-4), told
             np.testing.assert_array_equal(bounds[:, 0], apart.argmin(axis=1), told)
-            labels, squares = centre_kernels.nearest(X, shift, centres, scratch)
+            labels, squares = centroid_kernels.nearest(X, shift, centroids, scratch)
             np.testing.assert_array_equal(labels, apart.argmin(axis=1), told)
             near(squares, apart.min(axis=1), dtype, told)
-            before = centres
-            centres = centres + (0.1 * rng.normal(size=(k, d))).astype(dtype)
+            before = centroids
+            centroids = centroids + (0.1 * rng.normal(size=(k, d))).astype(dtype)
 
 
 # --- pairs of rows ----------------------------------------------------------------------------
@@ -574,8 +576,8 @@ TABLES = {
             "mixture_kernels: _shift_to_means _add_diagonal _normalise_shares _scale_and_sum "
             "_compute_shares"
         ),
-        "test_nearest_centres": (
-            "centre_kernels: _add_labelled_rows _shift_rows _copy_chosen_rows _find_two_nearest "
+        "test_nearest_centroids": (
+            "centroid_kernels: _add_labelled_rows _shift_rows _copy_chosen_rows _find_two_nearest "
             "_measure_distances _find_nearest_exactly _screen_rows _settle_close_calls"
         ),
         "test_products_of_pairs": "pair_kernels: _add_pair_gradients _multiply_factors",

@@ -97,16 +97,16 @@ _SHARED_BYTES = 48 * 1024
 LARGEST_SHARED = 99 * 1024
 #: Compute capability from which on tensor cores take bfloat16.
 _TENSOR_CORE_CAPABILITY = 80
-#: Blocks of `kmeans_tiles` that the registers of a multiprocessor hold, by groups of 8 centres: 8
+#: Blocks of `kmeans_tiles` that the registers of a multiprocessor hold, by groups of 8 centroids: 8
 #: products with the rows of a warp take 8 registers a lane.
 _TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
-#: Warps of a block of `kmeans_tiles`, so that the registers of two hold the products of 64 centres;
-#: rows of its tile, columns of a step, and parts of a number; as in the source.
+#: Warps of a block of `kmeans_tiles`, so that the registers of two hold the products of 64
+#: centroids; rows of its tile, columns of a step, and parts of a number; as in the source.
 _TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
 #: Rows of a block's tile, 32 a warp.
 _TILE_ROWS = 32 * _TILE_WARPS
-#: Centres of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
-_MAX_TILE_CENTRES = 64
+#: Centroids of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
+_MAX_TILE_CENTROIDS = 64
 #: Rows of X that a warp of `kmeans` takes.
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
@@ -229,10 +229,13 @@ def options(
     elif name.startswith(("tree_", "forest_")):
         more = (*more, "--fmad=false")  # those of the CPU's loops
     elif name == "kmeans":
-        found["CENTRES"] = str(_centres(k))
+        found["CENTROIDS"] = str(_centroids(k))
         found["SHARED"] = str(int(_kmeans_shared_bytes(d, k, arithmetic)[1]))
     elif name == "kmeans_tiles":
-        found |= {"EIGHTS": str(_centre_groups(k)), "BLOCKS": str(_TILE_BLOCKS[_centre_groups(k)])}
+        found |= {
+            "EIGHTS": str(_centroid_groups(k)),
+            "BLOCKS": str(_TILE_BLOCKS[_centroid_groups(k)]),
+        }
     if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
@@ -288,7 +291,7 @@ def launch(
         rows, most = _WARPS_PER_BLOCK * _KMEANS_ROWS, 2 * n_sms
     elif function == "kmeans_tiles":
         threads, shared = (32 * _TILE_WARPS, 1), _tiles_shared_bytes(d, k)
-        blocks = min(_TILE_BLOCKS[_centre_groups(k)], max(1, 2 * LARGEST_SHARED // shared))
+        blocks = min(_TILE_BLOCKS[_centroid_groups(k)], max(1, 2 * LARGEST_SHARED // shared))
         rows, most = _TILE_ROWS, blocks * n_sms
     elif function in _TREE_LAUNCHES:
         rows, shared, blocks = _TREE_LAUNCHES[function]
@@ -305,7 +308,7 @@ def has_kmeans_tiles(
 ) -> bool:
     """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others."""
     is_laid_out = _dtype_name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
-    fits = k <= _MAX_TILE_CENTRES and _tiles_shared_bytes(d, k) <= LARGEST_SHARED
+    fits = k <= _MAX_TILE_CENTROIDS and _tiles_shared_bytes(d, k) <= LARGEST_SHARED
     return is_laid_out and fits and capability >= _TENSOR_CORE_CAPABILITY
 
 
@@ -419,21 +422,21 @@ def _softmax_lanes(k: int) -> int:
     return min(32, _next_power_of_two(k))
 
 
-def _centres(k: int) -> int:
-    """Return the number of centres that each lane of a warp compares with a row."""
+def _centroids(k: int) -> int:
+    """Return the number of centroids that each lane of a warp compares with a row."""
     return min(4, -(-k // 32))
 
 
 def _kmeans_shared_bytes(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
     """Return the bytes of shared memory, and whether the sums are in it."""
     size = np.dtype(arithmetic).itemsize
-    tile = 32 * (32 * _centres(k) + 1) * size
+    tile = 32 * (32 * _centroids(k) + 1) * size
     sums = k * (d + 1) * size
     return (tile + sums, True) if tile + sums <= _SHARED_BYTES else (tile, False)
 
 
-def _centre_groups(k: int) -> int:
-    """Return the groups of 8 centres of `kmeans_tiles`, rounded so that few versions
+def _centroid_groups(k: int) -> int:
+    """Return the groups of 8 centroids of `kmeans_tiles`, rounded so that few versions
     are compiled.
     """
     return _next_power_of_two(-(-k // 8))
@@ -441,7 +444,7 @@ def _centre_groups(k: int) -> int:
 
 def _tiles_shared_bytes(d: int, k: int) -> int:
     """Return the bytes of shared memory of `kmeans_tiles`, array by array as in the source."""
-    steps, eights = -(-d // _TILE_STEP), _centre_groups(k)
+    steps, eights = -(-d // _TILE_STEP), _centroid_groups(k)
     shift, halves_and_counts, sums = 4 * steps * _TILE_STEP, 2 * 4 * 8 * eights, 4 * k * d
     labels, lists = 4 * _TILE_ROWS, _TILE_WARPS * _TILE_ROWS
     factor = 8 * _TILE_PARTS * steps * eights * 32

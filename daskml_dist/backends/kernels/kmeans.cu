@@ -1,36 +1,36 @@
-// k-means: the nearest centre of each row, and the sums of each centre's rows.
+// k-means: the nearest centroid of each row, and the sums of each centroid's rows.
 //
-// A row's squared distance to a centre c is |x|^2 + 2 (|c|^2 / 2 - x.c): one multiply-add an entry.
-// It cancels where rows lie far from the origin, so centre the data, as with any such form.
+// A row's squared distance to a centroid c is |x|^2 + 2 (|c|^2 / 2 - x.c): a multiply-add an entry.
+// It cancels where rows lie far from the origin, so subtract the mean, as with any such form.
 //
 // Defined at compile time:
 //   STORED      T, the type of X
-//   ARITHMETIC  A, the type of the centres and the weights
-//   CENTRES     centres of a lane: groups of 32 * CENTRES are compared at a time
+//   ARITHMETIC  A, the type of the centroids and the weights
+//   CENTROIDS   centroids of a lane: groups of 32 * CENTROIDS are compared at a time
 //   SHARED      1: a block adds up its sums in shared memory; 0: straight to `sums`
 //
 // A warp takes ROWS rows. Columns come 32 at a time: a lane holds one entry of each row, which it
-// gives to the others by a shuffle, and the block holds 32 columns of the centres in shared memory.
+// gives to the others by a shuffle, and the block holds 32 columns of centroids in shared memory.
 // Sums are atomic, in no fixed order.
 #include "numbers.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define ROWS 8
-#define GROUP (32 * CENTRES)
+#define GROUP (32 * CENTROIDS)
 
-// X (n, d), centres (k, d), weight (n,) or null
-// labels (n,)        of the nearest centre; the first where several are
-// sums (k, d)        each centre's weighted rows, added to
+// X (n, d), centroids (k, d), weight (n,) or null
+// labels (n,)        of the nearest centroid; the first where several are
+// sums (k, d)        each centroid's weighted rows, added to
 // counts (k,)        their weights, added to
 // inertia (1,)       weighted squared distances, added to
 // n, d, k
 extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
-    const T *__restrict__ X, const A *__restrict__ centres, const A *__restrict__ weight,
+    const T *__restrict__ X, const A *__restrict__ centroids, const A *__restrict__ weight,
     int *__restrict__ labels, double *__restrict__ sums, double *__restrict__ counts,
     double *__restrict__ inertia, long long n, long long d, long long k) {
     extern __shared__ __align__(16) unsigned char shared[];
-    A *tile = reinterpret_cast<A *>(shared);  // (32, GROUP + 1): columns of the centres
+    A *tile = reinterpret_cast<A *>(shared);  // (32, GROUP + 1): columns of the centroids
     A *own = tile + 32 * (GROUP + 1);         // (k, d + 1) where SHARED: sums, then counts
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (SHARED)
@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
             label[r] = -1;
         }
         for (long long from = 0; from < k; from += GROUP) {
-            // A lane has CENTRES centres, and scores of them for all rows of its warp.
-            A score[ROWS][CENTRES] = {}, half[CENTRES] = {};
+            // A lane has CENTROIDS centroids, and scores of them for all rows of its warp.
+            A score[ROWS][CENTROIDS] = {}, half[CENTROIDS] = {};
             for (long long left = 0; left < d; left += 32) {
                 const int filled = d - left < 32 ? static_cast<int>(d - left) : 32;
                 __syncthreads();  // the last tile is done with
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
                 for (int e = threadIdx.x; e < 32 * GROUP; e += THREADS) {
                     const int c = e / 32, j = e % 32;
                     tile[j * (GROUP + 1) + c] =
-                        from + c < k && j < filled ? centres[(from + c) * d + left + j] : A(0);
+                        from + c < k && j < filled ? centroids[(from + c) * d + left + j] : A(0);
                 }
                 A x[ROWS];
 #pragma unroll
@@ -72,27 +72,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
                 }
                 __syncthreads();
                 for (int j = 0; j < filled; ++j) {
-                    A c[CENTRES];
+                    A c[CENTROIDS];
 #pragma unroll
-                    for (int m = 0; m < CENTRES; ++m) {
+                    for (int m = 0; m < CENTROIDS; ++m) {
                         c[m] = tile[j * (GROUP + 1) + m * 32 + lane];
                         half[m] += A(0.5) * c[m] * c[m];
                     }
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        // Lane j hands its entry of the row to all: one multiply-add a centre.
+                        // Lane j hands its entry of the row to all: one multiply-add a centroid.
                         const A entry = __shfl_sync(ALL_LANES, x[r], j);
 #pragma unroll
-                        for (int m = 0; m < CENTRES; ++m) score[r][m] -= entry * c[m];
+                        for (int m = 0; m < CENTROIDS; ++m) score[r][m] -= entry * c[m];
                     }
                 }
             }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-                for (int m = 0; m < CENTRES; ++m) {
+                for (int m = 0; m < CENTROIDS; ++m) {
                     const long long c = from + m * 32 + lane;
-                    // Strictly less: the first of equal centres stays.
+                    // Strictly less: the first of equal centroids stays.
                     const A at = score[r][m] + half[m];
                     if (c < k && (label[r] < 0 || at < least[r])) {
                         least[r] = at;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kmeans(
                 else
                     atomicAdd(counts + label[r], static_cast<double>(scale));
             }
-            // The row's entries are read again, from the cache, and added to its centre's sums.
+            // The row's entries are read again, from the cache, and added to its centroid's sums.
             for (long long j = lane; j < d; j += 32) {
                 const A entry = scale * static_cast<A>(number(X[i * d + j]));
                 if (SHARED)

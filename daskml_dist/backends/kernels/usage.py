@@ -83,8 +83,8 @@ def _parse(log: str) -> dict[str, KernelUsage]:
     return found
 
 
-#: Rows of the table: source, dtype of X, features, classes or centres. Widths on both sides of each
-#: change of a kernel's layout.
+#: Rows of the table: source, dtype of X, features, classes or centroids. Widths on both sides of
+#: each change of a kernel's layout.
 _ROWS = (
     ("gather_rows", "float32", 1, 1),
     ("linear_gradient", "float32", 28, 1),

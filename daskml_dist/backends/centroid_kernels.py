@@ -1,10 +1,10 @@
-"""Compiled sums of each centre's rows: products of the rows that may have changed their centre.
+"""Compiled sums of each centroid's rows: products of the rows that may have changed their centroid.
 
 Importing this module loads numba, so it is imported at first use.
 
-A row's label is that of the centre nearest by sums of squared differences in float64. Products of
-rows and centres, which BLAS rounds as it likes, only tell which centres may be that one: labels are
-the same however rows are cut, and whatever is remembered of them.
+A row's label is that of the centroid nearest by sums of squared differences in float64. Products of
+rows and centroids, which BLAS rounds as it likes, only tell which centroids may be that one: labels
+are the same however rows are cut, and whatever is remembered of them.
 
 References
 ----------
@@ -23,10 +23,10 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 
-#: Numbers that are remembered of a row: its label, at most how far its centre is, and at least how
-#: far all others are; below 0 nothing is known.
+#: Numbers that are remembered of a row: its label, at most how far its centroid is, and at least
+#: how far all others are; below 0 nothing is known.
 N_BOUNDS = 3
-#: Bytes of some rows, and of some products with the centres, that a core's cache holds.
+#: Bytes of some rows, and of some products with the centroids, that a core's cache holds.
 _CACHED_BYTES = 1 << 19
 #: Rows at a time: fewer are a slow product, more leave the cache.
 _MIN_TILE_ROWS, _MAX_TILE_ROWS = 128, 4096
@@ -40,41 +40,41 @@ _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", 
 def add_to_nearest(
     X: NDArray[Any],
     shift: NDArray[Any],
-    centres: NDArray[Any],
+    centroids: NDArray[Any],
     weight: NDArray[Any] | None,
     out: NDArray[np.float64],
     scratch: Scratch,
     bounds: NDArray[Any] | None = None,
     before: NDArray[Any] | None = None,
 ) -> float:
-    """Add dense rows to the sums of their nearest centres; see :meth:`Backend.assign`."""
+    """Add dense rows to the sums of their nearest centroids; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
-    nearest = _NearestCentres(centres, before, scratch)
+    nearest = _NearestCentroids(centroids, before, scratch)
     for at, near, some in nearest.of(X, shift, bounds):
         scale = none if weight is None else weight[at]
-        inertia += _add_labelled_rows(near, nearest.centres, scale, some, nearest.above, out)
+        inertia += _add_labelled_rows(near, nearest.centroids, scale, some, nearest.above, out)
     return inertia
 
 
 def nearest(
-    X: NDArray[Any], shift: NDArray[Any], centres: NDArray[Any], scratch: Scratch
+    X: NDArray[Any], shift: NDArray[Any], centroids: NDArray[Any], scratch: Scratch
 ) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    """Return the nearest centre of each row, and the squared distance to it."""
+    """Return the nearest centroid of each row, and the squared distance to it."""
     labels, apart = np.empty(len(X), np.intp), np.empty(len(X), X.dtype)
-    for at, near, some in _NearestCentres(centres, None, scratch).of(X, shift, None):
+    for at, near, some in _NearestCentroids(centroids, None, scratch).of(X, shift, None):
         labels[at] = some[:, 0]
-        _measure_distances(near, centres, some, apart[at])
+        _measure_distances(near, centroids, some, apart[at])
     return labels, apart
 
 
-class _NearestCentres:
-    """Rows and their centres.
+class _NearestCentroids:
+    """Rows and their centroids.
 
     Parameters
     ----------
-    centres : ndarray of shape (k, n_features)
+    centroids : ndarray of shape (k, n_features)
     before : ndarray of shape (k, n_features) or None
-        Centres by which the bounds of rows were left; None: nothing is known of them.
+        Centroids by which the bounds of rows were left; None: nothing is known of them.
     scratch : Scratch
 
     Attributes
@@ -84,22 +84,23 @@ class _NearestCentres:
     """
 
     def __init__(
-        self, centres: NDArray[Any], before: NDArray[Any] | None, scratch: Scratch
+        self, centroids: NDArray[Any], before: NDArray[Any] | None, scratch: Scratch
     ) -> None:
-        self.centres = np.ascontiguousarray(centres)
-        self._scratch, dtype = scratch, centres.dtype
-        whole = centres.astype(np.float64)
+        self.centroids = np.ascontiguousarray(centroids)
+        self._scratch, dtype = scratch, centroids.dtype
+        whole = centroids.astype(np.float64)
         # Scores are |c|^2 / 2 - x c: half squared distances but for the row's own norm.
         self._half = ((whole**2).sum(axis=1) / 2).astype(dtype)
         # Bound of the relative error of sums over the features.
-        eps = (centres.shape[1] + 8) * np.finfo(dtype).eps
+        eps = (centroids.shape[1] + 8) * np.finfo(dtype).eps
         self._eps, self.above = dtype.type(eps), dtype.type(1 + eps)
         self._largest = self.above * np.sqrt(2 * self._half.max(initial=0))
         #: Rows, some at a time, that are not looked at one by one, since that was in vain before.
         self._in_vain = 0
         self._known = before is not None
         if before is not None:
-            # A row nearer to its centre than half the way to the next centre cannot have another.
+            # A row nearer to its centroid than half the way to the next centroid cannot have
+            # another.
             self._alone = ((1 - eps) / 2 * _distances_to_nearest(whole)).astype(dtype)
             ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
             self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
@@ -128,8 +129,8 @@ class _NearestCentres:
     def _label(
         self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
     ) -> None:
-        """Find the nearest centre of the rows that may have changed theirs, in two passes."""
-        n, k = near.shape[0], len(self.centres)
+        """Find the nearest centroid of the rows that may have changed theirs, in two passes."""
+        n, k = near.shape[0], len(self.centroids)
         if k == 1:
             bounds[...] = 0
             return
@@ -138,7 +139,7 @@ class _NearestCentres:
         # First pass: bounds rule out most rows. If they rule out few, the next slices go without.
         if known and not self._in_vain:
             moved = self._ways, self._others, self._alone
-            found = _screen_rows(near, self.centres, *moved, self.above, bounds, numbers)
+            found = _screen_rows(near, self.centroids, *moved, self.above, bounds, numbers)
             self._in_vain = _SLICES_NOT_SCREENED if found > _FULL_PASS_SHARE * n else 0
         elif known:
             self._in_vain -= 1
@@ -149,27 +150,27 @@ class _NearestCentres:
         if found < n:
             chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
             _copy_chosen_rows(near, numbers, chosen)
-        # Second pass: products with all centres, for the rows that are left.
+        # Second pass: products with all centroids, for the rows that are left.
         for at in row_slices(found, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
             shape = k, at.stop - at.start
-            # A row of products for each centre, so that vector instructions compare many rows.
+            # A row of products for each centroid, so that vector instructions compare many rows.
             products = self._scratch.empty("products", shape, near.dtype)
-            np.matmul(self.centres, chosen[at].T, out=products)
+            np.matmul(self.centroids, chosen[at].T, out=products)
             labels = self._scratch.empty("labels", shape[1:], np.int32)
             least = self._scratch.empty("least", shape[1:], near.dtype)
             second = self._scratch.empty("second", shape[1:], near.dtype)
             _find_two_nearest(products, self._half, labels, least, second)
             _settle_close_calls(
-                near, numbers[at], self.centres, self._half, products, labels, least, second,
+                near, numbers[at], self.centroids, self._half, products, labels, least, second,
                 squares, self._eps, self._largest, bounds,
             )  # fmt: skip
 
 
-def _distances_to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the distance of each centre to the nearest other one."""
-    squares: NDArray[np.float64] = np.full(len(centres), np.inf)
-    for number in range(1, len(centres)):
-        apart = ((centres[number] - centres[:number]) ** 2).sum(axis=1)
+def _distances_to_nearest(centroids: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the distance of each centroid to the nearest other one."""
+    squares: NDArray[np.float64] = np.full(len(centroids), np.inf)
+    for number in range(1, len(centroids)):
+        apart = ((centroids[number] - centroids[:number]) ** 2).sum(axis=1)
         np.minimum(squares[:number], apart, out=squares[:number])
         squares[number] = apart.min()
     np.sqrt(squares, out=squares)
@@ -177,7 +178,7 @@ def _distances_to_nearest(centres: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _largest_other_moves(ways: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each centre, the largest move of any other centre."""
+    """Return, for each centroid, the largest move of any other centroid."""
     first, *others = np.sort(ways)[::-1]
     found = np.full(len(ways), first)
     found[ways.argmax()] = others[0] if others else 0.0
@@ -198,9 +199,9 @@ def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
 
 @_fast
 def _screen_rows(
-    rows: Any, centres: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
+    rows: Any, centroids: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
 ) -> int:
-    """Write the numbers of the rows that may have changed their centre; return how many
+    """Write the numbers of the rows that may have changed their centroid; return how many
     they are.
     """
     found = 0
@@ -208,18 +209,19 @@ def _screen_rows(
         lower = bounds[i, 2]
         if lower >= 0:
             label = int(bounds[i, 0])
-            # Hamerly (2010): all other centres may have come nearer by the longest of their moves.
+            # Hamerly (2010): all other centroids may have come nearer by the longest of their
+            # moves.
             lower -= others[label] + (above - 1) * lower
             lower = max(lower, rows.dtype.type(0))
             bounds[i, 2] = lower
-            # A row stays where its own centre is nearer than half the way to the next centre, or
-            # than the bound of all others.
+            # A row stays where its own centroid is nearer than half the way to the next centroid,
+            # or than the bound of all others.
             far, upper = max(lower, alone[label]), bounds[i, 1]
             if upper + ways[label] >= far and upper - ways[label] < far:
                 # The bound does not tell: the exact distance may.
                 square = rows.dtype.type(0)
                 for j in range(rows.shape[1]):
-                    apart = rows[i, j] - centres[label, j]
+                    apart = rows[i, j] - centroids[label, j]
                     square += apart * apart
                 upper = np.sqrt(square) * above
             else:
@@ -241,7 +243,7 @@ def _copy_chosen_rows(rows: Any, numbers: Any, out: Any) -> None:
 
 @_fast
 def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
-    """Write each row's nearest centre, its score ``|c|**2 / 2 - x c``, and the second-
+    """Write each row's nearest centroid, its score ``|c|**2 / 2 - x c``, and the second-
     best score.
     """
     k, n = products.shape
@@ -261,17 +263,17 @@ def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second:
 
 @_fast
 def _settle_close_calls(
-    rows: Any, numbers: Any, centres: Any, half: Any, products: Any, labels: Any, least: Any,
+    rows: Any, numbers: Any, centroids: Any, half: Any, products: Any, labels: Any, least: Any,
     second: Any, squares: Any, eps: Any, largest: Any, bounds: Any,
 ) -> None:  # fmt: skip
-    """Decide between centres that rounding cannot tell apart, and set the bounds."""
+    """Decide between centroids that rounding cannot tell apart, and set the bounds."""
     for r in range(products.shape[1]):
         i, other = numbers[r], second[r]
         # What rounding may have added to a product; closer calls are decided in float64.
         error = eps * (np.sqrt(squares[i]) + largest) ** 2
         if not other - least[r] > 2 * error:
             labels[r] = _find_nearest_exactly(
-                rows[i], centres, half, products[:, r], least[r] + 2 * error
+                rows[i], centroids, half, products[:, r], least[r] + 2 * error
             )
             other = least[r]
         bounds[i, 0] = labels[r]
@@ -279,14 +281,14 @@ def _settle_close_calls(
 
 
 @_inside
-def _find_nearest_exactly(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
-    """Return the nearest centre by float64 sums, of those whose score is at most `most`."""
+def _find_nearest_exactly(row: Any, centroids: Any, half: Any, products: Any, most: Any) -> int:
+    """Return the nearest centroid by float64 sums, of those whose score is at most `most`."""
     best, label = np.inf, 0
     for c in range(len(half)):
         if half[c] - products[c] <= most:
             square = 0.0
             for j in range(len(row)):
-                apart = np.float64(row[j]) - np.float64(centres[c, j])
+                apart = np.float64(row[j]) - np.float64(centroids[c, j])
                 square += apart * apart
             if square < best:
                 best, label = square, c
@@ -295,33 +297,33 @@ def _find_nearest_exactly(row: Any, centres: Any, half: Any, products: Any, most
 
 @_fast
 def _add_labelled_rows(
-    rows: Any, centres: Any, weight: Any, bounds: Any, above: Any, out: Any
+    rows: Any, centroids: Any, weight: Any, bounds: Any, above: Any, out: Any
 ) -> float:
-    """Add rows to the sums of their centres, and bound their distances; return the inertia."""
+    """Add rows to the sums of their centroids, and bound their distances; return the inertia."""
     inertia = 0.0
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
         scale = weight[i] if len(weight) else rows.dtype.type(1)
         square = rows.dtype.type(0)
         for j in range(rows.shape[1]):
-            apart = rows[i, j] - centres[label, j]
+            apart = rows[i, j] - centroids[label, j]
             square += apart * apart
         out[label, 0] += scale
         for j in range(rows.shape[1]):
             out[label, j + 1] += scale * rows[i, j]
-        # The distance to the own centre, rounded up, bounds the next call's search.
+        # The distance to the own centroid, rounded up, bounds the next call's search.
         bounds[i, 1] = np.sqrt(square) * above
         inertia += scale * square
     return inertia
 
 
 @_fast
-def _measure_distances(rows: Any, centres: Any, bounds: Any, out: Any) -> None:
-    """Write the squared distance of each row to its centre."""
+def _measure_distances(rows: Any, centroids: Any, bounds: Any, out: Any) -> None:
+    """Write the squared distance of each row to its centroid."""
     for i in range(rows.shape[0]):
         label = int(bounds[i, 0])
         square = rows.dtype.type(0)
         for j in range(rows.shape[1]):
-            apart = rows[i, j] - centres[label, j]
+            apart = rows[i, j] - centroids[label, j]
             square += apart * apart
         out[i] = square
