@@ -56,16 +56,16 @@ class Gate(ABC):
         """Record the push of step `clock` (from 1) of a lane; return False if it is refused."""
 
     @abstractmethod
-    def due(self) -> list[int]:
+    def pop_due_lanes(self) -> list[int]:
         """Return the lanes whose pushes are to be applied together now; none: nothing is to do."""
 
     @abstractmethod
-    def may_go(self, lane: int) -> bool:
+    def may_proceed(self, lane: int) -> bool:
         """Return True if `lane` may start its next step now."""
 
-    def may_all_go(self, lanes: Iterable[int]) -> bool:
+    def may_all_proceed(self, lanes: Iterable[int]) -> bool:
         """Return True if the lanes of one trainer's message may start their next steps."""
-        return all(self.may_go(lane) for lane in lanes)
+        return all(self.may_proceed(lane) for lane in lanes)
 
     def clock(self, lane: int) -> int:
         """Return the clock from which `lane` continues."""
@@ -79,7 +79,7 @@ class RoundGate(Gate):
     --------
     >>> from daskml_dist.policies import RoundGate
     >>> gate = RoundGate([0, 1])
-    >>> [gate.push(0, 1), gate.may_go(0), gate.push(1, 1), gate.may_go(0)]
+    >>> [gate.push(0, 1), gate.may_proceed(0), gate.push(1, 1), gate.may_proceed(0)]
     [True, False, True, False]
     """
 
@@ -102,7 +102,7 @@ class RoundGate(Gate):
         self._arrived.add(lane)
         return True
 
-    def due(self) -> list[int]:
+    def pop_due_lanes(self) -> list[int]:
         """Return the lanes of a round once at most `spare` are missing, and open the next round."""
         # A lane that has left may be in `_arrived` but not in `clocks`. At least one of the others
         # is waited for, whatever `spare` is.
@@ -114,7 +114,7 @@ class RoundGate(Gate):
         self._round += 1
         return group
 
-    def may_go(self, lane: int) -> bool:
+    def may_proceed(self, lane: int) -> bool:
         return lane not in self._arrived
 
     def clock(self, lane: int) -> int:
@@ -128,7 +128,7 @@ class ArrivalGate(Gate):
     --------
     >>> from daskml_dist.policies import ArrivalGate
     >>> gate = ArrivalGate([0, 1], staleness=1)
-    >>> [gate.push(0, 1), gate.may_go(0), gate.push(0, 2), gate.may_go(0)]
+    >>> [gate.push(0, 1), gate.may_proceed(0), gate.push(0, 2), gate.may_proceed(0)]
     [True, True, True, False]
     """
 
@@ -167,10 +167,10 @@ class ArrivalGate(Gate):
         self._arrived.append(lane)
         return True
 
-    def due(self) -> list[int]:
+    def pop_due_lanes(self) -> list[int]:
         return [self._arrived.pop(0)] if self._arrived else []
 
-    def may_go(self, lane: int) -> bool:
+    def may_proceed(self, lane: int) -> bool:
         # Stale-synchronous parallel (Ho et al. 2013): the lead over the slowest lane is bounded.
         if self._staleness is None or lane not in self.clocks:
             return True
@@ -184,7 +184,7 @@ class TrainerGate(ArrivalGate):
     trainer do not wait for each other, and the slowest trainer does not wait.
     """
 
-    def may_all_go(self, lanes: Iterable[int]) -> bool:
+    def may_all_proceed(self, lanes: Iterable[int]) -> bool:
         own = {lane: self.clocks[lane] for lane in lanes if lane in self.clocks}
         others = [clock for lane, clock in self.clocks.items() if lane not in own]
         if self._staleness is None or not own or not others:

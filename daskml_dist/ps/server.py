@@ -168,7 +168,7 @@ class ParameterServer:
         ready, still = self._callers.stored(), []
         # Every call may have changed what the policy allows: all waiting pulls are looked at again.
         for request, reply in self._callers.pulls:
-            if self._state.may_go(request.lanes):
+            if self._state.may_proceed(request.lanes):
                 ready.append(partial(reply, self._state.answer(request)))
             else:
                 still.append((request, reply))
@@ -518,7 +518,7 @@ class ServerState:
     def _apply_due(self) -> None:
         """Apply the pushes that the policy's gate says are due."""
         # A push may complete a round, and the round let another begin.
-        while group := self._gate.due():
+        while group := self._gate.pop_due_lanes():
             pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
             if pushes:
                 self._apply_pushes(pushes)
@@ -573,9 +573,9 @@ class ServerState:
         """Return the pass (from 1) that a clock is in."""
         return (clock - 1) // self._n_steps + 1
 
-    def may_go(self, lanes: Iterable[int]) -> bool:
+    def may_proceed(self, lanes: Iterable[int]) -> bool:
         """Return whether the policy lets lanes start their next step."""
-        return self._gate.may_all_go(lanes)
+        return self._gate.may_all_proceed(lanes)
 
     def answer(self, request: ServerRequest) -> ServerReply:
         """Return the reply to a pull of lanes that may go."""

@@ -214,7 +214,7 @@ def test_nobody_waits_who_may_go(
     def checked(self: Any, server: Any, number: int, worker: Any) -> None:
         release(self, server, number, worker)
         looks.append(number)
-        assert not any(server.gate.may_go(lane) for _, lane in server.waiting)
+        assert not any(server.gate.may_proceed(lane) for _, lane in server.waiting)
 
     monkeypatch.setattr(events._ServerSimulation, "_release", checked)
     out = simulate(policy, COSTLY, 8, servers=servers, steps=40, stragglers=ROUGH)

@@ -37,16 +37,16 @@ def _step(gate: Gate, lane: int) -> bool:
 
 def test_round_closes_once_all_lanes_arrived() -> None:
     gate = RoundGate([0, 1, 2])
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     for lane in (2, 0):
         assert _step(gate, lane)
-        assert gate.due() == []
-        assert not gate.may_go(lane)
-    assert gate.may_go(1)
+        assert gate.pop_due_lanes() == []
+        assert not gate.may_proceed(lane)
+    assert gate.may_proceed(1)
     assert _step(gate, 1)
-    assert gate.due() == [0, 1, 2]
-    assert gate.due() == []
-    assert all(gate.may_go(lane) and gate.clock(lane) == 1 for lane in range(3))
+    assert gate.pop_due_lanes() == [0, 1, 2]
+    assert gate.pop_due_lanes() == []
+    assert all(gate.may_proceed(lane) and gate.clock(lane) == 1 for lane in range(3))
 
 
 def test_repeated_late_early_and_foreign_pushes_are_refused() -> None:
@@ -56,39 +56,39 @@ def test_repeated_late_early_and_foreign_pushes_are_refused() -> None:
     assert not gate.push(0, 2)
     assert not gate.push(7, 1)
     assert gate.push(1, 1)
-    assert gate.due() == [0, 1]
+    assert gate.pop_due_lanes() == [0, 1]
     assert not gate.push(0, 1)
     assert not gate.push(0, 3)
     assert gate.push(0, 2)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
 
 
 def test_leaver_is_not_waited_for() -> None:
     gate = RoundGate([0, 1, 2])
     _step(gate, 0)
     _step(gate, 1)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     gate.leave(2)
-    assert gate.due() == [0, 1]
+    assert gate.pop_due_lanes() == [0, 1]
 
 
 def test_leaving_closes_no_round_early() -> None:
     gate = RoundGate([0, 1, 2])
     _step(gate, 0)
     gate.leave(2)
-    assert gate.due() == []
-    assert not gate.may_go(0)
+    assert gate.pop_due_lanes() == []
+    assert not gate.may_proceed(0)
     _step(gate, 1)
-    assert gate.due() == [0, 1]
+    assert gate.pop_due_lanes() == [0, 1]
 
 
 def test_open_push_of_a_leaver_counts() -> None:
     gate = RoundGate([0, 1])
     _step(gate, 0)
     gate.leave(0)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     _step(gate, 1)
-    assert gate.due() == [0, 1]
+    assert gate.pop_due_lanes() == [0, 1]
 
 
 def test_open_push_of_the_last_leaver_counts() -> None:
@@ -96,15 +96,15 @@ def test_open_push_of_the_last_leaver_counts() -> None:
     _step(gate, 0)
     gate.leave(0)
     gate.leave(1)
-    assert gate.due() == [0]
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == [0]
+    assert gate.pop_due_lanes() == []
 
 
 def test_unknown_leaver_changes_nothing() -> None:
     gate = RoundGate([0, 1])
     gate.leave(9)
     _step(gate, 0)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
 
 
 def test_join_takes_part_in_the_open_round() -> None:
@@ -112,32 +112,32 @@ def test_join_takes_part_in_the_open_round() -> None:
     _step(gate, 0)
     gate.join(2, 0)
     _step(gate, 1)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     assert gate.clock(2) == 5
     assert not gate.push(2, 1)
     assert gate.push(2, 6)
-    assert gate.due() == [0, 1, 2]
+    assert gate.pop_due_lanes() == [0, 1, 2]
 
 
 def test_backup_workers_are_not_waited_for() -> None:
     gate = Synchronous(backup_workers=1).gate([0, 1, 2])
     _step(gate, 0)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     _step(gate, 2)
-    assert gate.due() == [0, 2]
+    assert gate.pop_due_lanes() == [0, 2]
     # The late push is refused; its lane goes on from the open round.
     assert not gate.push(1, 1)
-    assert gate.may_go(1)
+    assert gate.may_proceed(1)
     assert gate.clock(1) == 1
     assert gate.push(1, 2)
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
 
 
 def test_backup_workers_never_leave_a_round_empty() -> None:
     gate = Synchronous(backup_workers=5).gate([0, 1])
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == []
     _step(gate, 1)
-    assert gate.due() == [1]
+    assert gate.pop_due_lanes() == [1]
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2])
@@ -151,7 +151,7 @@ def test_rounds_on_random_walks(seed: int, spare: int) -> None:
     for _ in range(400):
         lane = rng.randrange(6)
         action = rng.choices(["push", "repeat", "leave", "join"], [8, 2, 1, 1])[0]
-        if action == "push" and lane in present and gate.may_go(lane):
+        if action == "push" and lane in present and gate.may_proceed(lane):
             assert _step(gate, lane)
             arrived.add(lane)
             pushed += 1
@@ -166,14 +166,14 @@ def test_rounds_on_random_walks(seed: int, spare: int) -> None:
             gate.join(lane, rng.randrange(3))
             present.add(lane)
         is_due = bool(arrived) and len(present - arrived) <= min(spare, max(len(present) - 1, 0))
-        group = gate.due()
+        group = gate.pop_due_lanes()
         assert group == (sorted(arrived) if is_due else [])
-        assert gate.due() == []
+        assert gate.pop_due_lanes() == []
         if group:
             rounds, applied, arrived = rounds + 1, applied + len(group), set()
         assert gate.clock(lane) == rounds
         # Whoever has not pushed may push, so the round always closes at last.
-        assert all(gate.may_go(lane) == (lane not in arrived) for lane in present)
+        assert all(gate.may_proceed(lane) == (lane not in arrived) for lane in present)
     assert applied + len(arrived) == pushed
     assert rounds > 10
 
@@ -185,7 +185,12 @@ def test_arrivals_apply_one_by_one_in_their_order() -> None:
     gate = ArrivalGate([0, 1, 2])
     for lane in (2, 0, 2):
         assert _step(gate, lane)
-    assert [gate.due(), gate.due(), gate.due(), gate.due()] == [[2], [0], [2], []]
+    assert [
+        gate.pop_due_lanes(),
+        gate.pop_due_lanes(),
+        gate.pop_due_lanes(),
+        gate.pop_due_lanes(),
+    ] == [[2], [0], [2], []]
     assert [gate.clock(lane) for lane in range(3)] == [1, 0, 2]
 
 
@@ -195,14 +200,14 @@ def test_repeated_and_foreign_arrivals_are_refused() -> None:
     assert not gate.push(0, 2)
     assert not gate.push(0, 1)
     assert not gate.push(5, 1)
-    assert gate.due() == [0]
-    assert gate.due() == []
+    assert gate.pop_due_lanes() == [0]
+    assert gate.pop_due_lanes() == []
 
 
 def test_nobody_waits_without_a_bound() -> None:
     gate = Asynchronous().gate([0, 1])
     for _ in range(100):
-        assert gate.may_go(0)
+        assert gate.may_proceed(0)
         _step(gate, 0)
 
 
@@ -210,33 +215,33 @@ def test_nobody_waits_without_a_bound() -> None:
 def test_fastest_waits_at_the_bound(bound: int) -> None:
     gate = BoundedStaleness(bound).gate([0, 1, 2])
     for _ in range(bound + 1):
-        assert gate.may_go(0)
+        assert gate.may_proceed(0)
         _step(gate, 0)
-    assert not gate.may_go(0)
+    assert not gate.may_proceed(0)
     _step(gate, 1)
-    assert not gate.may_go(0)
-    assert gate.may_go(2)
+    assert not gate.may_proceed(0)
+    assert gate.may_proceed(2)
     _step(gate, 2)
-    assert gate.may_go(0)
+    assert gate.may_proceed(0)
 
 
 def test_leaving_releases_who_waited_for_the_slowest() -> None:
     gate = BoundedStaleness(1).gate([0, 1])
     _step(gate, 0)
     _step(gate, 0)
-    assert not gate.may_go(0)
+    assert not gate.may_proceed(0)
     gate.leave(1)
-    assert gate.may_go(0)
-    assert [gate.due(), gate.due()] == [[0], [0]]
+    assert gate.may_proceed(0)
+    assert [gate.pop_due_lanes(), gate.pop_due_lanes()] == [[0], [0]]
     # Who left may always go: it waits for nothing.
-    assert gate.may_go(1)
+    assert gate.may_proceed(1)
 
 
 def test_open_arrival_of_a_leaver_counts() -> None:
     gate = ArrivalGate([0])
     _step(gate, 0)
     gate.leave(0)
-    assert gate.due() == [0]
+    assert gate.pop_due_lanes() == [0]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
@@ -253,7 +258,7 @@ def test_bound_holds_on_random_walks(seed: int, bound: int) -> None:
             gate.leave(rng.choice(lanes))
             continue
         slowest = min(gate.clocks.values())
-        going = [lane for lane in lanes if gate.may_go(lane)]
+        going = [lane for lane in lanes if gate.may_proceed(lane)]
         assert {lane for lane in lanes if gate.clocks[lane] == slowest} <= set(going)
         lane = rng.choices(lanes, [weights[lane] for lane in lanes])[0]
         if lane not in going:
@@ -261,7 +266,7 @@ def test_bound_holds_on_random_walks(seed: int, bound: int) -> None:
             continue
         lead = max(lead, gate.clocks[lane] - slowest)
         assert _step(gate, lane)
-        assert gate.due() == [lane]
+        assert gate.pop_due_lanes() == [lane]
         steps += 1
     assert lead == bound  # reached, never passed
     assert steps > 30  # the slowest sets the pace
@@ -279,7 +284,7 @@ def test_a_lane_may_go_without_a_look_at_all_others(staleness: int | None) -> No
     gate.leave(3)
     for lane in (0, 1, 2):
         _step(gate, lane)
-    assert all(gate.may_go(lane) for lane in range(5))
+    assert all(gate.may_proceed(lane) for lane in range(5))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
@@ -288,7 +293,7 @@ def test_no_lane_is_blocked_for_ever(bound: int) -> None:
     rng = random.Random(bound)
     gate = ArrivalGate(range(4), staleness=bound)
     while min(gate.clocks.values()) < 50:
-        going = [lane for lane in gate.clocks if gate.clocks[lane] < 50 and gate.may_go(lane)]
+        going = [lane for lane in gate.clocks if gate.clocks[lane] < 50 and gate.may_proceed(lane)]
         assert going
         _step(gate, rng.choice(going))
 
@@ -297,9 +302,9 @@ def test_staleness_zero_is_lockstep() -> None:
     gate = BoundedStaleness(0).gate(range(3))
     for clock in range(5):
         for lane in random.Random(clock).sample(range(3), 3):
-            assert gate.may_go(lane)
+            assert gate.may_proceed(lane)
             _step(gate, lane)
-            assert gate.may_go(lane) == (min(gate.clocks.values()) == clock + 1)
+            assert gate.may_proceed(lane) == (min(gate.clocks.values()) == clock + 1)
 
 
 # --- the table -------------------------------------------------------------------------------
@@ -317,11 +322,11 @@ def test_gate_starts_at_a_clock(name: str) -> None:
 def test_every_gate_refuses_a_repeated_push(name: str) -> None:
     gate = get_policy(name).gate([0])
     for clock in (1, 2, 3):
-        assert gate.may_go(0)
+        assert gate.may_proceed(0)
         assert gate.push(0, clock)
-        assert gate.due() == [0]
+        assert gate.pop_due_lanes() == [0]
         assert not gate.push(0, clock)
-        assert gate.due() == []
+        assert gate.pop_due_lanes() == []
 
 
 @EVERY

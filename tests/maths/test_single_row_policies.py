@@ -12,25 +12,25 @@ def test_trainers_that_step_row_by_row_keep_the_bound(bound: int) -> None:
     """They ask every few batches, so that the lead in between is within it, too."""
     policy = BoundedStaleness(bound).by_single_rows()
     gate, fast, slow, clock = policy.gate([0, 1, 2, 3]), (0, 1), (2, 3), 0
-    while gate.may_all_go(fast):
+    while gate.may_all_proceed(fast):
         clock += policy.meet_every
         for lane in fast:
             gate.join(lane, clock)
     assert 0 < clock <= bound + 1
-    assert gate.may_all_go(slow)
+    assert gate.may_all_proceed(slow)
     gate.join(2, clock)
-    assert not gate.may_all_go(fast)  # the slowest lane of the others counts
+    assert not gate.may_all_proceed(fast)  # the slowest lane of the others counts
     gate.join(3, clock)
-    assert gate.may_all_go(fast)
+    assert gate.may_all_proceed(fast)
     for lane in fast:
         gate.leave(lane)
-    assert gate.may_all_go(slow)
+    assert gate.may_all_proceed(slow)
 
 
 def test_a_trainer_does_not_wait_for_its_own_lanes() -> None:
     gate = BoundedStaleness(0).by_single_rows().gate([0, 1, 2])
     gate.join(0, 5)
-    assert gate.may_all_go((0, 1))
+    assert gate.may_all_proceed((0, 1))
 
 
 def test_who_says_when_to_push_steps_by_batches() -> None:

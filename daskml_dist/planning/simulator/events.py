@@ -437,7 +437,7 @@ class _ServerSimulation:
             return
         server.pending[lane] = version, gradients
         # Groups of lanes whose pushes become one update: all of a round, or a single lane.
-        while group := gate.due():
+        while group := gate.pop_due_lanes():
             pushes = [server.pending.pop(member) for member in group]
             self._apply(server, pushes, len(pushes) * self._push_every)
 
@@ -466,11 +466,11 @@ class _ServerSimulation:
         search; asking for all lanes at each push would be quadratic in their number.
         """
         gate, waiting = server.gate, server.waiting
-        if gate.may_go(worker.number):
+        if gate.may_proceed(worker.number):
             self._answer(server, number, worker)
         else:
             heapq.heappush(waiting, (gate.clocks[worker.number], worker.number))
-        while waiting and gate.may_go(waiting[0][1]):
+        while waiting and gate.may_proceed(waiting[0][1]):
             _, lane = heapq.heappop(waiting)
             self._answer(server, number, self._workers[lane])
 
