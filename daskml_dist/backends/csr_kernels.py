@@ -16,12 +16,12 @@ import numba
 import numpy as np
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.intrinsics import prefetch
 
 
 # A placeholder: `compiled_with` compiles the loop with the function of a loss in its place.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _add_row_gradients(
@@ -75,7 +75,7 @@ def _add_row_gradients(
         raw += other
         if intercept:
             raw += w[last]
-        value, slope = _loss_at_row(y[i], raw, parameters)
+        value, slope = _evaluate_row(y[i], raw, parameters)
         if len(weight):
             value, slope = value * weight[i], slope * weight[i]
         total += value
@@ -94,7 +94,7 @@ def _add_row_gradients(
 
 def compile_row_gradients(kernel: str) -> Any:
     """Return the loop over rows of the loss of a kernel; `compiled_with` remembers it."""
-    return compiled_with(_add_row_gradients, _loss_at_row=LOSSES_AT_ROW[kernel])
+    return compiled_with(_add_row_gradients, _evaluate_row=ROW_LOSSES[kernel])
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -122,13 +122,13 @@ def add_csr_gradient(
         Of the loss.
     """
     from daskml_dist.backends import csr_kernels
-    from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+    from daskml_dist.backends.elementary_functions import ROW_LOSSES
 
     block, columns = X.X, X.columns
     # None, so that the caller takes the plain way: another loss, dense steps, several outputs, or
     # dtypes for which the loop would be compiled once more.
     same = X.dtype == y.dtype == w.dtype == out.dtype
-    if kernel is None or kernel not in LOSSES_AT_ROW:
+    if kernel is None or kernel not in ROW_LOSSES:
         return None
     if columns is None or w.shape[1] > 1 or not same:
         return None

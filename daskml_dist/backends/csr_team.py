@@ -18,7 +18,7 @@ from scipy import sparse
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.host_gather import address_of, locate_runs
 from daskml_dist.backends.host_update import compile_entry_step, update_at
 from daskml_dist.backends.intrinsics import (
@@ -38,9 +38,9 @@ _MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 22
 _ENTRIES_AHEAD, _ENDS_AHEAD = 12, 32
 
 
-# `_loss_at_row` stands for the function of a loss, `_add_block_gradient` for the compiled one
+# `_evaluate_row` stands for the function of a loss, `_add_block_gradient` for the compiled one
 # below.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _add_block_gradient(
@@ -95,7 +95,7 @@ def _add_block_gradient(
             raw += w[n_features]
         # Loss and derivative of the raw prediction.
         y = array_at(pointer(here[3] + row * item), 1, w.dtype)[0]
-        value, slope = _loss_at_row(y, raw, parameters)
+        value, slope = _evaluate_row(y, raw, parameters)
         if here[4] != 0:
             weight = array_at(pointer(here[4] + row * item), 1, w.dtype)[0]
             value, slope = value * weight, slope * weight
@@ -183,7 +183,7 @@ class CSRGather:
             _MAX_STEPS_AT_ONCE, max(1, int(_MAX_ENTRIES_AT_ONCE / max(n_rows * nonzeros, 1)))
         )
         self.parameters = tuple(map(float, loss.parameters))
-        part = compiled_with(_add_block_gradient, _loss_at_row=LOSSES_AT_ROW[loss.kernel])
+        part = compiled_with(_add_block_gradient, _evaluate_row=ROW_LOSSES[loss.kernel])
         self.gradient = compiled_with(_csr_gradient, _add_block_gradient=part)
 
     def widen(self, item: int) -> None:
@@ -207,7 +207,7 @@ def make_csr_gather(
 ) -> CSRGather | None:
     """Return a gather of CSR blocks, or None where one compiled loop cannot read them."""
     csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
-    if not csr or loss.kernel not in LOSSES_AT_ROW or shape[0] > np.iinfo(np.int32).max:
+    if not csr or loss.kernel not in ROW_LOSSES or shape[0] > np.iinfo(np.int32).max:
         return None
     kinds = {array.dtype for X, y, _ in blocks.values() for array in (X, y)}
     return CSRGather(loss, blocks, n_rows) if len(kinds) == 1 else None

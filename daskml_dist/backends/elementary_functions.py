@@ -274,7 +274,7 @@ def _choose_log_loss(margin: Any) -> Any:
 
 
 @compiled_entry(inline="always", **CONTRACTED)
-def _log_loss_at_row(y: Any, raw: Any, parameters: Any) -> Any:
+def _evaluate_log_loss_of_row(y: Any, raw: Any, parameters: Any) -> Any:
     """Return the log loss of a row whose y is -1 or 1, and its derivative by the raw prediction."""
     value, slope = log_loss(y * raw)
     return value, y * slope
@@ -302,5 +302,5 @@ def _choose_curvature(margin: Any) -> Any:
     return _curvature_float32 if margin == types.float32 else _curvature_float64
 
 
-#: By the loss's kernel, functions that take the place of an `at_row` without a vector form.
-LOSSES_AT_ROW: dict[str | None, Any] = {"log_loss": _log_loss_at_row}
+#: By the loss's kernel, functions that take the place of an `evaluate_row` without a vector form.
+ROW_LOSSES: dict[str | None, Any] = {"log_loss": _evaluate_log_loss_of_row}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 from daskml_dist.backends.row_slices import Draw
@@ -36,8 +36,8 @@ _TILE_ROWS = 64
 _PREFETCHED_BYTES = 256
 
 
-# `_loss_at_row` stands for the function of a loss, the others for `host_update.compile_update`.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_evaluate_row` stands for the function of a loss, the others for `host_update.compile_update`.
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _update_state(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
@@ -49,7 +49,7 @@ _update_at_rest = _update_state  # at a learning rate of 0
 def _write_losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
     """Write each row's weighted loss into `values`, and its weighted derivative over `raw`."""
     for t in range(n):
-        values[t], slope = _loss_at_row(y[t], raw[t], parameters)
+        values[t], slope = _evaluate_row(y[t], raw[t], parameters)
         values[t] *= weight[t]
         raw[t] = slope * weight[t]
 
@@ -228,7 +228,7 @@ class HostGather:
     Parameters
     ----------
     loss : Loss
-        With an `at_row`.
+        With an `evaluate_row`.
     blocks : mapping of int to (X, y, weight)
         C-contiguous and of one dtype; all have weights or none.
     n_rows : int
@@ -249,8 +249,8 @@ class HostGather:
             _MAX_STEPS_AT_ONCE, max(1, _MAX_ENTRIES_AT_ONCE // max(n_rows * self.n_features, 1))
         )
         self.parameters = tuple(map(float, loss.parameters))
-        at_row = LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row)
-        losses = compiled_with(_write_losses, _loss_at_row=at_row)
+        evaluate_row = ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row)
+        losses = compiled_with(_write_losses, _evaluate_row=evaluate_row)
         tile = compiled_with(_add_tile_gradient, reassociates=True, _write_losses=losses)
         self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
 
@@ -386,7 +386,7 @@ class StreamGather(HostGather):
     Parameters
     ----------
     loss : Loss
-        With an `at_row`.
+        With an `evaluate_row`.
     n_features : int
     dtype : dtype
         Of all blocks.

@@ -373,7 +373,7 @@ class NumpyBackend(Backend):
             from daskml_dist.backends import wide_gather
 
             return wide_gather.make_wide_gather(loss, shape, blocks, n_rows)
-        if shape[1] > 1 or loss.at_row is None:
+        if shape[1] > 1 or loss.evaluate_row is None:
             return None
         # Batches that touch few of the parameters: CSR rows.
         if few:
@@ -397,7 +397,7 @@ class NumpyBackend(Backend):
         most_steps: int,
     ) -> Any | None:
         """Return a compiled loop over blocks that come and go, or None."""
-        if loss.at_row is None:
+        if loss.evaluate_row is None:
             return None
         from daskml_dist.backends.host_gather import StreamGather
 

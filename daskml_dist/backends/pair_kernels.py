@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 
 #: Bits of a place in a batch (16 million entries), beside which a number must fit into the 63 bits
 #: of a key that is not negative.
 _PLACE_BITS = 24
 
 
-# `_loss_at_row` stands for the function of a loss.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_evaluate_row` stands for the function of a loss.
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _multiply_factors(w: Any, a: Any, b: Any, rank: Any) -> Any:
@@ -89,7 +89,7 @@ def _add_pair_gradients(
         if biased:
             raw += w[a, rank]
             raw += w[b, rank]
-        value, slope = _loss_at_row(y[t], raw, parameters)
+        value, slope = _evaluate_row(y[t], raw, parameters)
         if len(weight):
             value, slope, penalty = value * weight[t], slope * weight[t], reg * weight[t]
         whole += value
@@ -123,12 +123,12 @@ def add_pair_gradients(
         Half the penalty of the squares of both rows of each pair.
     offset : float
     """
-    at_row = LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row)
-    if at_row is None:
+    evaluate_row = ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row)
+    if evaluate_row is None:
         return None
     product = compiled_with(_multiply_factors, reassociates=True)
     run, number = (
-        compiled_with(_add_pair_gradients, _loss_at_row=at_row, _multiply_factors=product),
+        compiled_with(_add_pair_gradients, _evaluate_row=evaluate_row, _multiply_factors=product),
         w.dtype.type,
     )
     weight = np.empty(0, w.dtype) if weight is None else weight

@@ -1,12 +1,12 @@
 """Steps of single rows over CSR blocks, without locks: product, slope and update in one loop.
 
 A row costs its stored entries: they are gathered into scratch arrays that stay in the cache, the
-loss and the optimizer move them there (`Loss.at_row`, `Optimizer.elementwise_update`), and they are
-scattered back with plain writes, so that threads may race on the parameters (HOGWILD!, Recht et
-al. 2011). Penalties are applied when a parameter is touched, for all the steps since (lazy
-regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*:
-``(w, *opt_state, row_rate_sums)``. Rows are visited in any order, and those ahead are prefetched;
-memory serves runs of neighbouring rows faster.
+loss and the optimizer move them there (`Loss.evaluate_row`, `Optimizer.elementwise_update`), and
+they are scattered back with plain writes, so that threads may race on the parameters (HOGWILD!,
+Recht et al. 2011). Penalties are applied when a parameter is touched, for all the steps since (lazy
+regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*: ``(w,
+*opt_state, row_rate_sums)``. Rows are visited in any order, and those ahead are prefetched; memory
+serves runs of neighbouring rows faster.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 
 #: A CSR block, its targets and weights (or None).
@@ -31,8 +31,8 @@ Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
 
 
-# `_loss_at_row` and `_move_entry` stand for the functions of a loss and an optimizer.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+# `_evaluate_row` and `_move_entry` stand for the functions of a loss and an optimizer.
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> Any: ...
 
 
@@ -140,7 +140,7 @@ def _step_along_rows(
 
         # Loss and derivative.
         y = array_at(pointer(here[4] + row[i] * item), 1, cells.dtype)[0]
-        value, slope = _loss_at_row(y, raw, loss_parameters)
+        value, slope = _evaluate_row(y, raw, loss_parameters)
         if here[5] != 0:
             weight = array_at(pointer(here[5] + row[i] * item), 1, cells.dtype)[0]
             value, slope = value * weight, slope * weight
@@ -210,7 +210,7 @@ class RowSteps:
     Parameters
     ----------
     loss : Loss
-        With an `at_row`.
+        With an `evaluate_row`.
     optimizer : Optimizer
         With an `elementwise_update`, and `single_rows`.
     l1, l2 : float
@@ -223,7 +223,7 @@ class RowSteps:
     ) -> None:
         self._kernel = compiled_with(
             _step_along_rows,
-            _loss_at_row=LOSSES_AT_ROW.get(loss.kernel, type(loss).at_row),
+            _evaluate_row=ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row),
             _move_entry=type(optimizer).elementwise_update,
         )
         self._n_state_arrays = len(optimizer.state_names)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.host_gather import address_of, locate_runs
 from daskml_dist.backends.host_update import compile_entry_step
 from daskml_dist.backends.intrinsics import (
@@ -40,9 +40,9 @@ TOGETHER = 8
 _ROWS_AHEAD = 8
 
 
-# `_loss_at_row` stands for the function of a loss, `_step_entry` for
+# `_evaluate_row` stands for the function of a loss, `_step_entry` for
 # `host_update.compile_entry_step`, others as named.
-def _loss_at_row(y: Any, raw: Any, parameters: Any) -> Any: ...
+def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 def _take(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any: ...
 def _products(n: Any, rows: Any, w: Any, raw: Any) -> None: ...
@@ -150,7 +150,7 @@ def _write_slopes(
             # Held-out rows add nothing, and their derivative must be 0 in the gradient's product.
             if weight != 0:
                 for j in range(len(some)):
-                    value, slope = _loss_at_row(target, some[j], parameters)
+                    value, slope = _evaluate_row(target, some[j], parameters)
                     some[j] = slope * weight
                     sums[j] += value * weight
             else:
@@ -270,20 +270,20 @@ def _take_steps(
         _update(state, flat, n, rates[b], l1, l2, d, n_rows, numbers[b])
 
 
-def compile_gradient(at_row: Any) -> Any:
-    """Return `_set_gradients` compiled for the `at_row` of a loss."""
+def compile_gradient(evaluate_row: Any) -> Any:
+    """Return `_set_gradients` compiled for the `evaluate_row` of a loss."""
     return compiled_with(
         _set_gradients,
         _take=compiled_with(_copy_batch_rows),
         _products=compiled_with(_write_products),
-        _slopes=compiled_with(_write_slopes, _loss_at_row=at_row),
+        _slopes=compiled_with(_write_slopes, _evaluate_row=evaluate_row),
         _shares=compiled_with(_write_gradient),
     )
 
 
-def compile_slopes(at_row: Any) -> Any:
-    """Return `_write_slopes` compiled for the `at_row` of a loss."""
-    return compiled_with(_write_slopes, _loss_at_row=at_row)
+def compile_slopes(evaluate_row: Any) -> Any:
+    """Return `_write_slopes` compiled for the `evaluate_row` of a loss."""
+    return compiled_with(_write_slopes, _evaluate_row=evaluate_row)
 
 
 def compile_steps(gradient: Any, step: Any) -> Any:
@@ -315,7 +315,12 @@ def make_wide_gather(
         and all(a is None or a.flags.c_contiguous for a in (X, y, weight))
         for X, y, weight in blocks.values()
     )
-    if not fit or type(loss.each).at_row is None or loss.width > 1 or n_rows > _MAX_BATCH_ROWS:
+    if (
+        not fit
+        or type(loss.each).evaluate_row is None
+        or loss.width > 1
+        or n_rows > _MAX_BATCH_ROWS
+    ):
         return None
     return WideGather(loss, shape, blocks, n_rows)
 
@@ -326,7 +331,7 @@ class WideGather:
     Parameters
     ----------
     loss : BatchedLoss
-        Of all columns, with an `at_row`.
+        Of all columns, with an `evaluate_row`.
     shape : tuple of two int
         Of the parameters: a row a feature, one of intercepts where there are any, and one of
         losses.
@@ -361,8 +366,8 @@ class WideGather:
         #: Steps that can be made together.
         most = max(1, _MAX_PRODUCTS_AT_ONCE // max(self.products, 1))
         self.most_steps = int(min(_MAX_STEPS_AT_ONCE, most))
-        at_row = LOSSES_AT_ROW.get(loss.each.kernel, type(loss.each).at_row)
-        self.gradient = compile_gradient(at_row)
+        evaluate_row = ROW_LOSSES.get(loss.each.kernel, type(loss.each).evaluate_row)
+        self.gradient = compile_gradient(evaluate_row)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
         """Return, for each batch, :meth:`add_gradient` of its rows."""

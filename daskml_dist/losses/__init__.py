@@ -2,8 +2,8 @@
 
 A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
 outputs. Everything here is elementwise, in the functions of the array API standard, so that the
-arrays of a GPU are computed by the same code; ``at_row`` is the same function for the numbers of
-one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
+arrays of a GPU are computed by the same code; ``evaluate_row`` is the same function for the numbers
+of one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
 
 Each family is a module, by the argument of its losses: the margin (`margin`, classification), the
 residual (`residual`) or the mean of a distribution (`deviance`, both regression). The classes in a

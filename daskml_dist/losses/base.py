@@ -53,7 +53,7 @@ class Loss(NamedParameters, ABC):
     kernel : str or None
         Name of the fused kernel of backends that computes the same for linear models. Not
         inherited, since a subclass may compute something else.
-    at_row : function or None
+    evaluate_row : function or None
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
         classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
         numba compiles it. None: the loss has only its array form, and no steps of single rows.
@@ -74,7 +74,7 @@ class Loss(NamedParameters, ABC):
     in_target_units: ClassVar[bool] = False
     center: ClassVar[Literal["mean", "median"] | None] = None
     kernel: ClassVar[str | None] = None
-    at_row: ClassVar[Any] = None
+    evaluate_row: ClassVar[Any] = None
     has_hessian: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -86,14 +86,14 @@ class Loss(NamedParameters, ABC):
             "_evaluate_at_residual",
             "_evaluate_derivatives",
         }
-        if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
-            cls.at_row = None
+        if forms & cls.__dict__.keys() and "evaluate_row" not in cls.__dict__:
+            cls.evaluate_row = None
         if "value_and_gradient" in cls.__dict__ and "center" not in cls.__dict__:
             cls.center = None
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Return the numbers that `at_row` needs besides the row."""
+        """Return the numbers that `evaluate_row` needs besides the row."""
         return ()
 
     @abstractmethod

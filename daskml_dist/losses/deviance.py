@@ -134,7 +134,7 @@ class Poisson(_LogLinkDeviance):
         return mean - y * raw, mean - y, mean
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         mean = math.exp(raw)
         return mean - y * raw, mean - y

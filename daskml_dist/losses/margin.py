@@ -77,7 +77,7 @@ class LogLoss(_MarginLoss):
         return values, slope
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         margin = y * raw
         e = math.exp(-abs(margin))
@@ -188,7 +188,7 @@ class Hinge(_MarginLoss):
         return (self._threshold,)
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         gap = parameters[0] - y * raw
         return max(gap, 0.0), -y if gap >= 0 else 0.0
@@ -218,7 +218,7 @@ class SquaredHinge(_MarginLoss):
         return values, gap
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         gap = max(1.0 - y * raw, 0.0)
         return gap * gap, -2.0 * gap * y
@@ -255,7 +255,7 @@ class ModifiedHuber(_MarginLoss):
         return gap, slope
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         gap = max(1.0 - y * raw, 0.0)
         slope = min(gap, 2.0)

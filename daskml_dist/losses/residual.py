@@ -69,7 +69,7 @@ class SquaredError(_ResidualLoss):
         return values, residual
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         return 0.5 * residual * residual, residual
@@ -138,7 +138,7 @@ class Huber(_EpsilonLoss):
         return residual, gradient
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         slope = min(max(residual, -parameters[0]), parameters[0])
@@ -173,7 +173,7 @@ class EpsilonInsensitive(_EpsilonLoss):
         return values, xp.sign(residual) * cast(values > 0, residual.dtype)
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         excess = max(abs(residual) - parameters[0], 0.0)
@@ -210,7 +210,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
         return values, namespace(residual).copysign(excess, residual)
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         excess = max(abs(residual) - parameters[0], 0.0)
@@ -257,7 +257,7 @@ class Quantile(_ResidualLoss):
         return (float(self.quantile),)
 
     @staticmethod
-    def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
+    def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         slope = (1.0 if residual > 0 else 0.0) - parameters[0]

@@ -317,12 +317,12 @@ class BatchedStepLinear(StepModel):
         if rows.weight is not None:
             split_weights = split_weights * rows.weight[:, None]
         if is_host(raw) and width == 1 and each.loss.kernel == "log_loss":
-            from daskml_dist.backends.elementary_functions import LOSSES_AT_ROW
+            from daskml_dist.backends.elementary_functions import ROW_LOSSES
             from daskml_dist.backends.wide_gather import compile_slopes
 
             # A compiled loop replaces raw predictions by gradients, in place.
             raw, losses = np.ascontiguousarray(raw.reshape(n, -1)), np.zeros(n_models)
-            compile_slopes(LOSSES_AT_ROW["log_loss"])(
+            compile_slopes(ROW_LOSSES["log_loss"])(
                 n, np.ascontiguousarray(y), np.ascontiguousarray(split_weights),
                 np.array(self._stops), raw, losses, each.loss.parameters,
             )  # fmt: skip

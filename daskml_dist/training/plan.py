@@ -339,7 +339,7 @@ def _may_step_row_by_row(settings: Settings, summary: DataSummary, model: StepMo
     """Return whether each row could be a step of its own: sparse rows of many features."""
     return (
         model.linear is not None
-        and model.linear.loss.at_row is not None
+        and model.linear.loss.evaluate_row is not None
         and settings.run.device != "gpu"
         and settings.run.compression is None
         and settings.batch_size in ("auto", 1)

@@ -30,7 +30,7 @@ from tests.quick import in_turn, quick
 from tests.rules import one_group
 
 D = 5
-WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
+WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.evaluate_row)
 
 
 class ArraysAlone(SGD):
@@ -78,7 +78,7 @@ def test_loops_of_other_parts_have_other_names() -> None:
     assert rising.__code__.co_code == falling.__code__.co_code
     falling.__qualname__ = rising.__qualname__
     loops = [
-        compiled_with(host_gather._write_losses, _loss_at_row=part) for part in (rising, falling)
+        compiled_with(host_gather._write_losses, _evaluate_row=part) for part in (rising, falling)
     ]
     assert loops[0].py_func.__qualname__ != loops[1].py_func.__qualname__
 

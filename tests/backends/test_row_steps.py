@@ -62,13 +62,13 @@ def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", sorted(n for n, loss in LOSSES.items() if loss.at_row))
+@pytest.mark.parametrize("name", sorted(n for n, loss in LOSSES.items() if loss.evaluate_row))
 def test_one_row_equals_the_array_form(name: str) -> None:
     loss = LOSSES[name]()
     raw = np.concatenate([np.linspace(-3, 3, 41), [0.0, 1.0, -1.0, 0.1]])
     for y in (-1.0, 1.0) if loss.kind == "classification" else (0.0, 0.5, 2.0):
         values, slopes = loss.value_and_gradient(np.full(len(raw), y), raw.copy())
-        rows = [loss.at_row(y, float(r), loss.parameters) for r in raw]
+        rows = [loss.evaluate_row(y, float(r), loss.parameters) for r in raw]
         np.testing.assert_allclose(np.transpose(rows), [values, slopes], rtol=1e-12, atol=1e-15)
 
 
@@ -259,7 +259,7 @@ def test_what_has_no_form_of_single_rows_takes_batches() -> None:
         def value_and_gradient(self, y: Any, raw: Any) -> Any:
             return super().value_and_gradient(y, raw)
 
-    assert Own.at_row is None
+    assert Own.evaluate_row is None
     X, y = _large(2_000)
     for params in ({"loss": Own()}, {"optimizer": "adam"}, {"batch_size": 64}, {"average": True}):
         clf = SGDClassifier(

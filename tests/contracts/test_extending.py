@@ -64,7 +64,7 @@ def _loss(names: dict[str, Any]) -> None:
         slope = gradient if raw.ndim == 1 else gradient.sum(axis=1)
         np.testing.assert_allclose((up - down) / 2e-6, slope, rtol=1e-6, atol=1e-8)
     y, raw = y[:, 0], raw[:, 0]
-    rows = [loss.at_row(*row, loss.parameters) for row in zip(y, raw, strict=True)]
+    rows = [loss.evaluate_row(*row, loss.parameters) for row in zip(y, raw, strict=True)]
     np.testing.assert_allclose(np.transpose(rows), loss.value_and_gradient(y, raw), rtol=1e-12)
 
 

@@ -31,7 +31,7 @@ def pairs_of(rng: Any, loss: Loss, weighted: bool) -> BatchRows:
 class _Plain(Huber):
     """A loss that numba is not given."""
 
-    at_row = None
+    evaluate_row = None
 
 
 EVERY: dict[str, Loss] = {**{name: kind() for name, kind in LOSSES.items()}, "plain": _Plain()}

@@ -1,4 +1,4 @@
-// Losses of one row: what `Loss.at_row` of daskml_dist/losses computes, in type A.
+// Losses of one row: what `Loss.evaluate_row` of daskml_dist/losses computes, in type A.
 //
 // Each takes the target y (-1 or +1 for classification), the raw prediction and the loss's one
 // parameter (0 where it has none), sets `value` and returns the derivative. Comparisons are
