@@ -77,9 +77,9 @@ class Adagrad(Optimizer):
         state[0][k] -= rate * grad
         return rate
 
-    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the approach to the minimum, with squared gradients for the curvature (Fisher)."""
-        return _adagrad_approach(before, opt_state, lr)
+    def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
+        """Return the contraction, with squared gradients for the curvature (Fisher)."""
+        return _adagrad_contraction(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ class NAG(Optimizer):
         """Return the number that is added to the root, Adagrad's default epsilon."""
         return (1e-10,)
 
-    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the approach to the minimum, with squared gradients for the curvature (Fisher)."""
-        return _adagrad_approach(before, opt_state, lr)
+    def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
+        """Return the contraction, with squared gradients for the curvature (Fisher)."""
+        return _adagrad_contraction(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class _SparseAdagrad(FTRL):
         return opt_state
 
 
-def _adagrad_approach(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
-    """Return the approach by summed squared gradients, which stand for the curvature (Fisher)."""
+def _adagrad_contraction(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
+    """Return the contraction by summed squared gradients, which stand for the curvature (Fisher)."""
     # Each step has the size lr / sqrt(G) and the curvature g^2, by which G grows. The sum of their
     # products is about the integral of lr / sqrt(G) over G.
     xp = namespace(opt_state["accumulator"])

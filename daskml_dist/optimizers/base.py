@@ -116,11 +116,11 @@ class Optimizer(NamedParameters):
         """Return the numbers that a step (from 1) needs, which it gets in the dtype of `w`."""
         return ()
 
-    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return how far the steps between two states have approached the minimum, by parameter.
+    def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
+        """Return how far the steps between two states have contracted the distance to the minimum.
 
-        It is the sum of step size times curvature: a parameter's distance to its minimum has fallen
-        by the factor ``exp(-approach)``.
+        By parameter, the sum of step size times curvature: the distance has fallen by the factor
+        ``exp(-contraction)``.
 
         Parameters
         ----------

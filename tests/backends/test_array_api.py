@@ -316,12 +316,12 @@ def test_optimizers(name: str, l1: float, dtype: Any, other: Backend) -> None:
     assert opt_state.keys() == far_state.keys()
     for key, array in opt_state.items():
         _same(far_state[key], array, other, 64)
-    approach = optimizer.approach(before, opt_state, 0.1)
-    far_approach = optimizer.approach(_copy(before, other), far_state, 0.1)
-    if isinstance(approach, float):
-        assert far_approach == approach
+    contraction = optimizer.contraction(before, opt_state, 0.1)
+    far_contraction = optimizer.contraction(_copy(before, other), far_state, 0.1)
+    if isinstance(contraction, float):
+        assert far_contraction == contraction
     else:
-        _same(far_approach, approach, other, 64)
+        _same(far_contraction, contraction, other, 64)
 
 
 @DTYPES

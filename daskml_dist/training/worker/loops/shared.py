@@ -329,16 +329,16 @@ class _DampedRowSteps:
                 {n: array[at] for n, array in self._before.items()},
             )
             delta[at, 0] *= _damping_factor(
-                optimizer.approach(before, opt_state, rate), self._share
+                optimizer.contraction(before, opt_state, rate), self._share
             )
             for name, array in opt_state.items():
                 before[name][...] = array
 
 
-def _damping_factor(approach: Any, share: float) -> Any:
+def _damping_factor(contraction: Any, share: float) -> Any:
     """Return the factor on the changes of one of ``1 / share`` trainers that move the same way.
 
-    `approach` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of the
+    `contraction` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of the
     distance to the minimum, where all trainers' steps in a row would have left ``exp(-a / share)``.
     The factor makes the sum of the trainers' changes that of these steps in a row.
     """
@@ -346,12 +346,12 @@ def _damping_factor(approach: Any, share: float) -> Any:
     if n > 1 and n * share == 1:
         # share * (1 + q + ... + q^(n-1)) with q = exp(-a), by Horner's scheme: the geometric series
         # of the quotient below, in half the time.
-        left = np.exp(-approach)
+        left = np.exp(-contraction)
         total = 1 + left
         for _ in range(n - 2):
             total = 1 + left * total
         return share * total
-    a = np.maximum(approach, 1e-6)
+    a = np.maximum(contraction, 1e-6)
     return share * np.expm1(-a / share) / np.expm1(-a)
 
 
