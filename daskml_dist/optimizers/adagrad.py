@@ -184,7 +184,7 @@ class _SparseAdagrad(FTRL):
 
 
 def _adagrad_contraction(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
-    """Return the contraction by summed squared gradients, which stand for the curvature (Fisher)."""
+    """Return the contraction by summed squared gradients in place of the curvature (Fisher)."""
     # Each step has the size lr / sqrt(G) and the curvature g^2, by which G grows. The sum of their
     # products is about the integral of lr / sqrt(G) over G.
     xp = namespace(opt_state["accumulator"])

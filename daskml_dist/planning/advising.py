@@ -91,23 +91,23 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
             notes.append("The cluster has no worker yet, so it is left out.")
         else:
             places.append(cluster)
-    asked = _Asked(family, estimator, rows)
+    request = _PlanRequest(family, estimator, rows)
     # This process comes first: costs of pure computation that it has shown hold for workers too.
     costs: list[Costs] = []
     for place in places:
-        costs.append(asked.costs(place, costs[0] if costs else Costs({})))
+        costs.append(request.costs(place, costs[0] if costs else Costs({})))
     # Only a cluster's costs have the seconds of a byte that is gathered from it.
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
-        for choice in asked.choices(place, cost, costs[0], gather=costs[-1].gather)
+        for choice in request.choices(place, cost, costs[0], gather=costs[-1].gather)
     ]
     notes += _memory_notes(choices, places)
     size = f"{rows.n_rows:,} rows x {rows.n_features:,} features"
     size = f"{rows.n_rows:,} ratings" if rows.keys else size
     title = f"{type(estimator).__name__}, {size}, {format_bytes(rows.nbytes)}"
     plan = Plan(
-        title, tuple(choices), "", tuple(notes), asked.supposed(costs[0], costs[1:])
+        title, tuple(choices), "", tuple(notes), request.supposed(costs[0], costs[1:])
     )  # fmt: skip
     return replace(plan, why=_explain_best(plan, places, costs))
 
@@ -130,7 +130,7 @@ def _rows_source(rows: RowsShape, place: Place) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PlanRequest:
     """Estimator and rows that a plan was asked for, with their costs and choices at each place.
 
     Parameters

@@ -54,7 +54,9 @@ def measure_costs(
         if sparse is None:
             probes = family.probes(estimator, place, several=several)
         else:
-            probes = _make_sparse_probes(sparse, family.drawn_params(estimator, sparse, place))
+            probes = _make_sparse_probes(
+                sparse, family.sparse_probe_params(estimator, sparse, place)
+            )
         # Untimed: it loads, or compiles, the loops of all probes. Of sparse parts the largest one,
         # whose loops the smaller ones share.
         runner.run(probes[-1] if sparse else probes[0])
@@ -101,10 +103,10 @@ class _ProbeRunner:
         """Run one fit of a probe."""
         family, fitted = self.family, _copy_for_probe(self.estimator, probe)
         if self.sparse is None:
-            X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
+            X, y = family.make_probe_rows(self.estimator, probe, self.dtype, self.several)
             classification = getattr(self.estimator, "_classification", False)
             n_classes = (probe.n_outputs if self.several else 2) * classification
-            shape = family.made_shape(probe, n_classes, self.dtype)
+            shape = family.make_probe_shape(probe, n_classes, self.dtype)
         else:
             X, y = _draw_rows(self.sparse, probe.n_rows)
             shape = replace(self.sparse, n_rows=X.shape[0], entries=X.nnz / X.shape[0])

@@ -252,7 +252,7 @@ def test_fits_without_a_plan(estimator: Any, rows: Any, error: type[Exception], 
 
 def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
     rows = RowsShape(10**6, 10**6, 2, "float64", entries=100.0)
-    params = STEPS.drawn_params(SGDClassifier(), rows, inline_place(None))
+    params = STEPS.sparse_probe_params(SGDClassifier(), rows, inline_place(None))
     # Of the batches of the whole fit, which those of so few rows would not be.
     assert params["batch_size"] == 512
     parts = measure._make_sparse_probes(rows, params)

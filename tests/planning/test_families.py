@@ -60,7 +60,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
         there = {} if place.name == "inline" else asked.family.usual_there
         return Costs({**asked.family.usual, **there})
 
-    monkeypatch.setattr("daskml_dist.planning.advising._Asked.costs", costs)
+    monkeypatch.setattr("daskml_dist.planning.advising._PlanRequest.costs", costs)
 
 
 @pytest.fixture

@@ -98,7 +98,9 @@ class Family(ABC):
         """Return tiny fits that measure the costs at a place, of several outputs or of one."""
         return self.inline_probes if place.name == INLINE else self.cluster_probes
 
-    def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> Mapping[str, Any]:
+    def sparse_probe_params(
+        self, estimator: Any, rows: RowsShape, place: Place
+    ) -> Mapping[str, Any]:
         """Return the parameters of fits to a part of sparse rows."""
         return {}
 
@@ -160,13 +162,15 @@ class Family(ABC):
 
     # -- how it is measured --------------------------------------------------------------------
 
-    def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
+    def make_probe_rows(
+        self, estimator: Any, probe: Probe, dtype: str, several: bool
+    ) -> tuple[Any, Any]:
         """Return the synthetic rows and targets of a probe."""
         n_classes = (probe.n_outputs if several else 2) * estimator._classification
         X, y = _make_rows(probe.n_rows, probe.n_features, n_classes, dtype, self.distinct)
         return X, y if get_tags(estimator).target_tags.required else None
 
-    def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
+    def make_probe_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
         """Return the shape of the rows of a probe."""
         return RowsShape(probe.n_rows, probe.n_features, n_classes, dtype)
 

@@ -111,7 +111,9 @@ class ALSFamily(Family):
         most = float(estimator.max_iter)
         return (most if estimator.tol is None else max(most / 3, 1.0)), most
 
-    def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
+    def make_probe_rows(
+        self, estimator: Any, probe: Probe, dtype: str, several: bool
+    ) -> tuple[Any, Any]:
         """Return ratings of as many users and items as the probe has features."""
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, probe.n_features, (probe.n_rows, 2))
@@ -120,7 +122,7 @@ class ALSFamily(Family):
         frame[estimator.rating_col] = 1.0 + pairs.sum(axis=1) % 5
         return frame, None
 
-    def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
+    def make_probe_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
         """Return the shape of the ratings of a probe."""
         keys = float(min(probe.n_features, probe.n_rows))
         return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_RATING_BYTES)

@@ -156,7 +156,7 @@ class LinearStepsFamily(Family):
         passes = -(-_EARLY_STEPS * _LARGE_BATCH // few) + 2
         return [*found, _make_probe(few * place.lanes, d, _LARGE_BATCH, 3, passes)]
 
-    def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
+    def sparse_probe_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
         """Return few passes, in the batches of the whole fit: a step costs what it costs there."""
         settings, model = self._settings(estimator), self._model(estimator, rows)
         widest = largest_batch_rows(model)

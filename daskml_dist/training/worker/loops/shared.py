@@ -338,9 +338,9 @@ class _DampedRowSteps:
 def _damping_factor(contraction: Any, share: float) -> Any:
     """Return the factor on the changes of one of ``1 / share`` trainers that move the same way.
 
-    `contraction` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of the
-    distance to the minimum, where all trainers' steps in a row would have left ``exp(-a / share)``.
-    The factor makes the sum of the trainers' changes that of these steps in a row.
+    `contraction` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of
+    the distance to the minimum, where all trainers' steps in a row would have left ``exp(-a /
+    share)``. The factor makes the sum of the trainers' changes that of these steps in a row.
     """
     n = round(1 / share)
     if n > 1 and n * share == 1:
