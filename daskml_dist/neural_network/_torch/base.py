@@ -40,7 +40,7 @@ from daskml_dist.neural_network._torch.export import export
 from daskml_dist.neural_network._torch.options import resolve_groups, resolve_schedule
 from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_module
 from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
-from daskml_dist.neural_network._torch.trying import (
+from daskml_dist.neural_network._torch.module_trial import (
     ModuleTrial,
     check_batches,
     check_picklable,
