@@ -34,7 +34,11 @@ from daskml_dist.data.collection import Collection, as_collection, count_rows_of
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host, take_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import add_arrays, reduce_parts
-from daskml_dist.diagnostics.works import doing, reading, tell
+from daskml_dist.diagnostics.operation_progress import (
+    report_operation,
+    report_phase,
+    report_reading,
+)
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
@@ -185,7 +189,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         else:
             classes = self.classes_
         few = has_few_entries(X, int(counts.sum()))
-        with doing(type(self).__name__, None):
+        with report_operation(type(self).__name__, None):
             weight = weighted.get("sample_weight")
             self._fit_lazily(member, X, y, groups, member_params, weight, classes, few)
         return self
@@ -219,10 +223,10 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             # All of them are the frozen one.
             final = classifiers[:1]
         # 2. Held-out predictions, and 3. the calibrators that are fitted to them.
-        tell("calibrating")
+        report_phase("calibrating")
         predictor = _HeldOutPredictor(classifiers, folds, classes, per_split)
         predictions = predictor.predict_blocks(rows, codes)
-        with reading("calibrating"):
+        with report_reading("calibrating"):
             if self.method == "temperature":
                 are_decisions = _has_decision_function(final[0])
                 found = _fit_temperatures(predictions, len(final), are_decisions)

@@ -34,7 +34,7 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
 from daskml_dist.data.row_checks import make_no_rows_error
-from daskml_dist.diagnostics.works import reading, tell
+from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
@@ -142,7 +142,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
         _check_no_metadata(X, params)
-        with reading(type(self).__name__, self.verbose):
+        with report_reading(type(self).__name__, self.verbose):
             run_computation(self._passes(X, y))
         return self
 
@@ -160,7 +160,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
             )
         self._check_parameters()
         X, y = convert_named_columns(X, y)
-        tell("reading the first rows")
+        report_phase("reading the first rows")
         # Callables select columns of these rows, and the zeros among their results decide whether
         # all results are sparse.
         rows = yield from _read_first_rows(X)
@@ -192,7 +192,7 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         used = {at for columns in columns_of_parts for at in _find_positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
         parts = [part for _, part, _ in self.transformers]
-        tell(f"fitting {len(parts)} transformers")
+        report_phase(f"fitting {len(parts)} transformers")
         *fitted, remainder = yield from run_in_lock_step(
             self._fit_transformer(part, X, rows, columns, y)
             for part, columns in zip(

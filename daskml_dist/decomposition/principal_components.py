@@ -26,7 +26,7 @@ from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.data.row_checks import make_no_rows_error
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer
@@ -364,7 +364,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         """Fit to all batches of a collection, starting from the state of `begun`."""
         self._check_parameters()
         collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             # Blocks update the state one after the other, in their order.
             progress = fold_parts(
                 collection, _fit_block, _PartialComponents(begun)

@@ -36,7 +36,7 @@ from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import count_rows, reduce_parts
-from daskml_dist.diagnostics.works import doing, tell
+from daskml_dist.diagnostics.operation_progress import report_operation, report_phase
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
@@ -601,8 +601,8 @@ class BaggingMixin(OnBlocks):
             and (classes is None or len(classes) > 1)
             and can_batch(members)
         )
-        with doing(type(self).__name__, getattr(self, "verbose", 0)):
-            tell(f"one fit of {len(members)} members")
+        with report_operation(type(self).__name__, getattr(self, "verbose", 0)):
+            report_phase(f"one fit of {len(members)} members")
             fitted = None
             if may_batch:
                 fitted = _fit_batched(members, draws, *bagged.numbered_inputs(sample), classes)

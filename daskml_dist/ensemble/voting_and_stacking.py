@@ -24,7 +24,7 @@ from sklearn.utils import Bunch
 from daskml_dist.data.collection import as_collection, join_lazy_blocks
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import doing
+from daskml_dist.diagnostics.operation_progress import report_operation
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted, translate_parameter_errors
 from daskml_dist.errors.suggestions import suggest_nearest
@@ -95,7 +95,7 @@ class NamedMembersMixin(OnBlocks):
         given = route_member_params(self, named, params)
         y, n_rows = self._encode_labels(y) if is_classifier(self) else (y, None)
         few = has_few_entries(X, n_rows)
-        with doing(type(self).__name__, getattr(self, "verbose", 0)):
+        with report_operation(type(self).__name__, getattr(self, "verbose", 0)):
             self._fit_collection(named, given, X, y, params, few)
         return self
 

@@ -47,7 +47,7 @@ from daskml_dist.data.row_checks import (
     make_no_rows_error,
     raise_row_error,
 )
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import (
     InvalidDataError,
     as_ours,
@@ -156,7 +156,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit to a Dask collection, in passes of its own."""
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             run_computation(self._passes(X, y, sample_weight))
         return self
 
@@ -213,7 +213,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         collection = as_collection(*inputs, numeric=self._numeric)
         # The last fit is one more summary: it merges with that of the new rows.
         last = self.n_features_in_, self._summary()
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             new = run_computation(self._summarise_all(collection))
         self._set_features(_merge_summaries(clone(self), [last, new]), collection)
         return self

@@ -36,7 +36,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows, copy_to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.stack_level import user_stack_level
@@ -196,7 +196,7 @@ class VocabularyTransformer(DocumentTransformer):
         if not (is_given and self._needs_no_counts):
             unfitted = clone(self)
             documents = Collection("dask", _read_document_blocks(X), None, None, None)
-            with reading(type(self).__name__):
+            with report_reading(type(self).__name__):
                 counts = reduce_parts(documents, partial(_count_block, unfitted), _add_counts)
         # A given vocabulary keeps its order of columns.
         terms = (

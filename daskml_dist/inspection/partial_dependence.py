@@ -28,7 +28,7 @@ from daskml_dist.data.column_statistics import ColumnSketch, merge_sketches, ske
 from daskml_dist.data.conversion import convert_foreign, convert_named_columns, describe_block
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import make_no_rows_error
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import ExportError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.remedies import add_remedy
 from daskml_dist.errors.signatures import suggest_arguments
@@ -46,7 +46,7 @@ _TREE_ESTIMATORS = {
 }  # fmt: skip
 
 
-@reading("partial_dependence")
+@report_reading("partial_dependence")
 @suggest_arguments
 def partial_dependence(
     estimator: Any,

@@ -25,7 +25,7 @@ from daskml_dist.data.conversion import convert_named_columns
 from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.data.row_checks import make_no_rows_error
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import check_fitted
@@ -42,7 +42,7 @@ _CONTAINERS = (dict, list, tuple, set)
 _MAX_SUMS = 4
 
 
-@reading("permutation_importance")
+@report_reading("permutation_importance")
 @suggest_arguments
 def permutation_importance(
     estimator: Any,

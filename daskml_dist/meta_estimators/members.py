@@ -42,7 +42,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.diagnostics.works import tell
+from daskml_dist.diagnostics.operation_progress import report_phase
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
@@ -190,10 +190,10 @@ def fit_members(
             tasks[i] = _fit_task(member, rows, params)
             blocks += rows.parts
         else:
-            tell("members", i, len(jobs), "fit")
+            report_phase("members", i, len(jobs), "fit")
             fitted[i] = fit_clone(*job)
     if tasks:
-        tell(f"{len(tasks)} members as tasks")
+        report_phase(f"{len(tasks)} members as tasks")
         fitted.update(zip(tasks, _compute_fits(list(tasks.values()), blocks), strict=True))
     return [fitted[i] for i in range(len(jobs))]
 
@@ -274,7 +274,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
             partial(_fit_fold, partial(merge_fit_params, splits.plain, splits.cut)), pure=False
         )
         tasks = [fit(member, splits.rows.gather_split(split)) for split in range(splits.n_splits)]
-        tell(f"{len(tasks)} fits as tasks")
+        report_phase(f"{len(tasks)} fits as tasks")
         return _compute_fits(tasks, splits.rows.columns.parts)
     # None: no solver trains these as one, so they are fitted split by split.
     found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")

@@ -37,7 +37,7 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import add_arrays, reduce_lazily, reduce_parts
 from daskml_dist.data.row_checks import check_weight_shape, holds_times
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import add_remedy
 
@@ -352,7 +352,7 @@ class ScoredColumns:
         end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
             return reduce_lazily(collection, of_block, merge, end)
-        with reading("scoring"):
+        with report_reading("scoring"):
             summary: S | None = reduce_parts(collection, of_block, merge)
         return end(summary)
 

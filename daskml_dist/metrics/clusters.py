@@ -26,7 +26,7 @@ from sklearn.utils.random import sample_without_replacement
 from daskml_dist.data.blocks import check_finite_rows, make_block
 from daskml_dist.data.collection import Collection, as_collection, join_lazy_blocks
 from daskml_dist.data.reduce import add_arrays, concatenate_lists, count_rows, reduce_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.block_mapping import share_in_graph
@@ -58,7 +58,7 @@ _MAX_PERMUTED_ROWS = 1 << 24
 _MAX_DISTANCE_BYTES = 1 << 26
 
 
-@reading("silhouette_score")
+@report_reading("silhouette_score")
 @suggest_arguments
 def silhouette_score(
     X: Any,

@@ -38,7 +38,7 @@ from daskml_dist.data.reduce import (
     run_computation,
     run_in_lock_step,
 )
-from daskml_dist.diagnostics.works import reading, tell
+from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.batched_fits.gradient_steps import (
     BatchedSteps,
@@ -158,7 +158,7 @@ def _fit_step_batches(
     """Fit candidates by gradient steps, one fit for each batch of candidates' numbers."""
     by_number: dict[int, list[BatchedFit | FailedCandidate]] = {}
     for k, numbers in enumerate(batches):
-        tell("stacks of candidates", k, len(batches), "stack")
+        report_phase("stacks of candidates", k, len(batches), "stack")
         batch = BatchedSteps([estimators[number] for number in numbers], roles, classes)
         with batch.opened(collection) as columns:
             batch.advance(columns, max(column.stopping.max_iter for column in columns))
@@ -265,7 +265,7 @@ def _fit_transformers(
 
     The splits are returned too, with their training rows counted.
     """
-    tell(f"fits of the transformers of {splits.n_splits} splits")
+    report_phase(f"fits of the transformers of {splits.n_splits} splits")
     heads = [[clone(Pipeline(p.steps[:-1])) for _ in range(splits.n_splits)] for p in pipelines]
     # Each fit is a generator that yields reductions over rows and is sent their results. In lock
     # step all generators' reductions share their passes, so a block is read once for all splits.
@@ -279,7 +279,7 @@ def _fit_transformers(
                 works.append(fit_in_passes(heads_of_splits[split], X, y))
             else:
                 heads_of_splits[split].fit(X, y)
-    with reading("transformers"):
+    with report_reading("transformers"):
         trained, *_ = run_computation(run_in_lock_step(works))
     counted = copy.copy(splits)
     counted.trained = trained

@@ -35,7 +35,7 @@ from sklearn.base import clone
 from daskml_dist.dask_internals.cluster import is_dask_error
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import tell, tell_rung
+from daskml_dist.diagnostics.operation_progress import report_phase, report_rung
 from daskml_dist.errors import TrainingError
 from daskml_dist.estimators.batched_fits.gradient_steps import (
     BatchedSteps,
@@ -600,8 +600,8 @@ class AsyncTraining:
         facts: dict[str, Any] = {"candidate": candidate, "bracket": bracket.number}
         self.history.append({**facts, "passes": passes, "mean_test_score": score})
         reached = {**facts, "resource": passes, "score": score}
-        tell_rung(f"bracket {bracket.number}, candidate {candidate}", [reached])
-        tell("candidates scored at rungs", len(self.history))
+        report_rung(f"bracket {bracket.number}, candidate {candidate}", [reached])
+        report_phase("candidates scored at rungs", len(self.history))
 
 
 def _train_candidate(

@@ -24,7 +24,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import count_rows_of_block, join_lazy_blocks
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import doing
+from daskml_dist.diagnostics.operation_progress import report_operation
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.sklearn_errors import translate_errors
@@ -126,7 +126,7 @@ def cross_validate(
         return found
     scorers = get_scorers(estimator, scoring)
     names, batched = name_scores(scoring), None
-    with doing("cross_validate", verbose):
+    with report_operation("cross_validate", verbose):
         splits = Splits(estimator, X, y, groups, fit_params, cv)
         weigh = resolve_score_weights(estimator, scorers, fit_params, False)
         # Scores of batched fits count the weights of rows, which scores here do only where routed;

@@ -19,7 +19,7 @@ from sklearn import model_selection, naive_bayes
 from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import tell, tell_rung
+from daskml_dist.diagnostics.operation_progress import report_phase, report_rung
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection._batched_fits import name_scores
@@ -330,7 +330,7 @@ multimetric_
             in_training = [i for candidates in left.values() for i in candidates]
             if not in_training:
                 break
-            tell(f"rung at pass {passes}/{self.max_iter}, {len(in_training)} candidates")
+            report_phase(f"rung at pass {passes}/{self.max_iter}, {len(in_training)} candidates")
             self._calls += training.advance(in_training, passes)
             at_rung = [
                 bracket
@@ -356,7 +356,7 @@ multimetric_
             facts: dict[str, Any] = {"candidate": i, "bracket": bracket.number}
             self.history_.append({**facts, "passes": passes, "mean_test_score": score})
             records.append({**facts, "resource": passes, "score": score})
-        tell_rung(f"bracket {bracket.number} at pass {passes}", records)
+        report_rung(f"bracket {bracket.number} at pass {passes}", records)
         # top_k of Hyperband's algorithm 1. Past a bracket's last rung none goes on.
         later = [n for n, more in bracket.rungs if more > passes]
         best = find_best_scores(np.array(scores), later[0] if later else 0)

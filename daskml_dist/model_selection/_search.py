@@ -27,7 +27,7 @@ from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import doing, tell, tell_rung
+from daskml_dist.diagnostics.operation_progress import report_operation, report_phase, report_rung
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
@@ -133,8 +133,8 @@ class DaskSearch(EstimatorMixin):
                 "Scores of a search over Dask collections count the weights of rows. Request them: "
                 "set_score_request(sample_weight=True) of the estimator, or of each scorer."
             )
-        with doing(type(self).__name__, self.verbose):
-            tell("splitting rows")
+        with report_operation(type(self).__name__, self.verbose):
+            report_phase("splitting rows")
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
             # Each of this package's fits reads the rows, so the cluster keeps them for all fits if
@@ -150,7 +150,7 @@ class DaskSearch(EstimatorMixin):
                 self.scorer_ = scorers if self.multimetric_ else scorers["score"]
                 self._choose_best()
                 if self.refit:
-                    tell("fit of the best to all rows")
+                    report_phase("fit of the best to all rows")
                     X, y, *cut = splits.inputs
                     self._refit_best(X, y, splits.make_params(cut))
         return self
@@ -188,7 +188,7 @@ class DaskSearch(EstimatorMixin):
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[SplitFit]]:
         """Return one fit for each candidate and split, batched where this is possible."""
-        tell(f"fits of {len(candidates)} candidates")
+        report_phase(f"fits of {len(candidates)} candidates")
         estimators = [self._make_candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
         names = name_scores(self.scoring)
@@ -466,7 +466,7 @@ class _HalvingSearch(DaskSearch):
                 candidates = [{**params, self.resource: n_resources} for params in candidates]
             vars(self).pop("stacks_", None)  # set again by a rung that is batched
             name = f"rung {rung + 1} of {self.n_iterations_}, {self.resource}={n_resources}"
-            tell(f"{name}: {len(candidates)} candidates")
+            report_phase(f"{name}: {len(candidates)} candidates")
             rung_fits = self._fit_candidates(rung_splits, candidates, scorers)
             n_batches += vars(self).get("stacks_", 0)
             tried, fits = tried + candidates, fits + rung_fits
@@ -476,7 +476,7 @@ class _HalvingSearch(DaskSearch):
             scores = np.mean([[fit.test["score"] for fit in row] for row in rung_fits], axis=1)
             facts = {"bracket": 0, "resource": n_resources}
             scored = zip(numbers, scores, strict=True)
-            tell_rung(name, [facts | {"candidate": i, "score": float(s)} for i, s in scored])
+            report_rung(name, [facts | {"candidate": i, "score": float(s)} for i, s in scored])
             # argsort puts NaN, the scores of failed fits, last; rolled to the front they are the
             # first to be dropped. scikit-learn keeps the same candidates in the same order.
             order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))

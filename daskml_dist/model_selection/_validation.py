@@ -47,7 +47,7 @@ from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator, concatenate_lists, count_rows, reduce_parts
-from daskml_dist.diagnostics.works import reading, tell
+from daskml_dist.diagnostics.operation_progress import report_phase, report_reading
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -316,7 +316,7 @@ class Splits:
         n_threads = sum(int(facts["nthreads"]) for facts in workers)
         step = max(-(-len(columns.parts) // max(n_threads, 1)), _BLOCKS_PER_SAMPLE)
         sample = columns.parts[::step]
-        with reading("the first rows"):
+        with report_reading("the first rows"):
             n_bytes = _count_all_bytes(replace(columns, parts=sample))
         if n_bytes / len(sample) * len(columns.parts) > max_bytes:
             yield self
@@ -327,7 +327,7 @@ class Splits:
         futures = futures_of((kept.inputs, kept._rows.columns.parts))
         try:
             # The sample may have missed the large blocks. To count also waits for the rows.
-            with reading("the rows"):
+            with report_reading("the rows"):
                 has_room = _count_all_bytes(kept._rows.columns) <= max_bytes
             if has_room:
                 yield kept
@@ -368,7 +368,7 @@ class Splits:
             fits: list[SplitFit] = []
             with self.kept() as kept:
                 for e, split in jobs:
-                    tell("fits", len(fits), len(jobs))
+                    report_phase("fits", len(fits), len(jobs))
                     train, test = kept.side(split, TRAIN), partial(kept.side, split, TEST)
                     fits.append(_fit_and_score(e, train, test, scorers, **options))
         else:
@@ -376,7 +376,7 @@ class Splits:
             rows = [self.rows.gather_split(split) for split in range(self.n_splits)]
             params = partial(merge_fit_params, self.plain, self.cut)
             task = delayed(partial(_fit_gathered, params, scorers, options), pure=False)
-            tell(f"{len(jobs)} fits as tasks")
+            report_phase(f"{len(jobs)} fits as tasks")
             fits = self._compute_fits([task(e, rows[split]) for e, split in jobs])
         _report_failures([fit.error for fit in fits], error_score)
         n = self.n_splits

@@ -19,7 +19,7 @@ from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import check_unique_names, load_pandas
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted, make_not_fitted_error
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
@@ -206,7 +206,7 @@ class Categorizer(_FrameTransformer):
         unknown = [name for name in self.columns_ if name not in dtypes]
         if unknown:
             rows = as_collection(X[unknown], None, None, numeric=False)
-            with reading(type(self).__name__):
+            with report_reading(type(self).__name__):
                 values = reduce_parts(rows, _find_block_values, _join_values)
             dtypes |= {n: _make_dtype(n, each) for n, each in zip(unknown, values, strict=True)}
         self._keep_categories({name: dtypes[name] for name in self.columns_})

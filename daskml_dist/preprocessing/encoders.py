@@ -30,7 +30,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
@@ -315,7 +315,7 @@ class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_
             return self
         column = _as_one_column(y)
         X = column.to_frame() if is_series_like(column) else column[:, None]
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             labels = reduce_parts(
                 as_collection(X, numeric=False), _find_block_labels, _merge_labels
             )

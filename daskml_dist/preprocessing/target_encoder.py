@@ -35,7 +35,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import has_fixed_row_order, is_dask
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import keeping_lazy
@@ -287,7 +287,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
                 "merge, sort_values...) that gives its rows in another order at each reading. "
                 "Call df = df.persist() first."
             )
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             seed, folds = run_computation(self._fit_folds(X, y, n_folds=int(self.cv)))
         # Cross fitting: an encoder for each fold, from the sums of all other folds.
         encoders = []

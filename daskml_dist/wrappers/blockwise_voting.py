@@ -20,7 +20,7 @@ from daskml_dist.data.conversion import check_unique_names, convert_missing_to_n
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.data.row_checks import make_no_rows_error
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.meta_estimators.members import (
@@ -70,7 +70,7 @@ class _BaseBlockwiseVoting(MetaEstimatorMixin, BaseEstimator):
         check_weighable([("estimator", self.estimator)], params)
         self._check_parameters(y)
         rows = as_collection(X, y, sample_weight, numeric=False, multi_output=True)
-        with reading(type(self).__name__):
+        with report_reading(type(self).__name__):
             # A clone, since a fitted estimator would travel with all that it has learnt.
             members = reduce_parts(
                 rows, partial(_fit_block, clone(self.estimator)), concatenate_lists

@@ -23,7 +23,7 @@ from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.fitted import is_fitted
@@ -342,7 +342,7 @@ class Incremental(ParallelPostFit):
                 # Rows are often stored in the order of time or of labels. A model that learns by
                 # steps would remember the last blocks best.
                 order = check_random_state(self.random_state).permutation(order)
-            with reading(type(self).__name__):
+            with report_reading(type(self).__name__):
                 self.estimator_ = fold_parts(
                     rows, partial(_train_on_block, params), estimator, order.tolist()
                 )

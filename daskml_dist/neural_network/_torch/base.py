@@ -37,15 +37,15 @@ from daskml_dist.models.torch_modules.source import ModuleSource, without_weight
 from daskml_dist.models.torch_modules.staged import TorchChain
 from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.neural_network._torch.export import export
-from daskml_dist.neural_network._torch.options import resolve_groups, resolve_schedule
-from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_module
-from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
 from daskml_dist.neural_network._torch.module_trial import (
     ModuleTrial,
     check_batches,
     check_picklable,
     check_shapes,
 )
+from daskml_dist.neural_network._torch.options import resolve_groups, resolve_schedule
+from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_module
+from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState

@@ -1,8 +1,9 @@
 """Progress of operations that are not a single fit, such as searches, on screen and dashboard.
 
-An operation opens a context (`doing`, or `reading` for one that only reads blocks), and code at any
-depth within it names phases by `tell`, without being passed a reporter: the current one is a
-context variable, so threads and tasks of other operations have their own.
+An operation opens a context (`report_operation`, or `report_reading` for one that only reads
+blocks), and code at any depth within it names phases by `report_phase`, without being passed a
+reporter: the current one is a context variable, so threads and tasks of other operations have their
+own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _ProgressReport:
             self._status.enter("starting" if at_once else "reading")
             self._display = open_display(None, self._status, verbose)
 
-    def tell(self, phase: str, done: int, total: int | None, noun: str) -> None:
+    def show_phase(self, phase: str, done: int, total: int | None, noun: str) -> None:
         """Show the present phase, with `done` of `total` parts that `noun` names."""
         self._phase_text = _format_phase(phase, done, total)
         with self._lock:
@@ -98,26 +99,26 @@ _current_report: ContextVar[_ProgressReport | None] = ContextVar("daskml_dist_wo
 
 
 @contextmanager
-def doing(name: str, verbose: Any) -> Iterator[None]:
-    """Report an operation while the context is open; :func:`tell` names its phases."""
+def report_operation(name: str, verbose: Any) -> Iterator[None]:
+    """Report an operation while the context is open; :func:`report_phase` names its phases."""
     with _report_during(_ProgressReport(name, _resolve_verbose(verbose))):
         yield
 
 
 @contextmanager
-def reading(name: str, verbose: Any = None) -> Iterator[None]:
+def report_reading(name: str, verbose: Any = None) -> Iterator[None]:
     """Report how many blocks have been read while the context is open.
 
     Reads of less than about two seconds are not shown on the page. Within an operation that is
     reported already, blocks are shown as progress of its phase.
     """
     # Blocks of a search's fits are progress of the search.
-    if (work := _current_report.get()) is not None:
-        with report_progress_to(work.read):
+    if (report := _current_report.get()) is not None:
+        with report_progress_to(report.read):
             yield
         return
-    work = _ProgressReport(name, _resolve_verbose(verbose), at_once=False)
-    with _report_during(work), report_progress_to(work.read):
+    report = _ProgressReport(name, _resolve_verbose(verbose), at_once=False)
+    with _report_during(report), report_progress_to(report.read):
         yield
 
 
@@ -127,9 +128,9 @@ def _resolve_verbose(verbose: Any) -> int:
 
 
 @contextmanager
-def _report_during(work: _ProgressReport) -> Iterator[None]:
+def _report_during(report: _ProgressReport) -> Iterator[None]:
     """Make a report the current one, and close it with the way in which the context ends."""
-    token, how = _current_report.set(work), "ended"
+    token, how = _current_report.set(report), "ended"
     try:
         yield
     # Also KeyboardInterrupt: the page shows how an operation ended.
@@ -139,21 +140,21 @@ def _report_during(work: _ProgressReport) -> Iterator[None]:
         raise
     finally:
         _current_report.reset(token)
-        work.close(how)
+        report.close(how)
 
 
-def tell(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
+def report_phase(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
     """Report the phase of the current operation; without one, do nothing."""
-    if (work := _current_report.get()) is not None:
-        work.tell(phase, done, total, noun)
+    if (report := _current_report.get()) is not None:
+        report.show_phase(phase, done, total, noun)
 
 
-def tell_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
+def report_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
     """Report the scores of the candidates that have reached a rung of a search."""
-    if (work := _current_report.get()) is None or not scores:
+    if (report := _current_report.get()) is None or not scores:
         return
-    work.rung(scores)
+    report.rung(scores)
     # The score of a failed candidate is NaN, which is not equal to itself.
     best = max((one["score"] for one in scores if one["score"] == one["score"]), default=None)
     shown = "" if best is None else f", best score {best:.4g}"
-    work.note(f"{name}: {len(scores)} candidates{shown}")
+    report.note(f"{name}: {len(scores)} candidates{shown}")

@@ -19,7 +19,7 @@ from sklearn.naive_bayes import GaussianNB
 from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import ColumnTransformer
 from daskml_dist.data import computing
-from daskml_dist.diagnostics import works
+from daskml_dist.diagnostics import operation_progress
 from daskml_dist.diagnostics.live import feed as page_feed
 from daskml_dist.diagnostics.live.fits import RecentFits, make_rung_table
 from daskml_dist.diagnostics.live.page import _format_fit_name, _make_fit_list, _make_header
@@ -131,14 +131,16 @@ def test_verbose_is_obeyed_on_dask_collections(name: str, shown: Callable[[], li
 
 
 def test_a_work_that_fails_says_so(fits: RecentFits, shown: Callable[[], list[str]]) -> None:
-    works.tell("nothing is under way")
-    works.tell_rung("nothing", [{"candidate": 0, "bracket": 0, "resource": 1, "score": 1.0}])
+    operation_progress.report_phase("nothing is under way")
+    operation_progress.report_rung(
+        "nothing", [{"candidate": 0, "bracket": 0, "resource": 1, "score": 1.0}]
+    )
     rung = {"bracket": 0, "resource": 1, "score": math.nan}
 
     def fail() -> None:
-        with works.doing("Search", 2):
-            works.tell("fits", 3, 12)
-            works.tell_rung("rung", [rung | {"candidate": i} for i in range(2)])
+        with operation_progress.report_operation("Search", 2):
+            operation_progress.report_phase("fits", 3, 12)
+            operation_progress.report_rung("rung", [rung | {"candidate": i} for i in range(2)])
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
