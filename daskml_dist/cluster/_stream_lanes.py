@@ -14,7 +14,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import StreamLayout
 from daskml_dist.streaming.cluster.steps import ClusterSteps
-from daskml_dist.streaming.steps import Steps
+from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.spec import FitSpec
 
 
@@ -39,24 +39,24 @@ class ClusterCentroidSteps(ClusterSteps):
         client: Client,
         plan: StreamLayout,
         fit: FitSpec,
-        base: Steps,
+        base: InProcessSteps,
         reassignments: ReassignmentSchedule,
     ) -> None:
         super().__init__(client, plan, fit, base)
         self.reassignments, self.inertia = reassignments, 0.0
 
-    def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
+    def _find_change_after(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         # This state may be older than the call's. That does not matter: counts only grow, and as
         # long as one is 0, reassignment is due after each call, which brings the state up to date.
-        if not self.reassignments.count(block.n_rows, self._course.state.w):
+        if not self.reassignments.count(block.n_rows, self._log.state.w):
             return None
         # A copy: the caller may write over the rows after an interrupt.
         own = replace(block, rows=block.rows.copy())
         return partial(self.reassignments.after, block=own)
 
-    def finished(self) -> tuple[Any, float] | None:
+    def pop_finished(self) -> tuple[Any, float] | None:
         """Return the next call whose loss is known, with the loss, which is kept as the inertia."""
-        found = super().finished()
+        found = super().pop_finished()
         if found is not None:
             self.inertia = found[1]
         return found

@@ -14,7 +14,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.start import StartedStream
-from daskml_dist.streaming.steps import Steps
+from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.job import INLINE, FitJob
 from daskml_dist.training.spec import FitSpec, RunSettings
 
@@ -79,7 +79,7 @@ class ReassignmentSchedule:
         return model
 
 
-class CentroidSteps(Steps):
+class CentroidSteps(InProcessSteps):
     """Steps of centroids, each of all rows of a call; low centroids are reassigned after it.
 
     Parameters
@@ -100,10 +100,10 @@ class CentroidSteps(Steps):
         self.reassignments = reassignments
         self.inertia = 0.0
 
-    def take(self, rows: BatchRows, block: Block) -> float:
+    def learn_rows(self, rows: BatchRows, block: Block) -> float:
         """Take a step; return the sum of the rows' squared distances before it."""
         is_due = self.reassignments.count(block.n_rows, self.shard.w)
-        self.inertia = super().take(rows, block)
+        self.inertia = super().learn_rows(rows, block)
         if is_due:
             state: Any = ShardState(self.shard.w, {}, self.shard.step)
             if (found := self.reassignments.after(state, block)) is not None:

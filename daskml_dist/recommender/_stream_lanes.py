@@ -42,7 +42,7 @@ class ClusterRatingSteps(ClusterSteps):
         self._base.number_rows(rows, ratings)
         # Drawn here and sent along: a call that is repeated after a loss has the same items.
         rows.X = self._base.draw_items_of_steps(
-            rows, block.n_rows, self._before + self._course.next
+            rows, block.n_rows, self._before + self._log.next_step
         )
 
     def _grow(self, n_users: int, n_items: int) -> None:
@@ -56,4 +56,4 @@ class ClusterRatingSteps(ClusterSteps):
     def reset(self, parameters: bool) -> None:
         """Reset as :class:`ClusterSteps` does; draws then go on from step 0."""
         super().reset(parameters)
-        self._before = -self._course.next
+        self._before = -self._log.next_step

@@ -23,7 +23,7 @@ from daskml_dist.models.rated_pairs import RatedPairs
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.start import StartedStream
-from daskml_dist.streaming.steps import Steps
+from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
@@ -43,7 +43,7 @@ class UnnumberedRatings:
         return len(self.entries)
 
 
-class RatingSteps(Steps):
+class RatingSteps(InProcessSteps):
     """Steps of the factors of users and items, with more rows where new ids come.
 
     Parameters
@@ -67,12 +67,12 @@ class RatingSteps(Steps):
         super().__init__(fit, batch_rows)
         self.fit, self.ids, self._grown = fit, ids, grown
 
-    def take(self, rows: BatchRows, block: Any) -> float:
+    def learn_rows(self, rows: BatchRows, block: Any) -> float:
         """Number the ratings, reserve more rows if needed, and take a step; return its loss."""
         if (sizes := self.find_sizes_needed(block)) is not None:
             self.grow_parameters(*sizes)
         self.number_rows(rows, block)
-        return super().take(rows, block)
+        return super().learn_rows(rows, block)
 
     def find_sizes_needed(self, block: UnnumberedRatings) -> tuple[int, int] | None:
         """Return the numbers of users and items to reserve for a call; None where it has room."""
@@ -122,11 +122,11 @@ class RatingSteps(Steps):
     def draw_items_of_steps(self, rows: BatchRows, n_rows: int, step: int) -> Any:
         """Return the rows of a call, with the items that its steps draw as negatives.
 
-        They are the items that :meth:`take` draws at step `step`.
+        They are the items that :meth:`learn_rows` draws at step `step`.
         """
         if not self._model.negatives:
             return rows.X
-        steps = self.pieces(rows, n_rows, step)
+        steps = self.cut_into_steps(rows, n_rows, step)
         drawn = [self._model.drawn(one, self._backend) for pieces, _ in steps for one in pieces]
         return np.concatenate(drawn)
 

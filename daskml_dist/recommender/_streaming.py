@@ -177,8 +177,8 @@ class StreamedFactors(BaseSteps):
 
         estimator: Any = self
 
-        # Only checks: new ids get their numbers once the call is taken (`RatingSteps.take`), so
-        # that a call that is refused leaves none behind.
+        # Only checks: new ids get their numbers once the call is taken (`RatingSteps.learn_rows`),
+        # so that a call that is refused leaves none behind.
         def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
             entries = self._number_entries(X)
             for own, given in zip(ids, entries.ids, strict=True):

@@ -95,23 +95,23 @@ class ClusterLanes:
         """Return whether the lanes have ended before the state had all calls that were given."""
         return self._failed or self._steps.is_cut_off
 
-    def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:
+    def learn_rows(self, rows: Any, block: Any, weight: float, position: Any) -> None:
         """Send a call to the lanes, and report the calls that they have learned by now.
 
         `position` is that of the stream after the call.
         """
         self._steps.check(block.n_rows)  # before anything changes, so that the stream may go on
         try:
-            self._steps.take(rows, block, (weight, block.n_rows, position))
+            self._steps.learn_rows(rows, block, (weight, block.n_rows, position))
         except Exception:
             self._failed = True
             raise
         self._report_learned()
 
-    def settle(self) -> None:
+    def wait_until_learned(self) -> None:
         """Wait until all calls that were given are learned and reported."""
         try:
-            self._steps.settle()
+            self._steps.wait_until_learned()
         except Exception:
             self._failed = True
             raise
@@ -121,17 +121,17 @@ class ClusterLanes:
         """Report each call that has been learned since the last report to the session."""
         # Not a loop over a list: the session's reaction to a drift may settle the stream, which
         # enters this method again and reports the other calls.
-        while (learned := self._steps.finished()) is not None:
+        while (learned := self._steps.pop_finished()) is not None:
             tag, loss = learned
             self._learned(loss, *tag)
 
-    def given(self, reached: Any) -> Any:
+    def last_position(self, reached: Any) -> Any:
         """Return the position of the last call that was given; `reached` where none was."""
         return reached if self._steps.last is None else self._steps.last[2]
 
-    def skip(self) -> None:
+    def note_empty_call(self) -> None:
         """Wait until all calls are learned, before a call without rows moves the position."""
-        self.settle()
+        self.wait_until_learned()
         # The position after a call without rows is the session's own, no longer the last call's.
         self._steps.last = None
 
@@ -255,7 +255,7 @@ class Session:
         try:
             # After an error the user sees that error, not a consequence of it.
             with suppress(DivergedError, WorkerLostError) if error is not None else nullcontext():
-                self._settle()
+                self._wait_until_learned()
                 self.show()
                 if self._may_be_kept and self._started is not None:
                     self._save_and_publish_rest()
@@ -319,7 +319,7 @@ class Session:
         if has_no_rows(X, y):
             # Nothing to learn, but the source has moved on, as by messages without content.
             if self._lanes is not None:
-                self._lanes.skip()
+                self._lanes.note_empty_call()
             self._position = position
             return math.nan
         rows, block = self._make_rows(X, y, sample_weight)
@@ -356,12 +356,12 @@ class Session:
             self._saving.count()
         weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         if self._lanes is not None:
-            self._lanes.give(rows, block, weight, position)
+            self._lanes.learn_rows(rows, block, weight, position)
             return
         assert self._started is not None
         # False until the position is set: an interrupt in between leaves some steps made.
         self._is_whole = False
-        self._learned(self._started.steps.take(rows, block), weight, block.n_rows, position)
+        self._learned(self._started.steps.learn_rows(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
         """Add a learned call to the sums, set the position, and look for a drift."""
@@ -380,15 +380,15 @@ class Session:
         if weight:  # rows whose weights are all 0 have no mean loss
             self._watch.update(self, self._progress)
 
-    def _settle(self) -> None:
+    def _wait_until_learned(self) -> None:
         """Wait until all calls that were given are learned and counted."""
         if self._lanes is not None and self._is_open:
-            self._lanes.settle()
+            self._lanes.wait_until_learned()
 
     @property
     def _given(self) -> Any:
         """Return the position of the last batch that was given."""
-        return self._position if self._lanes is None else self._lanes.given(self._position)
+        return self._position if self._lanes is None else self._lanes.last_position(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
         """Reset the optimizer's state and the schedule, as after a drift.
@@ -451,7 +451,7 @@ class Session:
         if self._started is None:
             return
         # Position, sums and parameters must be of the same calls, so lanes finish theirs first.
-        self._settle()
+        self._wait_until_learned()
         if not self._may_be_kept:
             raise CheckpointError(TORN)
         started = self._started
@@ -461,7 +461,7 @@ class Session:
             "seen": started.seen,
             "likeness": started.facts(),
         }
-        self._saving.save(started.fit, started.steps.meeting(), stream)
+        self._saving.save(started.fit, started.steps.synchronize(), stream)
         # Only now that the file is on disk: a source may forget what it gave up to the position.
         if self._on_checkpoint is not None:
             self._on_checkpoint(self._position)
@@ -477,31 +477,31 @@ class Session:
     @property
     def progressive_loss(self) -> float:
         """Return the weighted mean loss of all rows, each before it was learned."""
-        self._settle()
+        self._wait_until_learned()
         return self._progress.mean
 
     @property
     def n_rows(self) -> int:
         """Return the number of rows that the stream has learned, also before it was resumed."""
-        self._settle()
+        self._wait_until_learned()
         return self._progress.n_rows
 
     @property
     def position(self) -> Any:
         """Return the position of the last learned batch; None if no call had one."""
-        self._settle()
+        self._wait_until_learned()
         return self._position
 
     @property
     def drift(self) -> bool:
         """Return whether the last call showed a drift."""
-        self._settle()
+        self._wait_until_learned()
         return self._watch.drift
 
     @property
     def drifts(self) -> list[int]:
         """Return for each drift the number of rows that had been learned."""
-        self._settle()
+        self._wait_until_learned()
         return self._watch.drifts
 
     def show(self) -> None:
@@ -514,7 +514,7 @@ class Session:
         self._shown = []  # first: setting attributes reads others, which calls this method
         try:
             with self._guard:
-                self._settle()
+                self._wait_until_learned()
                 estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:  # an interrupt too: never some new attributes beside old ones
             held.clear()

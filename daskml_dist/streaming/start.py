@@ -20,7 +20,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
 from daskml_dist.streaming.rows import CallRowsMaker
-from daskml_dist.streaming.steps import Steps
+from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import INLINE, FitJob
 from daskml_dist.training.spec import FitSpec, Settings
@@ -42,7 +42,7 @@ class StartedStream:
         Facts of the first rows.
     make : CallRowsMaker
         Makes the model's rows of each call.
-    steps : Steps
+    steps : InProcessSteps
         Where rows are learned: in this process, or by lanes on a cluster.
     seen : float
         Rows that the estimator was trained on before.
@@ -56,7 +56,7 @@ class StartedStream:
     fit: FitSpec
     rows: DatasetInfo
     make: CallRowsMaker
-    steps: Steps
+    steps: InProcessSteps
     seen: float
     likeness: dict[str, Any]
     # A function, not a class: the class's module imports `distributed`, and steps in this process
@@ -155,7 +155,7 @@ def plan_stream(
         fit, rows.summary, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
     )  # fmt: skip
-    steps = Steps(fit, batch_rows, estimator._rule_of_rows)
+    steps = InProcessSteps(fit, batch_rows, estimator._rule_of_rows)
     return StartedStream(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
 
 
@@ -231,7 +231,7 @@ def plan_resumed_stream(
     started = plan_stream(
         estimator, X, y, None, classes, make_ready, stream["likeness"]["batch_rows"]
     )
-    started.steps.resumed()
+    started.steps.note_resumed()
     # The facts of the true first rows, not of the made-up ones: the next checkpoint holds them.
     started.seen, started.likeness = stream["seen"], stream["likeness"]
     return started

@@ -1,7 +1,7 @@
 """Steps of a stream in the calling process.
 
-`Steps` keeps a model's parameters and optimizer state between calls, and updates them by each
-call's rows as a fit of one lane would.
+`InProcessSteps` keeps a model's parameters and optimizer state between calls, and updates them by
+each call's rows as a fit of one lane would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
 
 
-class Steps:
+class InProcessSteps:
     """Gradient steps of one model in the calling process; the state stays between calls.
 
     Parameters
@@ -51,7 +51,7 @@ class Steps:
         rule_of: Callable[[UpdateRule, int], UpdateRule] = lambda rule, n_rows: rule,
     ) -> None:
         #: Context of each call's steps, where the estimator asks for one.
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.step_context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._work = work = fit.steps
         self._model: Any = work.model
         self._backend = get_backend("cpu")
@@ -70,11 +70,11 @@ class Steps:
         #: by which the fit was planned.
         self._has_scales = True
 
-    def resumed(self) -> None:
+    def note_resumed(self) -> None:
         """Note that the next rows are not those by which the fit was planned."""
         self._has_scales = False
 
-    def take(self, rows: BatchRows, block: Block) -> float:
+    def learn_rows(self, rows: BatchRows, block: Block) -> float:
         """Take the steps of a call's rows; return the sum of their losses, each before its step."""
         n_rows, most = block.n_rows, self.batch_rows
         step_rows = n_rows if most is None else min(n_rows, most)
@@ -89,19 +89,19 @@ class Steps:
             stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
             if self._model.linear is None:
                 # The same threads and denormals as in a trainer, so that sums have the same bits.
-                stack.enter_context(self.around())
+                stack.enter_context(self.step_context())
                 stack.enter_context(OneThread())
                 stack.enter_context(flush_denormals(self._model.flushes))
                 stack.enter_context(self._model.computing(self._n_threads))
-            if (scales := self.scales_of(block)) is not None:
+            if (scales := self.find_scales(block)) is not None:
                 self.shard.rescale(*scales)
-            for pieces, n in self.pieces(rows, n_rows, self.shard.step):
+            for pieces, n in self.cut_into_steps(rows, n_rows, self.shard.step):
                 loss += self._step(pieces, n)
         if self._work.coordinates:
             self.shard.apply_pending_penalty()  # as at the end of a pass
         return loss
 
-    def pieces(
+    def cut_into_steps(
         self, rows: BatchRows, n_rows: int, step: int
     ) -> Iterator[tuple[list[BatchRows], int]]:
         """Yield the micro-batches of each step of a call, and the step's number of rows.
@@ -183,7 +183,7 @@ class Steps:
         backend = self._backend
         return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
-    def scales_of(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
+    def find_scales(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
         """Return the largest value of each feature and the norm of a call's rows.
 
         None where steps do not need them: no optimizer keeps scales of features, or it has those of
@@ -197,7 +197,7 @@ class Steps:
             scales = scales.with_intercept()
         return scales.largest, scales.norm
 
-    def units(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
+    def compute_parameter_scales(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
         """Return the optimizer's scale of each parameter, for rows with these scales."""
         assert self._scaled_optimizer is not None
         units: NDArray[Any] = self._scaled_optimizer.init_scaled(self.shard.w, largest, norm)[
@@ -205,14 +205,14 @@ class Steps:
         ]
         return units
 
-    def settle(self) -> None:
+    def wait_until_learned(self) -> None:
         """Do nothing: all steps have been made."""
 
     def state(self) -> ShardState:
         """Return a copy of the state after all steps."""
         return self.shard.state()
 
-    def meeting(self) -> ShardState:
+    def synchronize(self) -> ShardState:
         """Return :meth:`state`; steps of several lanes continue from it in all lanes."""
         return self.state()
 

@@ -234,7 +234,7 @@ def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
     def cut_off(stream):
         with stream:
             stream.learn(_X, _Y)
-            monkeypatch.setattr(ClusterSteps, "settle", interrupt)
+            monkeypatch.setattr(ClusterSteps, "wait_until_learned", interrupt)
 
     path = tmp_path / "m.npz"
     model = SGDClassifier(policy="async", **_PLAIN)
@@ -258,7 +258,7 @@ def test_rows_of_what_was_cut_off_are_those_of_the_last_known_state(client, monk
             stream.learn(_X[40:100], _Y[40:100])
             assert stream.n_rows == 100
             stream.learn(_X[100:], _Y[100:])
-            monkeypatch.setattr(ClusterSteps, "settle", interrupt)
+            monkeypatch.setattr(ClusterSteps, "wait_until_learned", interrupt)
 
     model = SGDClassifier(policy="async", **_PLAIN)
     with pytest.raises(KeyboardInterrupt):

@@ -139,7 +139,7 @@ def test_an_interrupt_while_room_is_made_loses_nothing(
     grow, cut = ClusterRatingSteps._grow, []
 
     def cut_short(lanes: ClusterRatingSteps, *sizes: int) -> None:
-        if sizes not in cut and lanes._course.calls:
+        if sizes not in cut and lanes._log.calls:
             cut.append(sizes)
             cut_off_next(monkeypatch, "states")
         grow(lanes, *sizes)

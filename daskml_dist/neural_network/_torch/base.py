@@ -349,7 +349,7 @@ class BaseTorch(BaseNetwork):
                 started = begin(*given)
         finally:
             self.__dict__.pop("_trial", None)
-        started.steps.around = fork_stream
+        started.steps.step_context = fork_stream
         return started
 
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:

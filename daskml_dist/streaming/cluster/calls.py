@@ -110,7 +110,7 @@ class Call:
     scales : tuple of (ndarray, float), or None
         Largest values of the features and norm of the rows; None where they do not exceed those of
         earlier calls.
-    then : callable or None
+    change_after : callable or None
         Function from the state after the call to the changed state from which all lanes continue;
         it returns None for no change.
     loss : float or None
@@ -125,7 +125,7 @@ class Call:
     steps: list[Step]
     tag: Any = None
     scales: tuple[Any, float] | None = None
-    then: Callable[[ShardState], ShardState | None] | None = None
+    change_after: Callable[[ShardState], ShardState | None] | None = None
     loss: float | None = None
     nbytes: int = field(default=0, init=False)
 

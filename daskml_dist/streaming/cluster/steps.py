@@ -1,11 +1,11 @@
 """Steps of a stream on a cluster, as the client drives them.
 
 `StreamActors` are the servers and lanes on the workers; one generation of them lives until a worker
-is lost. `ClusterSteps` takes the place of a session's `Steps`: it sends calls to the actors, and
-after a loss opens the next generation.
+is lost. `ClusterSteps` takes the place of a session's `InProcessSteps`: it sends calls to the
+actors, and after a loss opens the next generation.
 
 Recovery is by replay of a log: the client keeps the state that it fetched last and all calls since
-(`_StateAndCalls`). A new generation starts from that state and learns these calls again, which
+(`_ReplayLog`). A new generation starts from that state and learns these calls again, which
 gives each call's rows exactly one place in the parameters, whatever the lost actors had done with
 them. No standby servers or snapshots on workers are needed, since the client has the rows anyway.
 The log is cut whenever the state is fetched.
@@ -41,7 +41,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call, StreamLayout, deal_rows
 from daskml_dist.streaming.cluster.worker import LaneHost
-from daskml_dist.streaming.steps import Steps
+from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import (
     ActorCalls,
@@ -315,7 +315,7 @@ _RETRY_SECONDS = 0.05
 
 
 @dataclass(eq=False)
-class _StateAndCalls:
+class _ReplayLog:
     """State that the client fetched last, and the calls since, which are repeated after a loss.
 
     Parameters
@@ -345,14 +345,14 @@ class _StateAndCalls:
         self.nbytes += call.nbytes
 
     @property
-    def next(self) -> int:
+    def next_step(self) -> int:
         """Return the number of the first step after the calls."""
         return self.calls[-1].steps[-1][0] + 1 if self.calls else self.first
 
     @property
-    def then(self) -> Callable[[ShardState], ShardState | None] | None:
+    def change_after(self) -> Callable[[ShardState], ShardState | None] | None:
         """Return the change of the state that follows the last call, or None."""
-        return self.calls[-1].then if self.calls else None
+        return self.calls[-1].change_after if self.calls else None
 
 
 class ClusterSteps:
@@ -368,22 +368,25 @@ class ClusterSteps:
     plan : StreamLayout
     fit : FitSpec
         Of one lane.
-    base : Steps
+    base : InProcessSteps
         Steps in the calling process with the state to start from; they never step themselves.
     """
 
-    def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: Steps) -> None:
+    def __init__(
+        self, client: Client, plan: StreamLayout, fit: FitSpec, base: InProcessSteps
+    ) -> None:
         self._client = client
         self._plan, self._fit, self._base = plan, fit, base
         self._membership = Membership(client)
         workers = self._membership.wait_for_any_worker(fit.run.timeout)
         self._n_lanes = plan.n_lanes or len(workers)
-        #: Calls that may be pending when :meth:`take` returns; lanes that step together have none.
+        #: Calls that may be pending when :meth:`learn_rows` returns; lanes that step together have
+        #: none.
         self._window = 0 if plan.together else 2 * self._n_lanes
         state = base.shard.state()
-        self._course = self._course_from(state, 0)
+        self._log = self._make_log_from(state, 0)
         self._actors: StreamActors | None = None
-        #: Calls whose losses are known and were not returned by :meth:`finished` yet.
+        #: Calls whose losses are known and were not returned by :meth:`pop_finished` yet.
         self._finished: deque[Call] = deque()
         #: Losses of workers since a call was learned.
         self._losses_in_a_row = 0
@@ -398,10 +401,10 @@ class ClusterSteps:
         self._scale: Any = state.opt_state.get("scale")
         self._shielding: Shielding | None = None
 
-    def _course_from(self, state: ShardState, first: int) -> _StateAndCalls:
-        """Return the course of a stream in which all lanes start from `state` at step `first`."""
+    def _make_log_from(self, state: ShardState, first: int) -> _ReplayLog:
+        """Return an empty log from which all lanes start from `state` at step `first`."""
         holds_parameters = self._plan.policy.loop in {"replicas", "shared"}
-        return _StateAndCalls(state, {0: state} if holds_parameters else {}, first)
+        return _ReplayLog(state, {0: state} if holds_parameters else {}, first)
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -417,36 +420,36 @@ class ClusterSteps:
                 "take fewer lanes: Run(n_lanes=...)."
             )
 
-    def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
-        """Send a call's steps to the lanes; :meth:`finished` returns the losses as they arrive."""
+    def learn_rows(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
+        """Send a call's steps to the lanes; :meth:`pop_finished` returns losses as they arrive."""
         if self._failure is not None:
             raise TrainingError(
                 "The lanes of this stream have failed before. Begin another one, from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
             ) from self._failure
-        if self._course.then is not None:  # an interrupt came before its change was made
+        if self._log.change_after is not None:  # an interrupt came before its change was made
             self.state()
         self._prepare(rows, block)
-        then, most = self._then(block), self._base.batch_rows
+        change, most = self._find_change_after(block), self._base.batch_rows
         self._use_rule_for(block.n_rows if most is None else min(block.n_rows, most))
-        course = self._course
+        log = self._log
         steps = deal_rows(
-            rows, block.n_rows, most, self._n_lanes, course.next,
+            rows, block.n_rows, most, self._n_lanes, log.next_step,
             self._plan.together,
         )  # fmt: skip
         scales = self._find_larger_scales(block)
-        course.add(Call(steps, tag, scales, then))
+        log.add(Call(steps, tag, scales, change))
         self.last = tag
-        self._learn_calls(len(course.calls) - self._window)
-        most_calls = max(_KEPT_CALLS, course.state.w.nbytes // _STATE_BYTES_PER_CALL)
+        self._learn_calls(len(log.calls) - self._window)
+        most_calls = max(_KEPT_CALLS, log.state.w.nbytes // _STATE_BYTES_PER_CALL)
         # Fetch the state where the client is to change it, and before too many calls are kept.
-        if then is not None or len(course.calls) >= most_calls or course.nbytes >= _MAX_KEPT_BYTES:
+        if change is not None or len(log.calls) >= most_calls or log.nbytes >= _MAX_KEPT_BYTES:
             self.state()
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
         """Prepare the rows of a call in the client before they are sent; by default nothing."""
 
-    def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
+    def _find_change_after(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         """Return the change of the state that the client makes after this call, or None."""
         return None
 
@@ -461,7 +464,7 @@ class ClusterSteps:
             self._fit = self._fit.replace_work(rule=rule)
         self._rule_rows = n_rows
 
-    def finished(self) -> tuple[Any, float] | None:
+    def pop_finished(self) -> tuple[Any, float] | None:
         """Return the tag and the loss of the next call whose loss is known, in order; else None."""
         if not self._finished:
             return None
@@ -469,17 +472,17 @@ class ClusterSteps:
         assert call.loss is not None
         return call.tag, call.loss
 
-    def settle(self) -> None:
+    def wait_until_learned(self) -> None:
         """Wait until all calls are learned."""
         if self._failure is None:
-            self._learn_calls(len(self._course.calls))
+            self._learn_calls(len(self._log.calls))
 
     def _find_larger_scales(self, block: Block) -> tuple[Any, float] | None:
         """Return the feature scales of a call's rows where they exceed those so far; else None."""
-        found = self._base.scales_of(block)
+        found = self._base.find_scales(block)
         if found is None or self._scale is None:
             return None
-        units = self._base.units(*found)
+        units = self._base.compute_parameter_scales(*found)
         if not (units > self._scale).any():
             return None
         self._scale = np.maximum(self._scale, units)
@@ -491,7 +494,7 @@ class ClusterSteps:
 
     def _advance(self, actors: StreamActors, n_calls: int) -> None:
         """Send all calls, at most `_window` ahead, and receive the first `n_calls` losses."""
-        calls, max_pending = self._course.calls, max(self._window, 1)
+        calls, max_pending = self._log.calls, max(self._window, 1)
         while actors.sent < len(calls) or actors.learned < n_calls:
             ready = actors.sent < len(calls) and actors.sent - actors.learned < max_pending
             # Scales change only while no lane steps.
@@ -525,19 +528,19 @@ class ClusterSteps:
                     self._close_actors()
                     self._count_loss(lost)
         except BaseException as error:
-            # The actors may have learned part of a call; the next ones start from the course.
+            # The actors may have learned part of a call; the next ones start from the log.
             self._close_actors()
             if isinstance(error, Exception):
                 self._failure = error
             raise
 
     def _open_actors(self) -> StreamActors:
-        """Return a new generation of actors, which starts from the course's state."""
+        """Return a new generation of actors, which starts from the log's state."""
         if self._shielding is None:
             self._shielding = Shielding(self._client, f"daskml-{uuid.uuid4().hex}")
-        course = self._course
-        fit = self._plan.fit(self._fit, course.state, self._n_lanes)
-        actors = StreamActors(self._client, fit, course.lanes, course.first, self._membership)
+        log = self._log
+        fit = self._plan.fit(self._fit, log.state, self._n_lanes)
+        actors = StreamActors(self._client, fit, log.lanes, log.first, self._membership)
         try:
             actors.open()
         except BaseException:
@@ -547,7 +550,7 @@ class ClusterSteps:
         return actors
 
     def _close_actors(self) -> None:
-        """Close the actors, if there are any; the course stays."""
+        """Close the actors, if there are any; the log stays."""
         # A second Ctrl-C waits until nothing is left on the cluster.
         with Interrupts() as interrupts, interrupts.held():
             actors, self._actors = self._actors, None
@@ -571,16 +574,16 @@ class ClusterSteps:
 
     def state(self) -> ShardState:
         """Return a copy of the state after all calls, or of the last one once failed or closed."""
-        if self._course.calls and self._failure is None and not self._is_closed:
+        if self._log.calls and self._failure is None and not self._is_closed:
             self._fetch_state()
-        return self._course.state.part(slice(None))
+        return self._log.state.part(slice(None))
 
-    def meeting(self) -> ShardState:
+    def synchronize(self) -> ShardState:
         """Return :meth:`state`, and let all lanes continue from it: replicas become their mean."""
         state = self.state()
-        if self._plan.policy.averages and len(self._course.lanes) > 1:
-            self._course = self._course_from(state.part(slice(None)), self._course.next)
-            if self._actors is not None:  # new actors start from the course anyway
+        if self._plan.policy.averages and len(self._log.lanes) > 1:
+            self._log = self._make_log_from(state.part(slice(None)), self._log.next_step)
+            if self._actors is not None:  # new actors start from the log anyway
                 self._with_actors(lambda actors: actors.load(state))
         return state
 
@@ -588,16 +591,16 @@ class ClusterSteps:
         """Fetch the state after all calls, make the change that is due, and forget the calls."""
 
         def fetch(actors: StreamActors) -> None:
-            self._advance(actors, len(self._course.calls))
+            self._advance(actors, len(self._log.calls))
             state, lanes = actors.states()
-            then, after = self._course.then, self._course.next
-            changed = None if then is None else then(state)
-            # One assignment of the course: an interrupt sees either the old one or the new one.
+            change, after = self._log.change_after, self._log.next_step
+            changed = None if change is None else change(state)
+            # One assignment of the log: an interrupt sees either the old one or the new one.
             if changed is None:
-                self._course = _StateAndCalls(state, lanes, after)
+                self._log = _ReplayLog(state, lanes, after)
                 actors.sent = actors.learned = 0
                 return
-            self._course = self._course_from(changed, after)
+            self._log = self._make_log_from(changed, after)
             actors.sent = actors.learned = 0
             if self._plan.policy.uses_shards:
                 self._close_actors()  # servers take a state only when they start
@@ -615,23 +618,23 @@ class ClusterSteps:
 
     def _go_on(self, fit: FitSpec, state: ShardState) -> None:
         """Continue with new actors of a fit from a state, which has all calls so far."""
-        self._fit, self._course = fit, self._course_from(state, self._course.next)
+        self._fit, self._log = fit, self._make_log_from(state, self._log.next_step)
         self._close_actors()
 
-    def resumed(self) -> None:
+    def note_resumed(self) -> None:
         """Note that the next rows are not those by which the fit was planned."""
-        self._base.resumed()
+        self._base.note_resumed()
 
     @property
     def n_behind(self) -> int:
-        """Return the rows of calls that :meth:`finished` returned and the fetched state lacks."""
-        counted = [c for c in self._course.calls if c.loss is not None and c not in self._finished]
+        """Return the rows of calls that were returned as finished and the fetched state lacks."""
+        counted = [c for c in self._log.calls if c.loss is not None and c not in self._finished]
         return sum(call.n_rows for call in counted)
 
     @property
     def is_cut_off(self) -> bool:
         """Return whether it was closed before the state had all calls, as by a second Ctrl-C."""
-        return self._is_closed and bool(self._course.calls)
+        return self._is_closed and bool(self._log.calls)
 
     def close(self) -> None:
         """Close all actors and end the shields; a second call does nothing."""

@@ -104,7 +104,7 @@ class Learner(ABC):
         self._readers = {n: cast(CallReader, lane.reader) for n, lane in self._lanes.items()}
         self._first = first
 
-    def take(self, steps: list[Step]) -> Losses:
+    def make_steps(self, steps: list[Step]) -> Losses:
         """Take the steps of a call; return the losses of the shares, each before its step."""
         # All shares are put before the first step, since a step's loop draws the next batch too.
         for number, _, shares in steps:
@@ -423,7 +423,8 @@ class LaneHost:
                 else:
                     result.set_result(done.result())
 
-        self._tasks.submit(lambda learner: learner.take(steps)).add_done_callback(copy_outcome)
+        learned = self._tasks.submit(lambda learner: learner.make_steps(steps))
+        learned.add_done_callback(copy_outcome)
 
     async def flush(self) -> None:
         """Wait until the servers have all that was learned."""
