@@ -1,5 +1,7 @@
-"""Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny]``.
+"""Run benchmarks: ``python -m benchmarks NAME [NAME ...] [--tiny] [--log [FOLDER]]``.
 
+With ``--log`` what a benchmark prints is written to FOLDER/NAME.txt as well (``benchmarks/results``
+where no folder is named), below the command, the commit, the machine and the packages' versions.
 ``python -m benchmarks papers --help`` tells of the papers' experiments.
 """
 
@@ -11,10 +13,15 @@ import importlib
 import pkgutil
 import sys
 import traceback
+from pathlib import Path
 
 import benchmarks
 from benchmarks import papers
 from benchmarks._common import keep_clusters
+from benchmarks._log import RunLog
+
+#: Where runs are logged that the documentation's tables are made of.
+RESULTS = Path(__file__).parent / "results"
 
 
 def names() -> list[str]:
@@ -30,6 +37,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="+", choices=names(), metavar="NAME")
     parser.add_argument("--tiny", action="store_true", help="small enough for a test")
+    parser.add_argument(
+        "--log", nargs="?", const=RESULTS, type=Path, metavar="FOLDER",
+        help="write what is printed to FOLDER/NAME.txt too",
+    )  # fmt: skip
     arguments = parser.parse_args()
     tiny = arguments.tiny
     failed = False
@@ -37,11 +48,14 @@ def main() -> None:
         for name in arguments.names:
             if tiny:
                 print(f"## {name}", flush=True)
+            log = RunLog(name, tiny) if arguments.log else None
             try:
-                print(importlib.import_module(f"benchmarks.{name}").run(tiny=tiny), flush=True)
+                text = importlib.import_module(f"benchmarks.{name}").run(tiny=tiny)
             except Exception:
-                print(traceback.format_exc(), flush=True)
-                failed = True
+                text, failed = traceback.format_exc(), True
+            print(text, flush=True)
+            if log is not None:
+                log.write(arguments.log, text)
     sys.exit(int(failed))
 
 

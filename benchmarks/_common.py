@@ -151,7 +151,7 @@ def logistic_rows(n_rows: int, n_features: int, dtype: str = "float32") -> tuple
 def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """One table, with the machine and the date above it."""
     lines = [
-        f"{title} ({_machine()}, {datetime.date.today().isoformat()})",
+        f"{title} ({machine()}, {datetime.date.today().isoformat()})",
         "",
         "| " + " | ".join(columns) + " |",
         "|" + "---|" * len(columns),
@@ -160,7 +160,8 @@ def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) 
     return "\n".join(lines)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Cores and processor."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         text = Path("/proc/cpuinfo").read_text()

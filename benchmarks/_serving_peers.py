@@ -174,10 +174,45 @@ finally:
 """
 
 
-def _ray(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
-    (folder / "on_ray.py").write_text(_RAY)
-    told = [str(port), str(folder / "m.joblib"), str(folder / "r")]
-    return [sys.executable, "on_ray.py", *told]
+def _ray(
+    flags: tuple[str, ...] = (),
+) -> Callable[[Path, int, Callable[[], int]], list[str]]:
+    def prepare(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+        (folder / "on_ray.py").write_text(_RAY)
+        told = [str(port), str(folder / "m.joblib"), str(folder / "r")]
+        return ["env", *flags, sys.executable, "on_ray.py", *told]
+
+    return prepare
+
+
+#: A model of KServe's SDK that asks scikit-learn as KServe's own server of it does, which is in no
+#: package index: its input and answer are made by the SDK's functions.
+_KSERVE = """
+import sys
+import joblib
+from kserve import Model, ModelServer
+from kserve.utils.utils import get_predict_input, get_predict_response
+
+class SklearnModel(Model):
+    def __init__(self, name, path):
+        super().__init__(name)
+        self.model = joblib.load(path)
+        self.ready = True
+
+    def predict(self, payload, headers=None, response_headers=None):
+        rows = get_predict_input(payload)
+        return get_predict_response(payload, self.model.predict_proba(rows), self.name)
+
+if __name__ == "__main__":
+    server = ModelServer(http_port=int(sys.argv[1]), enable_grpc=False, workers=1,
+                         access_log_format=None, enable_docs_url=False)
+    server.start([SklearnModel("m", "m.joblib")])
+"""
+
+
+def _kserve(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+    (folder / "on_kserve.py").write_text(_KSERVE)
+    return [sys.executable, "on_kserve.py", str(port)]
 
 
 _INFER = "/v2/models/m/infer"
@@ -200,5 +235,21 @@ PEERS = (
     ),
     Peer("BentoML", ("bentoml",), _bentoml, "/predict", _rows, lambda told: told),
     Peer("LitServe", ("litserve",), _litserve, "/predict", _rows, lambda t: t["probabilities"]),
-    Peer("Ray Serve", ("ray",), _ray, "/predict", _rows, lambda told: told["probabilities"]),
+    Peer("Ray Serve", ("ray",), _ray(), "/predict", _rows, lambda told: told["probabilities"]),
+    Peer(
+        "Ray Serve, its flags for throughput",
+        ("ray",),
+        _ray(("RAY_SERVE_THROUGHPUT_OPTIMIZED=1", "RAY_SERVE_ENABLE_HA_PROXY=1")),
+        "/predict",
+        _rows,
+        lambda told: told["probabilities"],
+    ),
+    Peer(
+        "KServe, a scikit-learn model of its SDK",
+        ("kserve",),
+        _kserve,
+        _INFER,
+        lambda row: {"inputs": [_tensor(row)]},
+        lambda told: told["outputs"][0]["data"],
+    ),
 )

@@ -91,25 +91,31 @@ def _rate(step: Callable[[], None], steps: int) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def one_process(cases: list[tuple[str, int, int]], n_rows: int) -> list[float]:
-    """Steps a second of one process with one thread, of each (network, batch, steps)."""
+def one_process(
+    cases: list[tuple[str, int, int]], n_rows: int, threads: int, compiled: bool = False
+) -> list[float]:
+    """Steps a second of one process, of each (network, batch, steps), compiled or not."""
     import torch.multiprocessing as mp
 
     context = mp.get_context("spawn")
     found = context.SimpleQueue()
-    mp.spawn(_alone, (cases, n_rows, found), nprocs=1)
+    mp.spawn(_alone, (cases, n_rows, threads, compiled, found), nprocs=1)
     rates: list[float] = found.get()
     return rates
 
 
-def _alone(rank: int, cases: list[tuple[str, int, int]], n_rows: int, found: Any) -> None:
+def _alone(
+    rank: int, cases: list[tuple[str, int, int]], n_rows: int, threads: int, compiled: bool,
+    found: Any,
+) -> None:  # fmt: skip
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     rates = []
     for name, batch, steps in cases:
-        rates.append(_rate(_step(make_net(name), some_rows(name, n_rows), batch, 0), steps))
+        model = torch.compile(make_net(name)) if compiled else make_net(name)
+        rates.append(_rate(_step(model, some_rows(name, n_rows), batch, 0), steps))
     found.put(rates)
 
 

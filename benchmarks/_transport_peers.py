@@ -73,13 +73,13 @@ def allreduce_rank(rank: int, shared: bool, plan: Plan, pipe: Any) -> None:
     group.close()
 
 
-def gloo_rank(rank: int, meeting: str, plan: Plan, pipe: Any) -> None:
+def gloo_rank(rank: int, meeting: str, size: int, plan: Plan, pipe: Any) -> None:
     """The same by PyTorch."""
     import torch
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size
     )
     pipe.send(0)
     pipe.recv()

@@ -2,9 +2,11 @@
 
 The folder holds as many files as a billion rows need, but most are further names (hard links) of a
 few: 1,000 files of a million rows take 3 GB of disk, not 45, and are served from the page cache
-where it holds those. ``DASKML_DIST_BILLION`` gives another number of files, such as ``100``;
-``DASKML_DIST_BENCH`` names the folder for them (a temporary one by default, removed at the end).
-Two workers of 1.5 GiB each.
+where it holds those. ``DASKML_DIST_BILLION`` gives another number of files, such as ``100``, and
+``DASKML_DIST_DISTINCT`` how many of them are distinct (64; 45 MB each). With ``DASKML_DIST_COLD=1``
+the files are dropped from the page cache four times a second, so that each reading is one of the
+disk; the table tells how many bytes the workers had from there. ``DASKML_DIST_BENCH`` names the
+folder for the files (a temporary one by default, removed at the end). Two workers of 1.5 GiB each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import itertools
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,8 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import psutil
+from distributed import Client
 from numpy.typing import NDArray
 
 from benchmarks._common import markdown
@@ -39,7 +44,8 @@ def run(tiny: bool = False) -> str:
     rows = 2_000 if tiny else 1_000_000
     limit = "2 GiB" if tiny else "1.5 GiB"
     with _folder() as folder, workers(limit) as client:
-        distinct = min(DISTINCT, files)
+        distinct = min(int(os.environ.get("DASKML_DIST_DISTINCT", DISTINCT)), files)
+        cold = os.environ.get("DASKML_DIST_COLD") == "1"
         client.gather(client.map(write_file, [folder / "parts"] * distinct, [rows] * distinct,
                                  range(distinct), pure=False))  # fmt: skip
         names = folder / "named"
@@ -50,16 +56,28 @@ def run(tiny: bool = False) -> str:
                     folder / "parts" / f"{k % distinct:03d}.parquet", names / f"{k:05d}.parquet"
                 )
         client.restart()  # what writing took is not what a fit takes
-        return _measure(folder, files, rows, distinct, 4 * rows * 44 if tiny else "200MB", limit)
+        budget = 4 * rows * 44 if tiny else "200MB"
+        with _cold_cache(folder / "parts") if cold else contextlib.nullcontext():
+            table = _measure(client, folder, files, rows, budget)
+    title = (
+        f"One SGD pass over {files * rows:,} rows x {len(FEATURES)} float32 of Parquet, {files} "
+        f"files that are names of {distinct}, {'cold' if cold else 'warm'} page cache, "
+        f"2 workers of {limit}"
+    )
+    return markdown(title, ["", "rows/s", "peak memory of a worker, MiB"], table)
 
 
 def _measure(
-    folder: Path, files: int, rows: int, distinct: int, budget: int | str, limit: str
-) -> str:
+    client: Client, folder: Path, files: int, rows: int, budget: int | str
+) -> list[list[str]]:
     frame = dd.read_parquet(folder / "named")
+    # The workers' imports are no part of reading.
+    frame.partitions[:8].map_partitions(_touched, meta=(None, "f8")).compute()
+    before = _from_storage(client)
     begin = time.perf_counter()
     frame.map_partitions(_touched, meta=(None, "f8")).compute()
     reading = time.perf_counter() - begin
+    read = _from_storage(client) - before
     log = folder / "log"
     log.mkdir(exist_ok=True)
     for old in log.iterdir():
@@ -71,6 +89,7 @@ def _measure(
     ).fit(frame[FEATURES], frame["y"])  # fmt: skip
     whole = time.perf_counter() - begin
     assert model.history_.extra["streamed"]
+    fetched = _from_storage(client) - before - read
     record, total = model.history_[0], files * rows
     rates, peaks = _tenths(log)
     table = [
@@ -82,12 +101,44 @@ def _measure(
         [f"only reading, {reading:.1f} s", f"{total / reading:,.0f}", ""],
         [f"whole fit with its survey, {whole:.1f} s", f"{total / whole:,.0f}", ""],
         [f"training loss {record['loss']:.4f}, {record['steps']:,} steps", "", ""],
+        [
+            f"from storage: {read / 1e9:.1f} GB by only reading, {fetched / 1e9:.1f} by the fit",
+            "",
+            "",
+        ],
     ]
-    title = (
-        f"One SGD pass over {total:,} rows x {len(FEATURES)} float32 of Parquet, {files} files "
-        f"that are names of {distinct}, 2 workers of {limit}"
-    )
-    return markdown(title, ["", "rows/s", "peak memory of a worker, MiB"], table)
+    return table
+
+
+def _from_storage(client: Client) -> int:
+    """Bytes that the workers have had from the disk, rather than from the page cache."""
+    told = client.run(lambda: psutil.Process().io_counters().read_bytes)
+    return sum(told.values())
+
+
+@contextlib.contextmanager
+def _cold_cache(folder: Path) -> Iterator[None]:
+    """Drop a folder's files from the page cache, before and every quarter of a second."""
+    os.sync()  # pages that are not written yet cannot be dropped
+    over = threading.Event()
+
+    def drop() -> None:
+        for path in folder.iterdir():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def keep_dropping() -> None:
+        while not over.wait(0.25):
+            drop()
+
+    drop()
+    thread = threading.Thread(target=keep_dropping, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Log:

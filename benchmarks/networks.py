@@ -21,6 +21,13 @@ CASES = [
     ("MLP", 64, 1000), ("MLP", 256, 600), ("MLP", 1024, 200),
     ("LeNet", 64, 300), ("LeNet", 256, 100), ("ResNet-8", 64, 24), ("ResNet-8", 256, 6),
 ]  # fmt: skip
+DDP = "PyTorch DDP (gloo), 2 processes"
+#: PyTorch in one process, which needs no other to step: its threads, and whether it compiles.
+ALONE = {
+    "PyTorch, 1 process of 1 thread": (1, False),
+    "PyTorch, 1 process of 2 threads": (2, False),
+    "PyTorch, 1 process of 2 threads, torch.compile": (2, True),
+}
 #: Rows of all passes, and passes, of which the first ones warm up.
 ROWS, PASSES = 8_192, 4
 
@@ -34,8 +41,9 @@ def run(tiny: bool = False) -> str:
     columns = [f"{name}, {batch:,}" for name, batch, _ in cases]
     lines: dict[str, list[float | None]] = {}
     if importlib.util.find_spec("torch") is not None:
-        lines["PyTorch DDP (gloo), 2 processes"] = [*ddp(cases, n_rows)]
-        lines["PyTorch, 1 process of 1 thread"] = [*one_process(cases, n_rows)]
+        lines[DDP] = [*ddp(cases, n_rows)]
+        for name, (threads, compiled) in ALONE.items():
+            lines[name] = [*one_process(cases, n_rows, threads, compiled)]
     missing = []
     for name, rates in peers(cases, n_rows).items():
         if rates is None:
@@ -43,18 +51,18 @@ def run(tiny: bool = False) -> str:
         else:
             lines[name] = rates
     with processes(2):
-        if "PyTorch, 1 process of 1 thread" in lines:
+        if DDP in lines:
             lines["TorchClassifier"] = [_ours(*case, n_rows) for case in cases]
         lines["MLPClassifier"] = [_mlp(*case, n_rows) for case in cases]
     told = [[name, *map(_told, rates)] for name, rates in lines.items()] + missing
-    base = lines.get("PyTorch DDP (gloo), 2 processes")
-    if base is None:
-        told.append(["PyTorch", *["not installed"] * len(cases)])
-    else:
+    if DDP in lines:
         for name in ("TorchClassifier", "MLPClassifier"):
-            told.append([f"{name} of DDP", *map(_ratio, lines[name], base)])
-        alone = lines["PyTorch, 1 process of 1 thread"]
-        told.append(["TorchClassifier of 1 process", *map(_ratio, lines["TorchClassifier"], alone)])
+            told.append([f"{name} of DDP", *map(_ratio, lines[name], lines[DDP])])
+        for peer in ALONE:
+            ratios = map(_ratio, lines["TorchClassifier"], lines[peer])
+            told.append([f"TorchClassifier of {peer}", *ratios])
+    else:
+        told.append(["PyTorch", *["not installed"] * len(cases)])
     title = "Steps a second, Adam, float32, rows of a step over both worker processes"
     return markdown(title, ["", *columns], told)
 

@@ -53,13 +53,13 @@ def run(tiny: bool = False) -> str:
     with tempfile.TemporaryDirectory() as told:
         folder = Path(told)
         for title, more in (("exact to the bit", []), ("shared products", ["--together"])):
-            with _ours(model, folder, more) as port:
+            with _ours(model, folder, more) as (port, server):
                 for kind, body, content_type in _bodies(X[0]):
                     said = json.loads(_asked(port, INFER, json_request(row)))
                     found = np.array(said["outputs"][0]["data"], truth.dtype)
                     np.testing.assert_array_equal(found, truth.ravel())
                     script = wrk_script(body, content_type, folder)
-                    load = wrk_figures(port, INFER, script, seconds)
+                    load = loaded(server, port, INFER, script, seconds)
                     rows.append([f"daskml_dist, {title}", kind, *load])
         twin = model.to_sklearn()
         for peer in () if tiny else PEERS:
@@ -68,16 +68,18 @@ def run(tiny: bool = False) -> str:
                 left_out.append(peer.name)
                 continue
             try:
-                with _served(peer, twin, where) as (port, place):
+                with _served(peer, twin, where) as (port, place, server):
                     body = json.dumps(peer.body(row)).encode()
                     found = peer.probabilities(json.loads(_asked(port, peer.path, body)))
                     np.testing.assert_allclose(np.ravel(found), truth.ravel(), rtol=1e-4)
                     script = wrk_script(body, "application/json", place)
-                    rows.append([peer.name, "JSON", *wrk_figures(port, peer.path, script, seconds)])
+                    load = loaded(server, port, peer.path, script, seconds)
+                    rows.append([peer.name, "JSON", *load])
             except (RuntimeError, OSError) as error:
                 left_out.append(f"{peer.name} ({error})")
     title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
-    table = markdown(title, ["", "body", "requests/s", "p50, ms", "p99, ms", "failed"], rows)
+    head = ["", "body", "requests a CPU second", "requests/s", "p50, ms", "p99, ms", "failed"]
+    table = markdown(title, head, rows)
     table += f"\n\nNot measured: {', '.join(left_out)}." if left_out else ""
     return f"{table}\n\n{_kinds(X, y, tiny)}"
 
@@ -97,15 +99,20 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
                 with running_server(
                     serves, port, INFER, body, str(Path(__file__).parents[1])
                 ) as server:
-                    wrk_figures(port, INFER, script, 1)
-                    before = cpu_seconds(server)
-                    rate, p50, _, _ = wrk_figures(port, INFER, script, seconds)
-                    spent = cpu_seconds(server) - before
-                row += [f"{float(rate.replace(',', '')) * seconds / spent:,.0f}", rate, p50]
+                    row += loaded(server, port, INFER, script, seconds)[:3]
             rows.append(row)
     columns = ("requests a CPU second", "requests/s", "p50, ms")
     head = ["", *(f"{way}{one}" for way in ("", "together: ") for one in columns)]
     return markdown(f"Kinds of models, {CONNECTIONS} connections, a row each", head, rows)
+
+
+def loaded(server: int, port: int, path: str, script: Path, seconds: int) -> list[str]:
+    """Requests a CPU second of a server's processes, then wrk's figures, after a second to warm."""
+    wrk_figures(port, path, script, 1)
+    before = cpu_seconds(server)
+    figures = wrk_figures(port, path, script, seconds)
+    answered = float(figures[0].replace(",", "")) * seconds
+    return [f"{answered / (cpu_seconds(server) - before):,.0f}", *figures]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -140,25 +147,25 @@ def wrk_script(body: bytes, content_type: str, folder: Path) -> Path:
 
 
 @contextmanager
-def _ours(model: Any, folder: Path, more: Sequence[str]) -> Iterator[int]:
+def _ours(model: Any, folder: Path, more: Sequence[str]) -> Iterator[tuple[int, int]]:
     model.save(str(folder / "m.skops"))
     port = free_port()
     command = [sys.executable, "-m", "daskml_dist", "serve", str(folder / "m.skops"), *more]
     with running_server(
         [*command, "--port", str(port)], port, INFER, json_request([0.0] * FEATURES), ""
-    ):
-        yield port
+    ) as server:
+        yield port, server
 
 
 @contextmanager
-def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path]]:
+def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path, int]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as told:
         folder, port = Path(told), free_port()
         joblib.dump(model, folder / "m.joblib")
         command = peer.prepare(folder, port, free_port)
         body = json.dumps(peer.body([0.0] * FEATURES)).encode()
-        with running_server(command, port, peer.path, body, where, folder):
-            yield port, folder
+        with running_server(command, port, peer.path, body, where, folder) as server:
+            yield port, folder, server
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks import _transport_peers as peers
 from benchmarks._common import markdown, persisted, processes
-from benchmarks.transport import both_ranks
+from benchmarks.transport import all_ranks
 from daskml_dist.backends import Backend
 from daskml_dist.data.collection import as_collection
 from daskml_dist.models.base import BatchRows, Model
@@ -89,7 +89,7 @@ def run(tiny: bool = False) -> str:
     """A table."""
     plan = [(n, 3) for n, _ in PLAN[:1]] if tiny else PLAN
     # The all-reduce is of float32.
-    alone = both_ranks(peers.allreduce_rank, True, [(2 * n, times) for n, times in plan])
+    alone = all_ranks(2, peers.allreduce_rank, True, [(2 * n, times) for n, times in plan])
     rows = [
         [f"{8 * n >> 10:,} KB", *(f"{taken:,.0f}" for taken in (bare, *found))]
         for (n, _), bare, found in zip(plan, alone, _measured(plan), strict=True)

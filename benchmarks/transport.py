@@ -1,11 +1,20 @@
-"""What moving arrays costs: all-reduce and push and pull, by sockets, shared memory and gloo."""
+"""What moving arrays costs: all-reduce and push and pull, by sockets, shared memory, gloo and MPI.
+
+MPI is measured where mpi4py and ``mpirun`` are (``apt-get install openmpi-bin libopenmpi-dev``,
+``pip install mpi4py``), gloo where PyTorch is.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import multiprocessing as mp
+import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,16 +22,24 @@ from typing import Any
 from benchmarks import _transport_peers as peers
 from benchmarks._common import markdown
 
-#: Elements (float32) and repetitions: 112 bytes, then 1 KB to 16 MB.
+#: Elements (float32) and repetitions: 112 bytes, then 1 KB to 64 MB.
 PLAN: peers.Plan = [
-    (28, 2000),
-    (1 << 8, 2000),
-    (1 << 12, 1000),
-    (1 << 16, 200),
-    (1 << 18, 100),
-    (1 << 20, 30),
-    (1 << 22, 10),
+    (28, 500),
+    (1 << 8, 500),
+    (1 << 12, 300),
+    (1 << 16, 100),
+    (1 << 18, 50),
+    (1 << 20, 20),
+    (1 << 22, 6),
+    (1 << 24, 2),
 ]
+#: Ranks of the tables of all-reduces: with more ranks than cores, some wait for a core.
+RANKS = (2, 4)
+#: Open MPI's ways between processes of a host: its own choice, and TCP, as between hosts.
+MPI_WAYS: dict[str, list[str]] = {
+    "Open MPI": [],
+    "Open MPI by TCP": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"],
+}
 #: The sizes that are pushed and pulled.
 PUSHED = [28, 1 << 12, 1 << 18]
 
@@ -46,9 +63,9 @@ def _processes(
         process.join(timeout=10)
 
 
-def both_ranks(target: Callable[..., None], *arguments: Any) -> list[float]:
-    """What rank 0 measured."""
-    with _processes(target, (0, *arguments), (1, *arguments)) as pipes:
+def all_ranks(size: int, target: Callable[..., None], *arguments: Any) -> list[float]:
+    """What rank 0 of `size` processes measured."""
+    with _processes(target, *((rank, *arguments) for rank in range(size))) as pipes:
         ports = [pipe.recv() for pipe in pipes]
         for pipe in pipes:
             pipe.send(ports)
@@ -83,11 +100,31 @@ def _rate(trainers: tuple[Any, ...], times: int) -> float:
     return float(sum(times / pipe.recv() for pipe in trainers))
 
 
-def _gloo(plan: peers.Plan) -> list[float] | None:
+def _gloo(size: int, plan: peers.Plan) -> list[float] | None:
     if importlib.util.find_spec("torch") is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        return both_ranks(peers.gloo_rank, f"{folder}/meeting", plan)
+        return all_ranks(size, peers.gloo_rank, f"{folder}/meeting", size, plan)
+
+
+def _mpi(size: int, plan: peers.Plan, way: list[str]) -> list[float] | None:
+    """The same by MPI; None where it is not installed."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None or importlib.util.find_spec("mpi4py") is None:
+        return None
+    # With more ranks than cores Open MPI's ranks give their core away while they wait.
+    command = [mpirun, "-n", str(size), "--oversubscribe", *way]
+    command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command += [sys.executable, "-m", "benchmarks._transport_mpi", json.dumps(plan)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    if said.returncode:
+        raise RuntimeError(f"mpirun failed: {said.stderr[-2000:]}")
+    found: list[float] = json.loads(said.stdout.splitlines()[-1])
+    return found
 
 
 def _size(n: int) -> str:
@@ -99,19 +136,11 @@ def _size(n: int) -> str:
 
 
 def run(tiny: bool = False) -> str:
-    """Three tables."""
+    """All-reduces of each number of ranks, then pushes and pulls, then one way of a message."""
     plan = [(n, 3) for n, _ in PLAN[:1]] if tiny else PLAN
     pushed = [(n, 3 if tiny else times) for n, times in plan if n in PUSHED]
     copies = peers.copies(plan)
-    shared = both_ranks(peers.allreduce_rank, True, plan)
-    sockets = both_ranks(peers.allreduce_rank, False, plan)
-    gloo = _gloo(plan)
-    rows = []
-    for i, (n, _) in enumerate(plan):
-        peer = ["not installed", ""] if gloo is None else [_us(gloo[i]), _ratio(gloo[i], shared[i])]
-        rows.append([_size(n), _us(shared[i]), _us(sockets[i]), *peer, _us(copies[i])])
-    columns = ["bytes", "shared memory", "sockets", "PyTorch gloo", "gloo / ours", "one copy"]
-    reduced = markdown("All-reduce of float32, 2 processes, us, medians of 5", columns, rows)
+    tables = [_allreduces(size, plan, copies) for size in (RANKS[:1] if tiny else RANKS)]
 
     by_memory, by_socket = _exchanges(True, pushed), _exchanges(False, pushed)
     rows = [
@@ -122,10 +151,35 @@ def run(tiny: bool = False) -> str:
     exchanged = markdown(title, ["bytes", "shared memory", "sockets"], rows)
 
     times = 3 if tiny else 3000
-    ways = [both_ranks(peers.echo, shared, times)[0] for shared in (True, False)]
+    ways = [all_ranks(2, peers.echo, shared, times)[0] for shared in (True, False)]
     title = "One way of 8 bytes, half of there and back, 2 processes, us"
     latency = markdown(title, ["shared memory", "sockets"], [[_us(way) for way in ways]])
-    return "\n\n".join([reduced, exchanged, latency])
+    return "\n\n".join([*tables, exchanged, latency])
+
+
+def _allreduces(size: int, plan: peers.Plan, copies: list[float]) -> str:
+    """Microseconds of an all-reduce by ours and by each peer, and the best peer's over ours."""
+    columns: dict[str, list[float] | None] = {
+        "shared memory": all_ranks(size, peers.allreduce_rank, True, plan),
+        "sockets": all_ranks(size, peers.allreduce_rank, False, plan),
+        "PyTorch gloo": _gloo(size, plan),
+        **{name: _mpi(size, plan, way) for name, way in MPI_WAYS.items()},
+    }
+    found = {name: taken for name, taken in columns.items() if taken is not None}
+    own = found["shared memory"]
+    others = {
+        name: taken for name, taken in found.items() if name not in ("shared memory", "sockets")
+    }
+    rows = []
+    for i, (n, _) in enumerate(plan):
+        told = [
+            _us(taken[i]) if taken is not None else "not installed" for taken in columns.values()
+        ]
+        ratios = [_ratio(taken[i], own[i]) for taken in others.values()]
+        rows.append([_size(n), *told, *ratios, _us(copies[i])])
+    head = ["bytes", *columns, *(f"{name} / shared memory" for name in others), "one copy"]
+    title = f"All-reduce of float32, {size} processes, us, medians of {peers.REPEATS}"
+    return markdown(title, head, rows)
 
 
 def _us(value: float) -> str:
@@ -133,4 +187,4 @@ def _us(value: float) -> str:
 
 
 def _ratio(peer: float, own: float) -> str:
-    return f"{peer / own:.1f}"
+    return f"{peer / own:.1f}" if peer > own else f"{peer / own:.2f}"
