@@ -1,0 +1,216 @@
+"""scikit-learn's own installed tests, run on this package's classes of the same names.
+
+    python -m benchmarks._sklearn_suite [MODULE ...] [--out FOLDER]
+
+Each public name of a subpackage (`linear_model`, `svm`, ...) takes the place of scikit-learn's in
+copies of its test modules. A test counts where one of our classes or functions was used in it and
+scikit-learn does not itself expect it to fail. The passed tests and all of each module are printed,
+then the sums, those of trees and boosting apart; FOLDER gets each module's failures, a line each.
+All modules take an hour; ``linear_model/tests/test_sgd`` chooses one. Needs pytest and
+pytest-timeout. docs/sklearn_tests.md tells what does not pass, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import sklearn
+
+ROOMS = (
+    "linear_model", "svm", "naive_bayes", "preprocessing", "impute", "feature_extraction",
+    "compose", "metrics", "neural_network", "cluster", "decomposition", "mixture", "ensemble",
+    "model_selection", "tree",
+)  # fmt: skip
+#: Test modules that lie elsewhere than in ROOM/tests.
+ELSEWHERE = {
+    "naive_bayes": ("tests/test_naive_bayes.py",),
+    "linear_model": ("linear_model/_glm/tests/test_glm.py",),
+    "ensemble": (
+        "ensemble/_hist_gradient_boosting/tests/test_gradient_boosting.py",
+        "ensemble/_hist_gradient_boosting/tests/test_warm_start.py",
+        "ensemble/_hist_gradient_boosting/tests/test_monotonic_constraints.py",
+    ),
+}
+#: Modules that are told apart: those of trees and boosting.
+TREES = ("tree/", "ensemble/_hist_gradient_boosting/")
+#: Seconds that a module may take, and a test.
+MODULE_SECONDS, TEST_SECONDS = 1500, 60
+
+#: Notes which tests use our names, and what became of them.
+CONFTEST = """
+import functools, importlib, inspect, json, os, pytest
+from sklearn.conftest import *  # scikit-learn's fixtures
+from sklearn.conftest import pytest_configure as _configure
+
+USED, RESULTS = set(), []
+
+def _note(room):
+    module = importlib.import_module("daskml_dist." + room)
+    for name in module.__all__:
+        found = getattr(module, name)
+        if inspect.isclass(found):
+            def __new__(cls, *args, _name=name, **kwargs):
+                USED.add(_name)
+                return object.__new__(cls)
+            found.__new__ = staticmethod(__new__)
+        elif inspect.isfunction(found):
+            def wrapped(*args, _f=found, _name=name, **kwargs):
+                USED.add(_name)
+                return _f(*args, **kwargs)
+            setattr(module, name, functools.wraps(found)(wrapped))
+
+def pytest_configure(config):
+    try:
+        _configure(config)
+    except Exception:
+        pass
+    for room in os.environ["SUITE_ROOMS"].split():
+        _note(room)
+
+def pytest_collection_modifyitems(config, items):
+    pass
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    USED.clear()
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    told = report.outcome in ("passed", "failed") and not hasattr(report, "wasxfail")
+    if call.when == "call" and USED and told:
+        value = None if call.excinfo is None else call.excinfo.value
+        error = "" if value is None else f"{type(value).__name__}: {value}"
+        RESULTS.append([item.name, report.outcome, error[:400].replace("\\n", " ")])
+
+def pytest_sessionfinish(session):
+    with open(os.environ["SUITE_OUT"], "w") as file:
+        json.dump(RESULTS, file)
+"""
+
+PROXY = '''
+import importlib
+
+class Proxy:
+    """A subpackage: our names, and scikit-learn's for the rest."""
+
+    def __init__(self, room):
+        self.ours = importlib.import_module("daskml_dist." + room)
+        self.theirs = importlib.import_module("sklearn." + room)
+
+    def __getattr__(self, name):
+        return getattr(self.ours if name in self.ours.__all__ else self.theirs, name)
+'''
+
+
+def rewritten(path: Path, root: Path, names: dict[str, str]) -> str | None:
+    """A test module with our names in place of scikit-learn's; None where it imports none."""
+    text = path.read_text()
+    last, added = 0, []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            last = node.end_lineno or last
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sklearn"):
+            for alias in node.names:
+                given = alias.asname or alias.name
+                if alias.name in names:
+                    room = names[alias.name]
+                    added.append(f"from daskml_dist.{room} import {alias.name} as {given}")
+                elif node.module == "sklearn" and alias.name in names.values():
+                    added.append(
+                        f"from suite_proxy import Proxy as _P; {given} = _P({alias.name!r})"
+                    )
+    if not added:
+        return None
+    lines = text.split("\n")
+    package = "sklearn." + ".".join(path.relative_to(root).parts[:-1])
+    body = "\n".join(lines[:last] + added + lines[last:])
+    return re.sub(
+        r"^from \.(\w*)", lambda m: f"from {package}.{m[1]}".rstrip("."), body, flags=re.M
+    )
+
+
+def run_module(target: Path, rooms: list[str]) -> list[list[str]] | str:
+    """Name, outcome and error of each test that counts, or why there is none."""
+    results = target.with_suffix(".json")
+    paths = [str(target.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ, "SUITE_OUT": str(results), "SUITE_ROOMS": " ".join(rooms),
+        "SKLEARN_TESTS_GLOBAL_RANDOM_SEED": "42", "PYTHONPATH": os.pathsep.join(paths),
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
+        f"--rootdir={target.parent}", f"--timeout={TEST_SECONDS}", "--tb=no", "-W", "ignore",
+        str(target),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, cwd=target.parent, env=environment, capture_output=True, text=True,
+            timeout=MODULE_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"took more than {MODULE_SECONDS} s"
+    if not results.exists():
+        return f"did not run: {(done.stdout + done.stderr).strip()[-200:]}"
+    found: list[list[str]] = json.loads(results.read_text())
+    return found
+
+
+def main() -> None:
+    """Run the modules, and print what passed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", metavar="MODULE")
+    parser.add_argument("--out", type=Path, default=tempfile.mkdtemp(prefix="suite-"))
+    given = parser.parse_args()
+    names = {
+        name: room
+        for room in ROOMS
+        for name in importlib.import_module(f"daskml_dist.{room}").__all__
+        if not name.isupper()
+    }
+    out = Path(given.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "conftest.py").write_text(CONFTEST)
+    (out / "suite_proxy.py").write_text(PROXY)
+    root = Path(sklearn.__file__).parent
+    counts = {"all": [0, 0], "trees and boosting": [0, 0], "without these": [0, 0]}
+    for room in ROOMS:
+        paths = sorted((root / room).glob("tests/test_*.py"))
+        for path in [*paths, *(root / more for more in ELSEWHERE.get(room, ()))]:
+            label = str(path.relative_to(root).with_suffix(""))
+            if given.modules and label not in given.modules:
+                continue
+            text = rewritten(path, root, names)
+            if text is None:
+                continue
+            target = out / f"test_{label.replace('/', '_')}.py"
+            target.write_text(text)
+            found = run_module(target, list(ROOMS))
+            if isinstance(found, str):
+                print(f"{label:70} {found}", flush=True)
+                continue
+            passed = sum(outcome == "passed" for _, outcome, _ in found)
+            failed = [f"{name}: {error}" for name, outcome, error in found if outcome != "passed"]
+            target.with_suffix(".failures.txt").write_text("\n".join(failed))
+            part = "trees and boosting" if label.startswith(TREES) else "without these"
+            for kind in ("all", part):
+                counts[kind][0] += passed
+                counts[kind][1] += len(found)
+            if found:
+                print(f"{label:70} {passed:5} / {len(found)}", flush=True)
+    for kind, (passed, total) in counts.items():
+        print(f"{kind:70} {passed:5} / {total} ({100 * passed / max(total, 1):.1f} %)")
+    print(f"scikit-learn {sklearn.__version__}; failures under {out}")
+
+
+if __name__ == "__main__":
+    main()
