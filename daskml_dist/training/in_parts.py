@@ -45,9 +45,8 @@ from daskml_dist.training.checkpoint import (
 )
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import RECORD_KEYS
-from daskml_dist.training.solver_logs import SolverPoint, SumLog
-from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.work import OwnRowsWork, RoundWork
+from daskml_dist.training.spec import FitSpec, OwnRowsWork, RoundWork
+from daskml_dist.training.worker.loops.rounds import SolverPoint, SumLog
 
 _Path = str | os.PathLike[str]
 _Log = NDArray[np.uint8]

@@ -55,13 +55,14 @@ from daskml_dist.training.in_parts import (
 from daskml_dist.training.plan import make_fit, make_solver_fit
 from daskml_dist.training.spec import (
     FitSpec,
+    KeyedWork,
+    RoundWork,
     RowsSpec,
     RunSettings,
     RunSpec,
     Settings,
     count_training_rows,
 )
-from daskml_dist.training.work import KeyedWork, RoundWork
 
 #: Value of `client`: train rows in memory in this process, even if there is a current client.
 INLINE = "inline"

@@ -30,14 +30,16 @@ from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.spec import (
     FitSpec,
+    OwnRowsWork,
+    RoundWork,
     RowsSpec,
     RunSettings,
     RunSpec,
     Settings,
+    StepWork,
     Streaming,
     count_training_rows,
 )
-from daskml_dist.training.work import OwnRowsWork, RoundWork, StepWork
 
 #: Steps of a pass at most, with automatic batches: a further step costs more than it gains. Of
 #: streamed rows fewer: trainers that meet more often wait for each other longer than for rows.

@@ -1,17 +1,22 @@
 """Specification of a fit: what the user asked for, and what the client sends to all trainers.
 
 `RunSettings` (of every fit) and `Settings` (of a fit by gradient steps) are checked parameters, in
-which nothing depends on the data. A `FitSpec` holds the rows (`RowsSpec`), the work
-(`daskml_dist.training.work`) and the settings of the run (`RunSpec`); nothing in it depends on
-workers. A `TrainerSpec` adds what one trainer needs in one generation: its lanes, its rank, and the
-addresses of the servers.
+which nothing depends on the data. A `FitSpec` holds the rows (`RowsSpec`), the work (`FitWork`) and
+the settings of the run (`RunSpec`); nothing in it depends on workers. A `TrainerSpec` adds what one
+trainer needs in one generation: its lanes, its rank, and the addresses of the servers.
+
+The work says what is computed: gradient steps of a model under a policy, or a solver's passes over
+the rows. Servers, generations, recovery and reports use the interface of `FitWork` alone; the loop
+that `FitWork.loop` names (`daskml_dist.training.worker.loops`) runs one subclass and knows its
+fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import dask
 import numpy as np
@@ -22,14 +27,18 @@ from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
+from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies.base import Pipeline, Policy
-from daskml_dist.ps.shard_state import ShardState, StateParts
+from daskml_dist.policies.base import ArrivalGate, Gate, Pipeline, Policy
+from daskml_dist.ps.ledger import PassStoppingRule
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard_state import ShardLayout, ShardState, StateParts
 from daskml_dist.schedules import Schedule
-from daskml_dist.solvers.base import Solution
+from daskml_dist.solvers.base import Solution, Solver
+from daskml_dist.solvers.keyed import KeyedSolver
+from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.dataset_info import DataSummary
-from daskml_dist.training.work import FitWork, KeyedWork, OwnRowsWork, RoundWork, StepWork
 
 
 @dataclass(frozen=True)
@@ -186,6 +195,450 @@ def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tup
     return tuple(
         sum(len(s) - count_held_out_rows(s, held_out) for s in lane.segments) for lane in lanes
     )
+
+
+#: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
+#: pushes would be a large share of all, so only the fit ends with one.
+COMPRESSED_PASS_STEPS = 32
+
+
+class FitWork(ABC):
+    """Base class of the work that the lanes of a fit do.
+
+    Attributes
+    ----------
+    model : Model
+    stopping : PassStoppingRule
+        In its initial state.
+    n_steps : int
+        Steps of each lane in a pass.
+    first_pass : int
+        Number of passes made before, where the fit is a later part of a longer one.
+    seed : int
+        Of the order of the rows, held-out rows, and all that is drawn.
+    shuffle : bool
+        Whether rows are shuffled before each pass.
+    layout : ShardLayout
+        Division of the parameters among servers.
+    compression : Compressor or None
+        Of the gradients that lanes push to servers.
+    micro_batch : int or None
+        Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
+    step_callbacks : tuple of object
+        Called after each step, in the process that makes it.
+    on_host : bool
+        Whether rows are read in host memory, whatever the device.
+    """
+
+    on_host: ClassVar[bool] = False
+    model: Model
+    layout: ShardLayout
+    stopping: PassStoppingRule
+    n_steps: int
+    first_pass: int
+    seed: int
+    shuffle: bool
+    compression: Compressor | None
+    micro_batch: int | None
+    step_callbacks: tuple[Any, ...]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Return the name of the work in the history."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> str:
+        """Return the name of the loop that runs the work, a key of `LOOPS`."""
+
+    @property
+    def coordinates(self) -> bool:
+        """Return whether a step reads and changes only rows of the parameters named by an index."""
+        return False
+
+    @property
+    def passes_to_read(self) -> int:
+        """Return the most passes over streamed blocks, up to which the next ones are read ahead."""
+        return self.stopping.max_iter
+
+    @property
+    def planned_passes(self) -> int | None:
+        """Return the most passes that the user asked for; None where only a solver bounds them."""
+        return self.stopping.max_iter
+
+    @property
+    def steps_single_rows(self) -> bool:
+        """Return whether each single row is a step."""
+        return False
+
+    @property
+    def linear(self) -> LinearForm | None:
+        """Return the form of a linear model, for compiled steps; None for other models."""
+        return None
+
+    @property
+    def lockstep(self) -> bool:
+        """Return whether all lanes are at the same clock at the end of each pass."""
+        return True
+
+    @property
+    def uses_shards(self) -> bool:
+        """Return whether the parameters live in server shards."""
+        return False
+
+    @property
+    def uses_threads(self) -> bool:
+        """Return whether a single process takes one lane for each compute thread."""
+        return True
+
+    @property
+    def sends_in_pairs(self) -> bool:
+        """Return whether trainers exchange messages in pairs, as pipelines do."""
+        return False
+
+    @property
+    def remembers_course(self) -> bool:
+        """Return whether every trainer holds the state from which a fit can be recovered."""
+        return False
+
+    @property
+    @abstractmethod
+    def carried_bytes(self) -> int:
+        """Return the bytes of the initial parameters that travel with the specification."""
+
+    def of_lane(self, lane: int) -> FitWork:
+        """Return the work of a lane, by its number."""
+        return self
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """Return the state machine that decides when a pass of all lanes is complete."""
+        return ArrivalGate(lanes, clock)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Return the keys of the scores that a loop reports with its passes."""
+        return ()
+
+    @property
+    def first_clock(self) -> int:
+        """Return the clock (steps of a lane) at which every lane starts."""
+        return self.first_pass * self.n_steps
+
+    def passes(self, clock: int) -> range:
+        """Return the numbers (from 1) of the passes still to make or to report, from a clock on.
+
+        A pass that ends exactly at the clock is included: it may not have been reported yet.
+        """
+        # Ceiling division: the number of the pass that the clock is in, or at the end of.
+        first = max(self.first_pass + 1, -(-clock // self.n_steps))
+        return range(first, self.stopping.max_iter + 1)
+
+
+@dataclass(frozen=True)
+class StepWork(FitWork):
+    """Gradient steps of a model under a policy.
+
+    Parameters
+    ----------
+    model : StepModel
+    policy : Policy
+    rule : UpdateRule
+    layout : ShardLayout
+    stopping : PassStoppingRule
+    n_steps : int
+    seed : int
+    shuffle : bool
+    initial : ShardState or None
+        Parameters, and optimizer state if any, to begin with; None: the model's initial parameters.
+    first_pass : int, default=0
+    single_rows : bool, default=False
+        Whether each row of a batch is a step of its own.
+    compression : Compressor or None
+    micro_batch : int or None
+    step_callbacks : tuple of object
+    pipeline : Pipeline or None
+        Division of the layers of a `StagedModel` into stages.
+    columns : tuple of int, or None
+        First column of each lane, and then the number of columns, where each lane has some columns
+        of all rows (of a `ColumnModel`); None: each lane has all columns of some rows.
+    """
+
+    model: StepModel
+    policy: Policy
+    rule: UpdateRule
+    layout: ShardLayout
+    stopping: PassStoppingRule
+    n_steps: int
+    seed: int
+    shuffle: bool
+    initial: ShardState | None
+    first_pass: int = 0
+    single_rows: bool = False
+    compression: Compressor | None = None
+    micro_batch: int | None = None
+    step_callbacks: tuple[Any, ...] = ()
+    pipeline: Pipeline | None = None
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def loop(self) -> str:
+        return self.policy.loop
+
+    @property
+    def coordinates(self) -> bool:
+        return self.rule.coordinates
+
+    @property
+    def steps_single_rows(self) -> bool:
+        return self.single_rows
+
+    @property
+    def linear(self) -> LinearForm | None:
+        # Compiled steps read whole rows.
+        return self.model.linear if self.columns is None else None
+
+    @property
+    def lockstep(self) -> bool:
+        return self.policy.lockstep
+
+    @property
+    def uses_shards(self) -> bool:
+        return self.policy.uses_shards
+
+    @property
+    def uses_threads(self) -> bool:
+        return self.policy.uses_threads
+
+    @property
+    def sends_in_pairs(self) -> bool:
+        return self.pipeline is not None
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        return self.policy.gate(lanes, clock)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape of the parameter matrix."""
+        return self.model.parameters.shape
+
+    @property
+    def carried_bytes(self) -> int:
+        """Return the bytes of the initial parameters that travel with the specification."""
+        return 0 if self.initial is None else self.initial.w.nbytes
+
+    def rows_of(self, lane: int) -> slice:
+        """Return the rows of the parameters that belong to a lane's columns."""
+        assert self.columns is not None
+        # The plan has checked that the model is a `ColumnModel`.
+        # `columns` has one entry more than there are lanes: two neighbours bound a lane's columns.
+        model: Any = self.model
+        found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
+        return found
+
+    def of_lane(self, lane: int) -> StepWork:
+        """Return the work of a lane: restricted to its columns where lanes hold columns."""
+        if self.columns is None:
+            return self
+        model: Any = self.model
+        part = model.of_columns(*self.columns[lane : lane + 2])
+        # A lane steps the parameters of its own columns alone.
+        initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
+        # The last lane alone counts the loss of a step, so it alone calls the step callbacks.
+        callbacks = self.step_callbacks if lane == len(self.columns) - 2 else ()
+        return replace(self, model=part, initial=initial, step_callbacks=callbacks)
+
+    def pushes_uncompressed(self, clock: int) -> bool:
+        """Return whether the push that ends a lane's step `clock` is sent without compression.
+
+        It is at the end of each pass, or only of the last one where a pass has few steps.
+        """
+        # Error feedback: compressors add the error of each push to the next one, so an uncompressed
+        # push delivers all that was left out before.
+        passes, rest = divmod(clock, self.n_steps)
+        return rest == 0 and (
+            self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
+        )
+
+    def make_start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
+        """Return the initial state of some rows of the parameters, such as those of one server."""
+        if self.initial is not None:
+            return self.initial.part(rows)
+        # Drawn by the seed: each server makes its own rows, and none are sent.
+        return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
+
+
+class SolverWork(FitWork):
+    """Base class of a solver's work: servers hold no parameters, only the ledger of passes."""
+
+    # To the ledger a pass is one step, of all rows in their order: there are no batches, and no
+    # gradients are pushed.
+    layout: ClassVar[ShardLayout] = ShardLayout(0, 0, 1)  # type: ignore[misc]
+    n_steps: ClassVar[int] = 1  # type: ignore[misc]
+    shuffle: ClassVar[bool] = False  # type: ignore[misc]
+    compression: ClassVar[None] = None  # type: ignore[misc]
+    micro_batch: ClassVar[None] = None  # type: ignore[misc]
+    step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
+    #: Every trainer runs the solver, or has the log of its sums.
+    remembers_course = True
+
+    @property
+    def planned_passes(self) -> int | None:
+        """Return None: `max_passes` also counts evaluations of line searches, and is rarely met."""
+        return None
+
+    @property
+    def carried_bytes(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumableWork(SolverWork):
+    """Base class of a solver's work that can pause, be written to a checkpoint, and continue.
+
+    Parameters
+    ----------
+    first_pass : int, default=0
+        Number of passes made before, where the fit is a later part of a longer one.
+    log : ndarray of uint8, or None
+        State after these passes, as the loop packs it; None at the beginning of a fit.
+    pause_at : int or None
+        Number of passes after which the fit pauses, to be continued later.
+    is_stopped : bool, default=False
+        Whether the user has ended the fit already.
+    """
+
+    # Keyword-only (`kw_only`): subclasses add fields without defaults behind these.
+    first_pass: int = 0
+    log: NDArray[np.uint8] | None = None
+    pause_at: int | None = None
+    is_stopped: bool = False
+
+    @property
+    def carried_bytes(self) -> int:
+        """Return the bytes of the log that travel with the specification."""
+        return 0 if self.log is None else self.log.nbytes
+
+
+@dataclass(frozen=True)
+class RoundWork(ResumableWork):
+    """Rounds of a solver, each of which needs one sum over all rows.
+
+    Parameters
+    ----------
+    model : Model
+    solver : Solver
+    shape : tuple of int or None
+        Of the parameters; None where the solver's result has no parameter matrix.
+    start : ndarray or None
+        Initial parameters; None: zeros where there is a shape.
+    stopping : PassStoppingRule
+    in_ranges : bool, default=False
+        Whether each trainer holds a range of the solver's vectors.
+    seed : int, default=0
+        Of the random numbers that statistics draw.
+    first_pass, log, pause_at, is_stopped
+        As in `ResumableWork`; passes are sums, and the log is `SumLog.packed`.
+    """
+
+    model: Model
+    solver: Solver
+    shape: tuple[int, ...] | None
+    start: NDArray[Any] | None
+    stopping: PassStoppingRule
+    in_ranges: bool = False
+    seed: int = 0
+    name = "rounds"
+
+    @property
+    def loop(self) -> str:
+        return "ranges" if self.in_ranges else "solver"
+
+    @property
+    def carried_bytes(self) -> int:
+        """Return the bytes of log and initial parameters that travel with the specification."""
+        return super().carried_bytes + (0 if self.start is None else self.start.nbytes)
+
+    def first(self) -> NDArray[np.float64] | None:
+        """Return a new array of the initial parameters; None for solvers without parameters."""
+        if self.start is not None:
+            # A copy, since a solver may write to its start.
+            return self.start.astype(np.float64)
+        return None if self.shape is None else np.zeros(self.shape)
+
+
+@dataclass(frozen=True)
+class OwnRowsWork(ResumableWork):
+    """Iterations of a solver that all trainers run together, each on its own rows.
+
+    Parameters
+    ----------
+    model : Model
+    solver : RowSolver
+    stopping : PassStoppingRule
+    first_rows : ndarray of int64 of shape (n_blocks,)
+        Number of each block's first row among all rows.
+    seed : int, default=0
+    budget : float, default=inf
+        Memory of one worker, in bytes, for blocks and the arrays that the solver makes of them.
+    row_bytes : float, default=0
+        Mean size of a row in blocks in memory, in bytes; 0 where blocks are streamed.
+    first_pass, log, pause_at, is_stopped
+        As in `ResumableWork`; passes are iterations.
+    """
+
+    model: Model
+    solver: RowSolver
+    stopping: PassStoppingRule
+    first_rows: NDArray[np.int64]
+    seed: int = 0
+    budget: float = float("inf")
+    row_bytes: float = 0.0
+    #: The solver reads the rows again by seeking to their beginning.
+    passes_to_read = 1
+    name = "own rows"
+    loop = "own_rows"
+
+    @property
+    def planned_passes(self) -> int:
+        """Return the most iterations (trees, for boosting) of the solver."""
+        return self.solver.max_passes
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return self.solver.score_names
+
+    # The solver reads rows on the host, and moves its own arrays to the device.
+    on_host: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class KeyedWork(SolverWork):
+    """Iterations of a solver over values of keys, which all trainers run together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : KeyedSolver
+    stopping : PassStoppingRule
+    seed : int, default=0
+    remote_key_bytes : int, optional
+        Memory of a trainer, in bytes, for copies of the values that others own and its entries
+        touch, apart from those in transit. Default: no limit.
+    """
+
+    model: Model
+    solver: KeyedSolver
+    stopping: PassStoppingRule
+    seed: int = 0
+    first_pass: int = 0
+    remote_key_bytes: int | None = None
+    name = "keys"
+    loop = "keyed"
 
 
 @dataclass(frozen=True)

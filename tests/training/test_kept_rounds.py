@@ -31,12 +31,12 @@ from daskml_dist.solvers import (
     Sums,
 )
 from daskml_dist.solvers.newton import TubeNewton
-from daskml_dist.training import solver_logs
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.plan import make_solver_fit
 from daskml_dist.training.spec import FitSpec, RunSettings, TrainerSpec
 from daskml_dist.training.worker.lane import Lane, RowStates
+from daskml_dist.training.worker.loops import rounds
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.solver import run_solver_loop
 from daskml_dist.training.worker.reader import ReadyBlock, prepare_block
@@ -151,7 +151,7 @@ def _check(found: Solution | None, calm: Solution) -> None:
 def test_a_solver_goes_on_to_the_same_digits(
     name: str, much: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solver_logs, "REPLACED_FROM_BYTES", much)
+    monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", much)
     calm, n_sums = _calm(name)
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
@@ -169,7 +169,7 @@ def test_a_solver_goes_on_to_the_same_digits(
 
 def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, n_sums = _calm("lbfgs")
-    monkeypatch.setattr(solver_logs, "MAX_REMEMBERED_BYTES", 1000)
+    monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 1000)
     fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
     with pytest.raises(LostError):
         fit.run(memory, 0, fails_at=n_sums)
@@ -181,7 +181,7 @@ def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
 @pytest.mark.parametrize("lost", [0, 1], ids=["who leads", "who follows"])
 def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_logs, "REPLACED_FROM_BYTES", 400)
+    monkeypatch.setattr(rounds, "REPLACED_FROM_BYTES", 400)
     calm, n_sums = _calm(name)
     fit = _Fit.of(*SOLVERS[name])
     memories: list[dict[str, Any]] = [{}, {}]

@@ -13,10 +13,8 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.preprocessing import scale
 
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.training import solver_logs
-from daskml_dist.training.solver_logs import SumLog
 from daskml_dist.training.worker.loops import rounds
-from daskml_dist.training.worker.loops.rounds import SumReports
+from daskml_dist.training.worker.loops.rounds import SumLog, SumReports
 
 CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
 
@@ -74,7 +72,7 @@ def test_where_others_wait_sums_are_reported_together(monkeypatch: pytest.Monkey
 
 
 def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_logs, "MAX_REMEMBERED_BYTES", 3 * 8 * 200_000)
+    monkeypatch.setattr(rounds, "MAX_REMEMBERED_BYTES", 3 * 8 * 200_000)
     log = SumLog(10)
     given = []
     for number, n in enumerate((6, 200_000, 200_000, 7), 1):

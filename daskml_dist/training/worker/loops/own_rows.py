@@ -20,11 +20,15 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.own_rows import State
-from daskml_dist.training.solver_logs import SolverPoint
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rounds import PausedError, SolverView, connect_to_ledger
+from daskml_dist.training.worker.loops.rounds import (
+    PausedError,
+    SolverPoint,
+    SolverView,
+    connect_to_ledger,
+)
 from daskml_dist.training.worker.spill import SpillStore
 
 T = TypeVar("T")

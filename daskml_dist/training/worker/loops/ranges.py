@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.solvers.base import RangedSolver, Solution, Statistic
-from daskml_dist.training.solver_logs import EXTRA
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rounds import LaneSums, SolverView, connect_to_ledger
+from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, SolverView, connect_to_ledger
 
 Array = NDArray[np.float64]
 

@@ -32,12 +32,13 @@ from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses.base import Loss
 from daskml_dist.solvers.base import ReduceScatterStatistic, RowState, Solution, Statistic
-from daskml_dist.training.solver_logs import EXTRA, SumLog
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.loops.context import Context, gather_lane_parts
 from daskml_dist.training.worker.loops.rounds import (
+    EXTRA,
     LaneSums,
     PausedError,
+    SumLog,
     SumReports,
     connect_to_ledger,
     share_furthest,
