@@ -1,6 +1,7 @@
-"""From a lane's rows to batches, reproducibly.
+"""Lanes, the rows that they own, and the batches of their rows, reproducibly.
 
-A lane owns segments (row ranges of blocks). Each pass visits its blocks in a new order, in groups
+A lane owns segments (row ranges of blocks): blocks are cut into lanes evenly by rows
+(`make_even_lanes`), by columns, or whole. Each pass visits its blocks in a new order, in groups
 of up to :data:`SHUFFLED_BLOCKS` blocks whose rows are shuffled together, so that blocks which are
 sorted (by label, by time) still give mixed batches while only one group need be in memory. Large
 batches are drawn as runs of neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which
@@ -11,7 +12,7 @@ pass, block) alone, never on which worker runs the lane.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +105,74 @@ class LaneSpec:
     def n_rows(self) -> int:
         """Return the rows of the lane, held-out ones included."""
         return sum(map(len, self.segments))
+
+
+def split_rows(
+    blocks: Sequence[int], rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0
+) -> list[tuple[Segment, ...]]:
+    """Split blocks, one after the other, into `n_lanes` nearly equal runs of rows."""
+    # Rows are numbered through all blocks: block i holds edges[i] to edges[i + 1].
+    edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
+    total = int(edges[-1])
+    # Even boundaries, which move to a block's boundary where one is near enough.
+    cuts = (np.arange(n_lanes + 1) * total) // n_lanes
+    if snap and total:
+        after = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
+        below, above = edges[after - 1], edges[after]
+        nearest = np.where(cuts - below <= above - cuts, below, above)
+        close = np.abs(nearest - cuts) <= snap * total / n_lanes
+        cuts = np.where(close, nearest, cuts)
+    # First block of which each lane has a row, and the first after its last one.
+    firsts = np.searchsorted(edges, cuts[:-1], "right") - 1
+    lasts = np.searchsorted(edges, cuts[1:])
+    begins, ends = edges[:-1].tolist(), edges[1:].tolist()
+    lanes = []
+    for low, high, first, last in zip(
+        cuts[:-1].tolist(), cuts[1:].tolist(), firsts.tolist(), lasts.tolist(), strict=True
+    ):
+        lanes.append(
+            tuple(
+                Segment(blocks[i], max(low, begins[i]) - begins[i], min(high, ends[i]) - begins[i])
+                for i in range(first, last)
+                if max(low, begins[i]) < min(high, ends[i])
+            )
+        )
+    return lanes
+
+
+def make_even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
+    """Return `n_lanes` lanes of nearly equal numbers of rows, or one a row where these are
+    fewer.
+    """
+    # A lane without rows would change nothing, and cost what any lane costs.
+    n_lanes = min(n_lanes, max(1, sum(rows.values())))
+    segments = split_rows(sorted(rows), rows, n_lanes, snap=snap)
+    return [LaneSpec(i, s) for i, s in enumerate(segments)]
+
+
+def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
+    """Return lanes of all rows, each of one part of the columns."""
+    n_blocks = len(rows) // n_parts
+    return [
+        LaneSpec(
+            part,
+            tuple(
+                Segment(block, 0, rows[block], drawn_as=at)
+                for at in range(n_blocks)
+                if rows[block := part * n_blocks + at]
+            ),
+        )
+        for part in range(n_parts)
+    ]
+
+
+def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
+    """Return lanes of whole blocks, each of equally many blocks that follow each other."""
+    each = len(rows) // n_lanes
+    return [
+        LaneSpec(lane, tuple(Segment(b, 0, rows[b]) for b in range(lane * each, (lane + 1) * each)))
+        for lane in range(n_lanes)
+    ]
 
 
 def count_held_out_rows(segment: Segment, fraction: float) -> int:

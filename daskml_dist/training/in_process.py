@@ -12,7 +12,7 @@ from daskml_dist.backends.host_threads import count_cores
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import publish_server
-from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.batches import LaneSpec, make_column_lanes, make_even_lanes, make_whole_lanes
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import (
@@ -22,7 +22,6 @@ from daskml_dist.data.feature_scales import (
     merge_scales,
 )
 from daskml_dist.data.keyed.collection import KeyedCollection
-from daskml_dist.data.placement import make_column_lanes, make_even_lanes, make_whole_lanes
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView

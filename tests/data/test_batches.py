@@ -17,8 +17,8 @@ from daskml_dist.data.batches import (
     Segment,
     count_held_out_rows,
     count_pass_steps,
+    split_rows,
 )
-from daskml_dist.data.placement import split_rows
 
 BLOCKS = {
     "one": [23],

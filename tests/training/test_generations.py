@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.placement import reassign_lanes
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
@@ -29,7 +28,7 @@ from daskml_dist.ps.snapshots import (
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.lane_assignments import LaneAssignments
+from daskml_dist.training.client.lane_assignments import LaneAssignments, reassign_lanes
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Pace
 from daskml_dist.training.client.recovery import choose_recovery_point

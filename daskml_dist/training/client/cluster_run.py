@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.dask_internals.cluster import finish_retirement
 from daskml_dist.data.computing import Deadline
-from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
     DaskMLDistError,
     DivergedError,
@@ -39,7 +38,7 @@ from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers, listen_to_topic, stop_listening
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.lane_assignments import AssignmentLog
+from daskml_dist.training.client.lane_assignments import AssignmentLog, Placement
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint

@@ -26,13 +26,12 @@ from distributed import Client
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.dask_internals.cluster import flush_client
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.held_blocks import describe_lost_blocks
-from daskml_dist.training.client.lane_assignments import LaneAssignments, TrainerLanes
+from daskml_dist.training.client.lane_assignments import LaneAssignments, Placement, TrainerLanes
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import RecoveryPoint, choose_recovery_point
 from daskml_dist.training.client.run_actors import (

@@ -18,22 +18,21 @@ from daskml_dist.dask_internals.cluster import (
     shorten_lost_connections,
     silence_batch_timeouts,
 )
-from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec
+from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec, make_column_lanes, make_whole_lanes
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed.collection import KeyedCollection
-from daskml_dist.data.placement import (
-    Placement,
-    PlacementGain,
-    place_column_lanes,
-    place_lanes,
-    place_whole_blocks,
-)
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
-from daskml_dist.training.client.lane_assignments import AssignmentLog
+from daskml_dist.training.client.lane_assignments import (
+    AssignmentLog,
+    Placement,
+    PlacementGain,
+    place_evenly,
+    place_lanes,
+)
 from daskml_dist.training.client.run_actors import EarlyHost
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
@@ -177,18 +176,19 @@ class ClusterEngine(Engine):
         self.report_phase("placing")
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
+        holders = self._rows.find_holders()
+        # Lanes of columns, and of keys, are blocks as they were cut.
+        lanes = None
         if self.columns is not None:
-            n_parts = len(self.columns) - 1
-            self._placement = place_column_lanes(rows, self._rows.find_holders(), threads, n_parts)
-            return self._placement.lanes
-        if isinstance(self._collection, KeyedCollection):
-            n_lanes = self._collection.lanes or 1
-            self._placement = place_whole_blocks(rows, self._rows.find_holders(), threads, n_lanes)
-            return self._placement.lanes
+            lanes = make_column_lanes(rows, len(self.columns) - 1)
+        elif isinstance(self._collection, KeyedCollection):
+            lanes = make_whole_lanes(rows, self._collection.lanes or 1)
+        if lanes is not None:
+            self._placement = place_evenly(lanes, holders, threads)
+            return lanes
         # Lanes cut from the blocks alone: the same fit twice gives the same lanes.
         if n_lanes is None and not self._rows.home_workers:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
-        holders = self._rows.find_holders()
         self._placement = place_lanes(rows, holders, threads, n_lanes)
         if n_lanes is None and not self._rows.streamed:
             even = place_lanes(

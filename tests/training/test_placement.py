@@ -7,15 +7,9 @@ from collections import Counter
 
 import pytest
 
-from daskml_dist.data.batches import LaneSpec, Segment
+from daskml_dist.data.batches import LaneSpec, Segment, make_even_lanes, split_rows
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.placement import (
-    Placement,
-    PlacementGain,
-    make_even_lanes,
-    place_lanes,
-    split_rows,
-)
+from daskml_dist.training.client.lane_assignments import Placement, PlacementGain, place_lanes
 
 
 def _random_sizes(seed: int) -> dict[int, int]:
