@@ -29,6 +29,7 @@ from daskml_dist.data.block_errors import (
 from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import (
+    RowShape,
     as_column,
     check_unique_names,
     convert_foreign,
@@ -45,7 +46,6 @@ from daskml_dist.data.lazy import (
 )
 from daskml_dist.data.parquet import read_columns
 from daskml_dist.data.row_checks import (
-    RowShape,
     check_holds_rows,
     check_holds_values,
     check_rows,

@@ -25,6 +25,8 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 from daskml_dist.errors.stack_level import user_stack_level
 
+#: Shape of a row: ``(n_features,)``, or more dimensions of tensors; None where it is not known.
+RowShape = tuple[int, ...] | None
 #: How rows are made of an object that has none itself, by its package and class.
 _REMEDIES = {
     ("polars", "LazyFrame"): "is a query that is not run yet: pass the result of its .collect()",

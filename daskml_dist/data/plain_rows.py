@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.row_checks import RowShape
+from daskml_dist.data.conversion import RowShape
 
 #: Rows up to which they are few: for them checks and copies, not the model, take most of the time.
 MAX_FEW_ROWS = 256

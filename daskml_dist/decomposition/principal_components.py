@@ -22,10 +22,9 @@ from sklearn.utils import gen_batches
 from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import as_rows, convert_to_host
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
-from daskml_dist.data.row_checks import make_no_rows_error
+from daskml_dist.data.row_checks import check_feature_names, make_no_rows_error
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.estimators.transformer import BlockTransformer

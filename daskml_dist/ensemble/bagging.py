@@ -32,10 +32,10 @@ from sklearn.utils.validation import has_fit_parameter
 from daskml_dist.data.collection import Collection, as_collection, join_lazy_blocks
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
-from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import count_rows, reduce_parts
+from daskml_dist.data.row_checks import check_feature_names, remember_dtypes
 from daskml_dist.diagnostics.operation_progress import report_operation, report_phase
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import translate_parameter_errors

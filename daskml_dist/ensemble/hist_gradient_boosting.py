@@ -28,8 +28,8 @@ from daskml_dist.backends.devices import DEVICES
 from daskml_dist.backends.trees import sparse_rows_error
 from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.row_checks import remember_dtypes
 from daskml_dist.ensemble._boosting_inputs import (
     encode_categories,
     find_categorical_features,

@@ -27,10 +27,9 @@ from sklearn.utils.validation import column_or_1d
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import copy_to_host, warn_of_target_column
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.row_checks import check_row_shape, make_no_rows_error
+from daskml_dist.data.row_checks import check_feature_names, check_row_shape, make_no_rows_error
 from daskml_dist.diagnostics.live.feed import Feed
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

@@ -24,8 +24,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.callbacks.eval_monitor import make_eval_monitor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
-from daskml_dist.data.feature_names import check_feature_names
-from daskml_dist.data.row_checks import check_row_shape
+from daskml_dist.data.row_checks import check_feature_names, check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import BaseOnRows, choose_client

@@ -33,19 +33,17 @@ from daskml_dist.data.conversion import (
     get_column_names,
     restore_chunk_sizes,
 )
-from daskml_dist.data.feature_names import (
-    check_feature_names,
-    drop_feature_names,
-    remember_dtypes,
-)
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
 from daskml_dist.data.row_checks import (
     check_declared_shape,
+    check_feature_names,
     check_no_times,
+    drop_feature_names,
     explain_row_errors,
     make_no_rows_error,
     raise_row_error,
+    remember_dtypes,
 )
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import (

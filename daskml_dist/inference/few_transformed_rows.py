@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
-from daskml_dist.data.feature_names import names_surely_match
 from daskml_dist.data.plain_rows import (
     FLOAT_DTYPES,
     convert_few_rows,
@@ -25,6 +24,7 @@ from daskml_dist.data.plain_rows import (
     extract_frame_words,
     is_small_frame,
 )
+from daskml_dist.data.row_checks import names_surely_match
 from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
 

@@ -34,6 +34,7 @@ from daskml_dist.backends.devices import device_memory, get_backend
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
 from daskml_dist.data.conversion import (
+    RowShape,
     as_rows,
     choose_float_dtype,
     copy_to_host,
@@ -42,12 +43,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.plain_rows import MAX_FEW_ROWS, RowsPlaceholder, convert_few_rows
-from daskml_dist.data.row_checks import (
-    RowShape,
-    check_row_shape,
-    check_rows,
-    name_columns_in_errors,
-)
+from daskml_dist.data.row_checks import check_row_shape, check_rows, name_columns_in_errors
 from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
 from daskml_dist.inference.block_mapping import map_pieces
 

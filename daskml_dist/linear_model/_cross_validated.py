@@ -22,8 +22,8 @@ from sklearn.utils.metadata_routing import process_routing
 
 from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import convert_object_values
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.row_checks import check_feature_names
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, open_batched_models
 from daskml_dist.models.batched import TEST, AssignmentWithAllRows

@@ -122,13 +122,14 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
 
     A parameter of `run` that the estimator does not use must have its default value.
     """
-    run = Run() if run is None else run
-    if not isinstance(run, Run):
+    if run is None:
+        run = Run()
+    elif not isinstance(run, Run):
         raise InvalidParameterError(
             f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
         )
     # No setting is ignored in silence: a user who sets one counts on its effect.
-    if unused := [given for given in run.changed() if given not in used]:
+    elif unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
             f"uses {', '.join(used)}."

@@ -17,9 +17,8 @@ from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import check_unique_names, convert_missing_to_nan
-from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
-from daskml_dist.data.row_checks import make_no_rows_error
+from daskml_dist.data.row_checks import make_no_rows_error, remember_dtypes
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
