@@ -1,4 +1,4 @@
-"""PyTorch DistributedDataParallel with gloo: the peer of a synchronous step."""
+"""PyTorch's logistic step: DistributedDataParallel with gloo, and one process by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "float64") -> float:
-    """Median milliseconds of a logistic step in two processes."""
+    """Median milliseconds of a step of DDP in two processes, of `batch` rows each."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -18,6 +18,15 @@ def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "flo
         times = context.SimpleQueue()
         mp.spawn(_train, (meeting, n_features, batch, steps, dtype, times), nprocs=2)
         return float(times.get())
+
+
+def alone_milliseconds(n_features: int, batch: int, steps: int, dtype: str, threads: int) -> float:
+    """Median milliseconds of a step of all `batch` rows in one process, which meets nobody."""
+    import torch.multiprocessing as mp
+
+    times = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(_train_alone, (n_features, batch, steps, dtype, threads, times), nprocs=1)
+    return float(times.get())
 
 
 def _train(
@@ -29,10 +38,30 @@ def _train(
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
     )
-    kind = getattr(torch, dtype)
-    layer = torch.nn.Linear(n_features, 1, dtype=kind)
+    layer = torch.nn.Linear(n_features, 1, dtype=getattr(torch, dtype))
     model = torch.nn.parallel.DistributedDataParallel(layer)
+    taken = _steps(model, n_features, batch, steps, dtype)
+    if rank == 0:
+        times.put(taken)
+    torch.distributed.destroy_process_group()
+
+
+def _train_alone(
+    rank: int, n_features: int, batch: int, steps: int, dtype: str, threads: int, times: Any
+) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    model = torch.nn.Linear(n_features, 1, dtype=getattr(torch, dtype))
+    times.put(_steps(model, n_features, batch, steps, dtype))
+
+
+def _steps(model: Any, n_features: int, batch: int, steps: int, dtype: str) -> float:
+    """Median milliseconds of steps of Adagrad on the same rows."""
+    import torch
+
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+    kind = getattr(torch, dtype)
     rows = torch.randn(batch, n_features, dtype=kind)
     labels = (rows[:, :1] > 0).to(kind)
     taken = []
@@ -43,6 +72,4 @@ def _train(
         loss.backward()
         optimizer.step()
         taken.append(time.perf_counter() - start)
-    if rank == 0:
-        times.put(statistics.median(taken) * 1e3)
-    torch.distributed.destroy_process_group()
+    return statistics.median(taken) * 1e3

@@ -76,18 +76,28 @@ def _steps(tiny: bool) -> list[list[str]]:
             records = _fit(X, y, policy, batch)
             whole[policy] = time.perf_counter() - since
             measured[policy] = statistics.median(r["steps"] / r["seconds"] for r in records)
-    peer = None
+    # DDP's two processes, then one process that makes the same step of all rows by itself.
+    peers: dict[str, float] = {}
     if importlib.util.find_spec("torch") is not None:
-        from benchmarks._torch_ddp import step_milliseconds
+        from benchmarks._torch_ddp import alone_milliseconds, step_milliseconds
 
-        peer = 1e3 / step_milliseconds(n_features, batch, 50 if tiny else 2_000, "float32")
-    beside = "PyTorch DDP (gloo): " + ("not installed" if peer is None else f"{peer:,.0f}")
+        steps = 50 if tiny else 2_000
+        peers["PyTorch DDP (gloo)"] = 1e3 / step_milliseconds(n_features, batch, steps, "float32")
+        for threads in (1, 2):
+            taken = alone_milliseconds(n_features, 2 * batch, steps, "float32", threads)
+            peers[f"PyTorch, one process, {threads} thread{'s' * (threads > 1)}"] = 1e3 / taken
     title = f"steps/s, {batch:,} x {n_features} a worker, 2 workers"
-    return [
-        [f'{title}, policy="{policy}"', f"{steps:,.0f} (the fit: {whole[policy]:.2f} s)", beside,
-         "" if peer is None else f"{steps / peer:.1f}"]
-        for policy, steps in measured.items()
-    ]  # fmt: skip
+    rows = []
+    for policy, steps_a_second in measured.items():
+        own = [
+            f'{title}, policy="{policy}"',
+            f"{steps_a_second:,.0f} (the fit: {whole[policy]:.2f} s)",
+        ]
+        if not peers:
+            rows.append([*own, "PyTorch: not installed", ""])
+        for name, rate in peers.items():
+            rows.append([*own, f"{name}: {rate:,.0f}", f"{steps_a_second / rate:.2f}"])
+    return rows
 
 
 def _scaling(tiny: bool) -> list[list[str]]:

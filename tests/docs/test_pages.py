@@ -176,6 +176,10 @@ def _command_line(command: str) -> None:
         assert f'"{option}"' in texts, option
 
 
+def _benchmark(name: str) -> None:
+    assert (ROOT / "benchmarks" / f"{name}.py").is_file(), name
+
+
 def _file(command: str) -> None:
     assert (ROOT / command.split("-f ")[1]).is_file()
 
@@ -196,7 +200,7 @@ COMMANDS: dict[str, Callable[[str], None] | None] = {
     "pre-commit install": None,
     "bash .ci/run": None,
     "bash .ci/newest": None,
-    "python -m benchmarks gpu": None,  # tests/benchmarks
+    "python -m benchmarks ": lambda command: _benchmark(command.split()[3]),
 }
 
 
