@@ -119,7 +119,7 @@ class LeastSquares:
             Conjugate gradients begin with what it holds.
         """
         if self.steps is not None:
-            self._conjugate(ratings, by, out)
+            self._improve_by_conjugate_gradients(ratings, by, out)
             return np.empty(0, np.intp)
         # Rows of very many ratings are summed in float64, a piece at a time; all others in one
         # loop.
@@ -127,7 +127,11 @@ class LeastSquares:
         long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
         found = [self._cholesky(ratings, by, out, at) for at in zip(starts, stops, strict=True)]
-        found += [np.array([row]) for row in long.tolist() if not self._long(row, ratings, by, out)]
+        found += [
+            np.array([row])
+            for row in long.tolist()
+            if not self._solve_long_row(row, ratings, by, out)
+        ]
         return np.sort(np.concatenate(found))
 
     def errors(
@@ -173,7 +177,7 @@ class LeastSquares:
 
     # -- one long row --------------------------------------------------------------------------
 
-    def opened(self, by: Regressors) -> System:
+    def make_empty_equations(self, by: Regressors) -> System:
         """Return the normal equations of a row before any rating is added."""
         A, b = _make_system(by, np.float64)
         A[: len(by.gram), : len(by.gram)] += by.gram
@@ -199,7 +203,7 @@ class LeastSquares:
                 own.offsets, self.implicit, self.alpha, A, b, room, width, 0, m,
             )  # fmt: skip
 
-    def closed(self, system: System, n: int, out: NDArray[Any]) -> bool:
+    def solve_equations(self, system: System, n: int, out: NDArray[Any]) -> bool:
         """Solve for the factors `out` of a row of n ratings; False: the system is singular."""
         (A, b), width = system, len(out)
         shift = self.reg * (1 if self.implicit else n)
@@ -220,15 +224,15 @@ class LeastSquares:
         """Solve some rows by Cholesky, in float64 where float32 has too few digits; return singular
         rows.
         """
-        failed = self._rows(ratings, by, out, at, out.dtype)
+        failed = self._solve_rows(ratings, by, out, at, out.dtype)
         if out.dtype == np.float64 or not len(failed):
             return failed
         # Their ratings, and the factors that these touch, are copied: a piece's worth at a time.
         ends = np.cumsum(np.diff(ratings.indptr)[failed])
         parts = np.split(failed, np.flatnonzero(np.diff(ends // MAX_RATINGS_AT_ONCE)) + 1)
-        return np.concatenate([self._exactly(rows, ratings, by, out) for rows in parts])
+        return np.concatenate([self._solve_in_float64(rows, ratings, by, out) for rows in parts])
 
-    def _exactly(
+    def _solve_in_float64(
         self, rows: NDArray[np.intp], ratings: Ratings, by: Regressors, out: NDArray[Any]
     ) -> NDArray[np.intp]:
         """Solve for some rows in float64; those that are singular in it too."""
@@ -242,11 +246,11 @@ class LeastSquares:
         # All of float64, as in a fit of this dtype: one compiled loop does for both.
         its = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
         solved = out[rows].astype(np.float64)
-        singular = self._rows(own, its, solved, (0, len(rows)), np.float64)
+        singular = self._solve_rows(own, its, solved, (0, len(rows)), np.float64)
         out[rows] = solved
         return rows[singular]
 
-    def _rows(
+    def _solve_rows(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
     ) -> NDArray[np.intp]:
         """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
@@ -260,13 +264,17 @@ class LeastSquares:
         )
         return failed[:n]
 
-    def _long(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
+    def _solve_long_row(
+        self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]
+    ) -> bool:
         """Solve for a row of many ratings."""
-        system, bounds = self.opened(by), ratings.indptr[row : row + 2]
+        system, bounds = self.make_empty_equations(by), ratings.indptr[row : row + 2]
         self.add(system, ratings._replace(indptr=bounds), by, out.shape[1])
-        return self.closed(system, int(bounds[1] - bounds[0]), out[row])
+        return self.solve_equations(system, int(bounds[1] - bounds[0]), out[row])
 
-    def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
+    def _improve_by_conjugate_gradients(
+        self, ratings: Ratings, by: Regressors, out: NDArray[Any]
+    ) -> None:
         """Improve the factors `out` of each row by steps of conjugate gradients, in place."""
         kernels, by = _load_kernels(), by.padded(out.dtype)
         vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)

@@ -176,7 +176,7 @@ class CSRGather:
         self.n_features, self.dtype = matrices[0].shape[1], matrices[0].dtype
         self._blocks = blocks
         self._place = {number: at for at, number in enumerate(blocks)}
-        self.widen(max(max(X.indptr.itemsize, X.indices.itemsize) for X in matrices))
+        self.set_index_bytes(max(max(X.indptr.itemsize, X.indices.itemsize) for X in matrices))
         nonzeros = sum(X.nnz for X in matrices) / max(sum(X.shape[0] for X in matrices), 1)
         #: Steps that can be made together.
         self.most_steps = min(
@@ -186,7 +186,7 @@ class CSRGather:
         part = compiled_with(_add_block_gradient, _evaluate_row=ROW_LOSSES[loss.kernel])
         self.gradient = compiled_with(_csr_gradient, _add_block_gradient=part)
 
-    def widen(self, item: int) -> None:
+    def set_index_bytes(self, item: int) -> None:
         """Set the bytes of a column index; all gathers of a loop have the same."""
         wide = np.dtype(np.int64 if item == 8 else np.int32)
         #: An empty array of the dtype of all columns.
@@ -483,7 +483,7 @@ def _unify_index_dtype(gathers: Sequence[CSRGather]) -> NDArray[Any]:
     """Return an empty array of the widest index dtype, after widening all gathers to it."""
     widest = max(gather.like.itemsize for gather in gathers)
     for gather in gathers:
-        gather.widen(widest)
+        gather.set_index_bytes(widest)
     return gathers[0].like
 
 

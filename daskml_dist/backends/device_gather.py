@@ -147,7 +147,7 @@ class DeviceGather:
         self.most = max(1, min(_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE // max(n_rows, 1)))
         self._n_rows = n_rows
         shape = self.most * n_rows
-        self._gathered = self._room(shape)
+        self._gathered = self._allocate_output(shape)
         self._y = cupy.empty(shape, first[1].dtype)
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
@@ -207,7 +207,7 @@ class DeviceGather:
         """Return the arrays whose addresses a kernel needs."""
         return (X,)
 
-    def _room(self, n: int) -> Any:
+    def _allocate_output(self, n: int) -> Any:
         """Return room for a kernel to write where n rows lie."""
         return self._cp.empty(n, np.uint64)
 
@@ -235,7 +235,7 @@ class CsrGather(DeviceGather):
     def _arrays(X: Any) -> tuple[Any, ...]:
         return X.data, X.indices, X.indptr
 
-    def _room(self, n: int) -> Any:
+    def _allocate_output(self, n: int) -> Any:
         return self._cp.empty((n, 3), np.uint64)
 
     def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> CsrRows:

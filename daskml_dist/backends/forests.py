@@ -96,7 +96,7 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.tree)
 
-    def some(self, which: Any) -> Nodes:
+    def select(self, which: Any) -> Nodes:
         """Return some of the nodes, by a slice, numbers or a mask."""
         return Nodes(
             self.tree[which], self.start[which], self.stop[which], self.path[which],

@@ -115,7 +115,7 @@ class HostLane:
         #: Lines of each tree.
         self._lines: list[Array] = []
 
-    def _space(self, number: int) -> Array:
+    def _line_memory(self, number: int) -> Array:
         """Return the memory of a number, for as many lines as the lane has rows."""
         while len(self._spaces) <= number:
             shape = len(self._binned.numbers), self._facts.n_line
@@ -127,7 +127,7 @@ class HostLane:
         self._lines = [
             draw_lane_lines(
                 self._binned, self._facts, key, None if factor is None else factor[k],
-                self._space(k + 1),
+                self._line_memory(k + 1),
             )
             for k, key in enumerate(keys)
         ]  # fmt: skip
@@ -145,9 +145,9 @@ class HostLane:
         from daskml_dist.backends.forest_kernels import add_node_sums
 
         for k, (own, of) in enumerate(zip(sums, reach, strict=True)):
-            add_node_sums(self._some(nodes, k), own, of)
+            add_node_sums(self._view_lines(nodes, k), own, of)
 
-    def _some(self, nodes: Nodes, k: int) -> Array:
+    def _view_lines(self, nodes: Nodes, k: int) -> Array:
         """Return a view of the lines of the k-th node."""
         of_tree: Array = self._lines[nodes.tree[k]]
         return of_tree[nodes.start[k] : nodes.stop[k]]
@@ -172,9 +172,9 @@ class HostLane:
         """Move lines that go left before the others; return where the latter begin."""
         from daskml_dist.backends.forest_kernels import partition_lines
 
-        middles, spare = nodes.start.copy(), self._space(0)
+        middles, spare = nodes.start.copy(), self._line_memory(0)
         for k, (feature, last, missing_left) in enumerate(cuts.tolist()):
-            some = self._some(nodes, k)
+            some = self._view_lines(nodes, k)
             middles[k] += partition_lines(
                 self._binned.rows, some, feature, last, self._facts.missing, missing_left,
                 spare[: len(some)],
@@ -183,4 +183,4 @@ class HostLane:
 
     def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node."""
-        return self._some(nodes, k).copy()
+        return self._view_lines(nodes, k).copy()

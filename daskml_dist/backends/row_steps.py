@@ -263,7 +263,7 @@ class RowSteps:
         """
         stops = np.cumsum([len(row)] if sizes is None else sizes)
         found, longest, index_dtype = self._blocks(blocks)
-        scratch = self._room(longest + 1, cells.dtype)
+        scratch = self._get_scratch(longest + 1, cells.dtype)
         number = cells.dtype.type
         # A penalty that is pending at a rate of zero is applied later.
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
@@ -276,7 +276,7 @@ class RowSteps:
             )
         )  # fmt: skip
 
-    def _room(self, length: int, dtype: Any) -> list[NDArray[Any]]:
+    def _get_scratch(self, length: int, dtype: Any) -> list[NDArray[Any]]:
         """Return scratch for the values of a row of a length, kept between calls."""
         if not self._scratch or len(self._scratch[0]) < length:
             self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_state_arrays)]

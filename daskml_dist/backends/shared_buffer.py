@@ -61,7 +61,7 @@ class SharedBuffer(ABC):
 
     @property
     @abstractmethod
-    def turn(self) -> int:
+    def last_turn(self) -> int:
         """Return the number of the last turn."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class SharedBuffer(ABC):
         """Sleep until all flags have reached a number."""
 
     @abstractmethod
-    def took(self, turns: int, written: int | None = None) -> None:
+    def count_turns(self, turns: int, written: int | None = None) -> None:
         """Count turns that a loop has taken, and bytes written; None: a whole place in each."""
 
 
@@ -81,7 +81,7 @@ class LocalBuffer(SharedBuffer):
     lanes : list of int
     """
 
-    turn = 0
+    last_turn = 0
 
     def __init__(self, lanes: list[int]) -> None:
         nowhere = np.zeros((2, 1), np.int64)
@@ -90,5 +90,5 @@ class LocalBuffer(SharedBuffer):
     def wait(self, turn: int) -> None:
         """Wait for nobody."""
 
-    def took(self, turns: int, written: int | None = None) -> None:
+    def count_turns(self, turns: int, written: int | None = None) -> None:
         """Count nothing."""

@@ -311,19 +311,19 @@ class TeamRun:
     def run(self) -> None:
         """Make the steps."""
         board = self._board
-        first = board.turn + 1
+        first = board.last_turn + 1
         try:
             # The loop returns False when others were waited for in vain: sleep at the pipe, and
             # enter again.
             while not self._loop(*self._given, first, board.numbers):
                 board.wait(first + self.turns - 1)
         finally:
-            board.took(self.turns, self.written)
+            board.count_turns(self.turns, self.written)
 
     @property
     def turns(self) -> int:
         """Return the turns whose own part is written."""
-        return self.made + int(self._progress[2])
+        return self.n_steps_made + int(self._progress[2])
 
     @property
     def written(self) -> int | None:
@@ -331,7 +331,7 @@ class TeamRun:
         return None
 
     @property
-    def made(self) -> int:
+    def n_steps_made(self) -> int:
         """Return the steps that have been made."""
         return int(self._progress[0])
 

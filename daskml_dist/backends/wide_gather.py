@@ -388,7 +388,7 @@ class WideGather:
             at = self.columns(lines, w.shape[1])
             own, grad, losses, room = self.scratch(w, at)
             self.gradient(
-                self.where, parts, 0, own, grad, losses, room, self.stops(at), self.parameters,
+                self.where, parts, 0, own, grad, losses, room, self.split_ends(at), self.parameters,
                 self.n_features,
             )  # fmt: skip
             n = at.stop - at.start
@@ -397,7 +397,7 @@ class WideGather:
             out[-1, at] -= losses[:n]
             found[at] = losses[:n]
 
-        run_over_threads(some, self.n_lines(w.shape[1]), self.worth(w.shape[1]))
+        run_over_threads(some, self.n_lines(w.shape[1]), self.min_vectors_per_thread(w.shape[1]))
         return float(_mean_losses(found))
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
@@ -413,7 +413,7 @@ class WideGather:
         """Return the number of vectors that hold a number of columns."""
         return -(-n_columns * int(self.dtype.itemsize) // VECTOR_BYTES)
 
-    def worth(self, n_columns: int, n_steps: int = 1) -> int:
+    def min_vectors_per_thread(self, n_columns: int, n_steps: int = 1) -> int:
         """Return the number of vectors of columns that are worth a thread."""
         products = max(self.products * n_steps, 1)
         return max(1, _MIN_PRODUCTS_PER_THREAD * self.n_lines(n_columns) // products)
@@ -423,7 +423,7 @@ class WideGather:
         size = VECTOR_BYTES // self.dtype.itemsize
         return slice(lines.start * size, min(lines.stop * size, n_columns))
 
-    def stops(self, at: slice) -> NDArray[np.int64]:
+    def split_ends(self, at: slice) -> NDArray[np.int64]:
         """Return the ends of each split's columns, among some columns."""
         stops: NDArray[np.int64] = np.clip(self._stops - at.start, 0, at.stop - at.start)
         return stops
@@ -504,7 +504,8 @@ class WideSteps:
             state = tuple(array.reshape(-1) for array in (own, *opt_state))
             self._loop(
                 gather.where, parts, counts, own_rates, numbers, *penalties, state, own, grad,
-                losses, totals, room, gather.stops(at), gather.parameters, gather.n_features, used,
+                losses, totals, room, gather.split_ends(at), gather.parameters, gather.n_features,
+                used,
             )  # fmt: skip
             for whole, part in zip(self._state, (own, *opt_state), strict=True):
                 whole[:used, at] = part[:used, :n]
@@ -512,7 +513,9 @@ class WideSteps:
             # The last row of the parameters collects each model's losses.
             w[-1, at] += totals[:, :n].sum(axis=0).astype(dtype)
 
-        run_over_threads(some, gather.n_lines(n_columns), gather.worth(n_columns, len(steps)))
+        run_over_threads(
+            some, gather.n_lines(n_columns), gather.min_vectors_per_thread(n_columns, len(steps))
+        )
         losses: NDArray[np.float64] = _mean_losses(found)
         return losses
 

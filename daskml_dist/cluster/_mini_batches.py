@@ -80,7 +80,7 @@ def reassign_low_centroids(
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
     counts, sums = model.parts(state.w)
-    if not (n_low := int(rule.low(counts).sum())):
+    if not (n_low := int(rule.find_low_centroids(counts).sum())):
         return
     drawn = job.solve_beside(fit, RowSampleSolver(n_low, seed))
     rule = replace(rule, rows=drawn if model.shift is None else drawn - model.shift)

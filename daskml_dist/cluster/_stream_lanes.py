@@ -52,7 +52,7 @@ class ClusterCentroidSteps(ClusterSteps):
             return None
         # A copy: the caller may write over the rows after an interrupt.
         own = replace(block, rows=block.rows.copy())
-        return partial(self.reassignments.after, block=own)
+        return partial(self.reassignments.reassign_low_centroids, block=own)
 
     def pop_finished(self) -> tuple[Any, float] | None:
         """Return the next call whose loss is known, with the loss, which is kept as the inertia."""

@@ -53,13 +53,13 @@ class ReassignmentSchedule:
         self.n_since = 0
         return self.ratio > 0
 
-    def after(self, state: ShardState, block: Block) -> ShardState | None:
+    def reassign_low_centroids(self, state: ShardState, block: Block) -> ShardState | None:
         """Return the state with low centroids moved to rows of the call; None: none is low."""
         model, n = self._model, block.n_rows
         # No rows yet: they are drawn once it is known how many centroids are low.
         k, no_rows = len(model.first), np.empty((0, model.n_features))
         rule = Reassignment(k, self.ratio, no_rows, (0,), self.every / n, max(1, n // 2))
-        if not rule.low(model.parts(state.w)[0]).any():
+        if not rule.find_low_centroids(model.parts(state.w)[0]).any():
             return None
         # A fit in this process over the call's rows alone, which draws some of them.
         weight_scale = None if block.sample_weight is None else 1.0
@@ -106,7 +106,7 @@ class CentroidSteps(InProcessSteps):
         self.inertia = super().learn_rows(rows, block)
         if is_due:
             state: Any = ShardState(self.shard.w, {}, self.shard.step)
-            if (found := self.reassignments.after(state, block)) is not None:
+            if (found := self.reassignments.reassign_low_centroids(state, block)) is not None:
                 self.shard.replace(found.w)
         return self.inertia
 

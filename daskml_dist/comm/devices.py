@@ -72,7 +72,7 @@ class DevicePlace:
     nccl: int = 0
 
     @classmethod
-    def here(cls, backend: Backend) -> DevicePlace:
+    def of_this_process(cls, backend: Backend) -> DevicePlace:
         """Return this process's place, with the calling thread's GPU if its backend uses one."""
         found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
         return cls(platform.node(), *found)
@@ -286,7 +286,7 @@ def make_device_communicator(
     try:
         # Step 1: all ranks say what they have. Step 2: each chooses the same route from the same
         # list. Step 3: all open it, or none does.
-        places = _gather_places(host, place or DevicePlace.here(backend))
+        places = _gather_places(host, place or DevicePlace.of_this_process(backend))
         if not any(found.gpu for found in places) and backend.device == "cpu":
             return host
         route = choose_route(places)

@@ -59,7 +59,7 @@ class HandshakeDeadline:
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
-    def bound(self, sock: socket.socket) -> None:
+    def limit_next_call(self, sock: socket.socket) -> None:
         """Let the next call of a socket take no longer than what is left."""
         # One deadline for all reads: a caller that sends a byte now and then gains no time.
         left = self._end - time.monotonic()
@@ -71,7 +71,7 @@ class HandshakeDeadline:
         """Read exactly `n` bytes."""
         data = b""
         while len(data) < n:
-            self.bound(sock)
+            self.limit_next_call(sock)
             part = sock.recv(n - len(data))
             if not part:
                 raise ConnectionError("end of file in the handshake")
@@ -80,7 +80,7 @@ class HandshakeDeadline:
 
     def send(self, sock: socket.socket, data: bytes) -> None:
         """Write all of `data`."""
-        self.bound(sock)
+        self.limit_next_call(sock)
         sock.sendall(data)
 
 

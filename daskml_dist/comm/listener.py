@@ -344,7 +344,7 @@ def wrap_in_tls(
 def do_tls_handshake(sock: socket.socket, deadline: HandshakeDeadline) -> None:
     """Make TLS's handshake."""
     assert isinstance(sock, ssl.SSLSocket)
-    deadline.bound(sock)
+    deadline.limit_next_call(sock)
     sock.do_handshake()
 
 

@@ -166,13 +166,13 @@ class SharedGroup(Communicator):
             return None
         return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
 
-    def took(self, turns: int, written: int) -> None:
+    def count_turns(self, turns: int, written: int) -> None:
         """Count turns that a loop has taken, and the bytes that this rank has written in them."""
         self._turn += turns
         self._count_traffic((self.size - 1) * written)
 
     @property
-    def turn(self) -> int:
+    def last_turn(self) -> int:
         """Return the number of the last turn."""
         return self._turn
 
@@ -381,11 +381,11 @@ class _BufferGroup(Protocol):
     rank: int
 
     @property
-    def turn(self) -> int: ...
+    def last_turn(self) -> int: ...
 
     def wait(self, turn: int) -> None: ...
 
-    def took(self, turns: int, written: int) -> None: ...
+    def count_turns(self, turns: int, written: int) -> None: ...
 
 
 def _round_to_lines(size: int) -> int:
@@ -458,14 +458,14 @@ class _AreaBuffer(SharedBuffer):
         )
 
     @property
-    def turn(self) -> int:
-        return self._group.turn
+    def last_turn(self) -> int:
+        return self._group.last_turn
 
     def wait(self, turn: int) -> None:
         self._group.wait(turn)
 
-    def took(self, turns: int, written: int | None = None) -> None:
-        self._group.took(turns, self._size * turns if written is None else written)
+    def count_turns(self, turns: int, written: int | None = None) -> None:
+        self._group.count_turns(turns, self._size * turns if written is None else written)
 
 
 def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:

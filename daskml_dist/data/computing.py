@@ -249,7 +249,7 @@ class Deadline:
         """Wait as long again: there was progress."""
         self._since = time.monotonic()
 
-    def lasts(self, state: str = "") -> bool:
+    def has_time_left(self, state: str = "") -> bool:
         """Return whether there is time left; tell of the wait once it has taken a moment."""
         waited = time.monotonic() - self._since
         if waited > self._tell_after and state not in self._told:
@@ -281,10 +281,10 @@ def wait_for_workers(
     try:
         while not _any_accepts_work(statuses):
             given_up = not statuses and places.are_given_up()
-            if given_up or not patience.lasts(_describe_statuses(statuses)):
+            if given_up or not patience.has_time_left(_describe_statuses(statuses)):
                 cause = why() if why is not None else ""
                 if given_up:
-                    raise _make_no_place_error(places.number, cause)
+                    raise _make_no_place_error(places.n_requested, cause)
                 raise _make_no_worker_error(timeout, statuses, cause)
             time.sleep(0.05)
             statuses = _get_statuses(workers)
@@ -319,8 +319,8 @@ def watch_workers(
                     continue
                 patience = patience or Deadline("workers", timeout, _SCALE_REMEDY)
                 if not statuses and places.are_given_up():
-                    gave_up.append(_make_no_place_error(places.number))
-                elif not patience.lasts(_describe_statuses(statuses)):
+                    gave_up.append(_make_no_place_error(places.n_requested))
+                elif not patience.has_time_left(_describe_statuses(statuses)):
                     gave_up.append(_make_no_worker_error(timeout, statuses))
                 if gave_up:
                     # The wait of `compute` ends with an error, in whose place `gave_up` is raised.
@@ -363,7 +363,7 @@ class _WorkerPlaces:
         self._since: float | None = None
 
     @property
-    def number(self) -> int:
+    def n_requested(self) -> int:
         """Return the number of workers that the cluster was asked for."""
         return len(getattr(self._cluster, "worker_spec", None) or ())
 
@@ -375,7 +375,7 @@ class _WorkerPlaces:
         kept = getattr(self._cluster, "workers", None)
         adapts = getattr(self._cluster, "_adaptive", None) is not None
         # Someone fills the places, or will: nothing is given up yet.
-        if kept is None or len(kept) or adapts or not self.number:
+        if kept is None or len(kept) or adapts or not self.n_requested:
             self._since = None
             return False
         self._since = self._since or time.monotonic()

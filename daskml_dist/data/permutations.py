@@ -40,7 +40,7 @@ class Permutation:
     seeds: tuple[int, ...]
 
     @cached_property
-    def _keys(self) -> NDArray[np.uint64]:
+    def _round_keys(self) -> NDArray[np.uint64]:
         """Return the keys of the rounds of the Feistel network."""
         return (
             np.random.SeedSequence(self.seeds)
@@ -49,35 +49,35 @@ class Permutation:
         )
 
     @property
-    def _half(self) -> int:
+    def _half_bits(self) -> int:
         """Return the bits of half a number."""
         return max((max(self.n - 1, 1).bit_length() + 1) // 2, 1)
 
     def __call__(self, numbers: Numbers) -> Numbers:
         """Return the images of some numbers under the permutation."""
-        return self._walked(numbers, back=False)
+        return self._cycle_walk(numbers, back=False)
 
     def inverse(self, numbers: Numbers) -> Numbers:
         """Return the images of some numbers under the inverse permutation."""
-        return self._walked(numbers, back=True)
+        return self._cycle_walk(numbers, back=True)
 
-    def _walked(self, numbers: Numbers, back: bool) -> Numbers:
+    def _cycle_walk(self, numbers: Numbers, back: bool) -> Numbers:
         """Apply the Feistel network until every number is below `n` (cycle walking)."""
-        found = self._mixed(numbers.astype(np.uint64), back)
+        found = self._apply_rounds(numbers.astype(np.uint64), back)
         # Cycle walking (Black and Rogaway 2002): the network permutes the numbers below a power of
         # four; those that land at `n` or above are sent on until they are below.
         while (over := found >= self.n).any():
-            found[over] = self._mixed(found[over], back)
+            found[over] = self._apply_rounds(found[over], back)
         return found.astype(np.int64)
 
-    def _mixed(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
+    def _apply_rounds(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
         """Apply the rounds of the Feistel network once, forwards or backwards."""
-        half = np.uint64(self._half)
+        half = np.uint64(self._half_bits)
         mask = (np.uint64(1) << half) - np.uint64(1)
         high, low = numbers >> half, numbers & mask
         # Rounds of a Feistel network, each of which is its own inverse but for the order of the
         # halves.
-        for key in self._keys[::-1] if back else self._keys:
+        for key in self._round_keys[::-1] if back else self._round_keys:
             if back:
                 high, low = low ^ (hash_numbers(high, key) & mask), high
             else:

@@ -289,16 +289,16 @@ class BlockStream(Generic[T]):
     def __getitem__(self, number: int) -> T:
         """Return the block; blocks of earlier groups are dropped."""
         if number not in self._open:
-            self._enter(number)
+            self._open_group(number)
         return self._result(self._open[number])
 
-    def aside(self, number: int) -> T:
+    def read_out_of_order(self, number: int) -> T:
         """Return the block, outside the pass's order; it is not kept."""
         if number in self._open:
             return self[number]
         return self._result(self._executor.submit(self._load, number))
 
-    def _enter(self, number: int) -> None:
+    def _open_group(self, number: int) -> None:
         """Make the group of a block the open one, and read ahead of it."""
         self._open = {}
         # A lane that goes on from the middle of a pass skips the groups before.

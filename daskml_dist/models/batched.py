@@ -177,13 +177,13 @@ class BatchedLinear(Model):
             return xp.argmax(y, axis=1)
         return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
 
-    def parted(self, y: Any) -> tuple[Any, Any]:
+    def split_roles(self, y: Any) -> tuple[Any, Any]:
         """Split encoded targets into those of `each`, and the roles of shape (n, n_splits)."""
         n = self.n_targets
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
 
     def count_draws(self, roles: Any, role: int) -> Any:
-        """Return how often rows have a role in each split, given the roles of :meth:`parted`."""
+        """Return how often rows have a role in each split, given those of :meth:`split_roles`."""
         return self.roles.count_draws(roles, role)
 
 

@@ -61,7 +61,7 @@ class Reassignment:
         often = (clock + 1) // self.every > clock // self.every
         return clock > 0 and bool(often or (counts == 0).any())
 
-    def low(self, counts: _Array) -> NDArray[np.bool_]:
+    def find_low_centroids(self, counts: _Array) -> NDArray[np.bool_]:
         """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
         low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
         # If they are too many, only those of the lowest counts.
@@ -78,7 +78,7 @@ class Reassignment:
         self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[_Array, _Array]:
         """Return the changes of counts and sums that move own low centroids to drawn rows."""
-        low = self.low(counts)
+        low = self.find_low_centroids(counts)
         (at,) = np.nonzero(low & own)
         by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)
         if len(at):

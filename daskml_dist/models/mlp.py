@@ -502,7 +502,7 @@ class MLPColumns(StepModel, ColumnPart):
         return len(self.model.sizes) > 2
 
     @property
-    def _later(self) -> range:
+    def _later_layers(self) -> range:
         """All layers but the first."""
         return range(1, len(self.model.sizes) - 1)
 
@@ -529,7 +529,7 @@ class MLPColumns(StepModel, ColumnPart):
         if self._is_last:
             # The stream goes on as in the whole model: intercepts, then the further layers.
             w[own : own + width, 0] = rng.uniform(-bound, bound, width)
-            w[own + width :] = self.model.init_some(rng, self._later, dtype)
+            w[own + width :] = self.model.init_some(rng, self._later_layers, dtype)
         return w
 
     @property
@@ -537,7 +537,7 @@ class MLPColumns(StepModel, ColumnPart):
         """Number of the shard's weights, which are the first of its parameters."""
         return (self.stop - self.start) * self.model.sizes[1]
 
-    def _layer(self, w: Any) -> tuple[Any, Any]:
+    def _first_layer(self, w: Any) -> tuple[Any, Any]:
         """Return views of the first layer's weights, and of its intercepts in the last part."""
         shape, own = (self.stop - self.start, self.model.sizes[1]), self._n_weights
         weights = namespace(w).reshape(w[:own, 0], shape)
@@ -545,7 +545,7 @@ class MLPColumns(StepModel, ColumnPart):
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
         """Return the product of columns and weights, plus the intercepts in the last part."""
-        weights, shift = self._layer(w)
+        weights, shift = self._first_layer(w)
         z = _multiply_rows(X, weights, None, backend)
         if shift is not None:
             z += shift
@@ -553,12 +553,12 @@ class MLPColumns(StepModel, ColumnPart):
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
         """Add the gradient of the first layer's weights and intercepts to `out`, in place."""
-        to_weights, to_shift = self._layer(out)
+        to_weights, to_shift = self._first_layer(out)
         _add_transposed_product(X, slope, to_weights, backend)
         if to_shift is not None:
             to_shift += cast(total(slope, axis=0), to_shift.dtype)
 
-    def _behind(self, w: Any) -> Any:
+    def _later_parameters(self, w: Any) -> Any:
         """Return the parameters of the further layers."""
         return w[self._n_weights + self.model.sizes[1] :, ...]
 
@@ -571,11 +571,12 @@ class MLPColumns(StepModel, ColumnPart):
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
         self._activation.apply(total)
-        later, layers = self._behind(w), self._later
+        later, layers = self._later_parameters(w), self._later_layers
         output, memory = self.model.forward(later, total, layers, rows, backend)
         loss, slope = self.model.loss_gradient(output, rows, backend)
+        later_out = self._later_parameters(out)
         slope = self.model.backward(
-            later, memory, slope, self._behind(out), layers, rows, backend, wants_input=True
+            later, memory, slope, later_out, layers, rows, backend, wants_input=True
         )
         self._activation.pull_back(slope, total)
         return loss, slope
@@ -587,7 +588,9 @@ class MLPColumns(StepModel, ColumnPart):
         raw = total
         if self.has_head:
             self._activation.apply(total)
-            raw, _ = self.model.forward(self._behind(w), total, self._later, rows, backend)
+            raw, _ = self.model.forward(
+                self._later_parameters(w), total, self._later_layers, rows, backend
+            )
         return self.model.scored(raw[:, 0] if raw.shape[1] == 1 else raw, rows, backend)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:

@@ -90,7 +90,7 @@ class MultiplicativeUpdates:
         return self.across.T @ self.across
 
     @cached_property
-    def sizes(self) -> Any:
+    def component_sums(self) -> Any:
         """Sum of each component."""
         return total(self.across, axis=0)
 
@@ -111,7 +111,7 @@ class MultiplicativeUpdates:
             above, below = self.products(X), W @ self.gram
         else:
             product = self._multiply_out(W)
-            below = self.below(product, self.across, self.sizes[None, :])
+            below = self.denominator(product, self.across, self.component_sums[None, :])
             above = self._weight_entries(X, product) @ self.across
         new = multiply_by_ratio(W, above, below, self.beta, self.l1, self.l2)
         return new if self.beta >= 1 else namespace(W).where(new < _ZERO_WEIGHT, 0 * new, new)
@@ -123,7 +123,7 @@ class MultiplicativeUpdates:
         times its largest weight. So its weights do not depend on the rows beside it.
         """
         # Equal weights, such that W @ H has each row's sum of entries.
-        entries = self._sum_entries(X)[:, None] / (total(self.sizes) + _SMALLEST_DIVISOR)
+        entries = self._sum_entries(X)[:, None] / (total(self.component_sums) + _SMALLEST_DIVISOR)
         W = entries * ones((1, self.across.shape[1]), entries.dtype, like=entries)
         if isinstance(X, CSRRows) and self.beta == 1:
             return self._update_compiled(X, W, most, tol)
@@ -150,8 +150,8 @@ class MultiplicativeUpdates:
 
         W, of = W.copy(), W.dtype.type
         nonnegative_kernels.multiply_weights(
-            X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.sizes, of(self.l1),
-            of(self.l2), of(_SMALLEST_DIVISOR), W, most, tol,
+            X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.component_sums,
+            of(self.l1), of(self.l2), of(_SMALLEST_DIVISOR), W, most, tol,
         )  # fmt: skip
         return W
 
@@ -171,7 +171,7 @@ class MultiplicativeUpdates:
         product = _raise_to_least(product, _SMALLEST_DIVISOR) if self.beta < 2 else product
         return X * product ** (self.beta - 2)
 
-    def below(self, product: Any, others: Any, sizes: Any) -> Any:
+    def denominator(self, product: Any, others: Any, sizes: Any) -> Any:
         """Return the denominator of an update: ``product ** (beta - 1) @ others``.
 
         For beta = 1 it is `sizes`, the sums of the columns of `others`.
@@ -208,7 +208,7 @@ class MultiplicativeUpdates:
             return
         product = self._multiply_out(W)
         if self.beta != 1:
-            below += cast(self.below(product.T, own, None), below.dtype)
+            below += cast(self.denominator(product.T, own, None), below.dtype)
         self.backend.add_tdot(self._weight_entries(X, product), own, out)
 
     def errors(self, X: Any, W: Any) -> Any:
@@ -223,7 +223,7 @@ class MultiplicativeUpdates:
             least = W.dtype.type(_SMALLEST_DIVISOR)
             nonnegative_kernels.write_divergences(*csr, self.across, W, least, out)
             # sum(x log(x / y) - x) over stored entries, plus sum(y) over all features: y = W @ H.
-            return out + cast(W, double) @ cast(self.sizes, double)
+            return out + cast(W, double) @ cast(self.component_sums, double)
         if self.beta == 2 and hasattr(X, "toarray"):
             # |x - w H|^2 = |x|^2 - 2 x H.T w + w (H H.T) w, from the stored entries.
             of_rows = cast(self.products(X), double) * cast(W, double)

@@ -150,7 +150,7 @@ class PassLedger:
         self.rule = rule
         self.records: list[PassRecord] = []
         #: Seconds that each lane computed in the last pass that it reported.
-        self.busy: dict[int, float] = {}
+        self.lane_seconds: dict[int, float] = {}
         self._first_pass = first_pass
         self._score_names = score_names
         self.stopped = False
@@ -200,7 +200,7 @@ class PassLedger:
             return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
-        self.busy.update(zip(report.lanes, report.busy, strict=False))
+        self.lane_seconds.update(zip(report.lanes, report.busy, strict=False))
         # Passes close in their order, though fast lanes report later ones before.
         while (at := self._n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)

@@ -90,7 +90,7 @@ class ParameterGroup:
             strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
             self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
-    def within(self, start: int, stop: int) -> ParameterGroup:
+    def part_within(self, start: int, stop: int) -> ParameterGroup:
         """Return the part of the group in a range of rows, counted from its start; maybe empty."""
         # The intersection of the group's rows and the range, with the penalised ones leading in it.
         first, last = max(self.start, start), min(self.stop, stop)
@@ -220,7 +220,7 @@ class UpdateRule:
             return self.groups[0].optimizer.init(w)
         opt_state = {name: zeros(w.shape, w.dtype, w) for name in self._group_state_names}
         for group in self.groups:
-            at = group.within(start, start + w.shape[0]).rows
+            at = group.part_within(start, start + w.shape[0]).rows
             # Groups of several optimizers share one array for each name; rows of a group without it
             # stay zero.
             own = group.optimizer.init(w[at, ...]) if group.descends else {}

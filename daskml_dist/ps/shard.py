@@ -336,7 +336,7 @@ class Shard:
         self.rows = state.rows
         self._first_step = state.step
         stop = start + state.w.shape[0]
-        parts = [group.within(start, stop) for group in rule.groups]
+        parts = [group.part_within(start, stop) for group in rule.groups]
         #: The own part of each group.
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
@@ -370,7 +370,7 @@ class Shard:
         Of a shard of all parameters.
         """
         stop = self.w.shape[0]
-        parts = [group.within(0, stop) for group in rule.groups]
+        parts = [group.part_within(0, stop) for group in rule.groups]
         self.rule = rule
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()

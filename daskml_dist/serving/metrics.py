@@ -106,7 +106,7 @@ class Metrics:
         with self._lock:
             parts = [{name: dict(series) for name, series in self._totals.items()}]
         if self._board is not None:
-            parts += self._board.others(self._slot)
+            parts += self._board.sum_other_slots(self._slot)
         lines: list[str] = []
         for name, (kind, labels, text) in _METRICS.items():
             full = f"daskml_dist_{name}" + ("_total" if kind == "counter" else "")
@@ -229,7 +229,7 @@ class _SharedCounters:
             name: {tuple(key): values for key, values in pairs.get(name, [])} for name in _METRICS
         }
 
-    def others(self, slot: int) -> list[_Totals]:
+    def sum_other_slots(self, slot: int) -> list[_Totals]:
         """Return the totals of all slots but one, also of processes that have ended."""
         found = (self.read(one) for one in range(self._n_slots) if one != slot)
         return [one for one in found if one is not None]

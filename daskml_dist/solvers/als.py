@@ -227,11 +227,11 @@ class _ALSSweeps:
         assert rows.of_row is not None
         before, n = rows.of_row
         if not before:
-            open_[lane] = equations.opened(by)
+            open_[lane] = equations.make_empty_equations(by)
         equations.add(open_[lane], ratings, by, own.shape[1])
         if before + len(ratings.indices) < n:
             return []
-        return [] if equations.closed(open_.pop(lane), n, own[0]) else [0]
+        return [] if equations.solve_equations(open_.pop(lane), n, own[0]) else [0]
 
     def _singular_error(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
         n = int(np.diff(rows.indptr)[row]) if rows.of_row is None else rows.of_row[1]

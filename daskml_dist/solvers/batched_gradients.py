@@ -4,8 +4,9 @@ A *candidate* is one model of a search, fitted to the training rows of one split
 once for all splits and candidates. :class:`PerSplitStatistic` repeats any sum for each split, in
 one reading of the block where it can, else in one a split. :class:`BatchedGradient` evaluates all
 candidates as columns of one matrix, so that their predictions are one matrix product and their
-gradients another. The roles of a row in all splits come with its targets (`BatchedLinear.parted`);
-scores (`batched_scores.py`) read the rows of another role by the same tiles.
+gradients another. The roles of a row in all splits come with its targets
+(`BatchedLinear.split_roles`); scores (`batched_scores.py`) read the rows of another role by the
+same tiles.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class PerSplitStatistic(Statistic):
         # counts differ from split to split.
         plain = model.class_weight is None and not model.roles.counted
         if self.additive and plain and is_host(rows.y):
-            y, roles = _read_targets(model, rows.y), model.parted(rows.y)[1]
+            y, roles = _read_targets(model, rows.y), model.split_roles(rows.y)[1]
             every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
             if self._add_by_membership(model, every, roles, out, backend):
                 return float("nan")
@@ -145,7 +146,7 @@ def iterate_split_rows(
     On a device, and of sparse rows unless they are contiguous: all rows, of which the others have
     weight 0.
     """
-    _, roles = model.parted(rows.y)
+    _, roles = model.split_roles(rows.y)
     has_role = roles[:, split] == role
     if is_host(roles):
         at = np.flatnonzero(has_role)
@@ -168,7 +169,7 @@ def _training_weights(
     A row's weight is its sample weight, times the weight of its class in the split, times how often
     the split trains on it.
     """
-    y, roles = model.parted(rows.y)
+    y, roles = model.split_roles(rows.y)
     xp = namespace(roles)
     has_all = np.array_equal(splits, np.arange(roles.shape[1]))
     some = roles if has_all else xp.take(roles, backend.to_device(splits), axis=1)
@@ -183,8 +184,9 @@ def _training_weights(
 
 def _read_targets(model: BatchedLinear, y: Any) -> Any:
     """Return the encoded targets of a single model, without roles, as its loss reads them."""
-    targets = cast(model.parted(y)[0], namespace(y).int32 if model.each.n_classes > 2 else y.dtype)
-    # Compiled kernels read adjacent entries; `parted` returns a column of a matrix.
+    dtype = namespace(y).int32 if model.each.n_classes > 2 else y.dtype
+    targets = cast(model.split_roles(y)[0], dtype)
+    # Compiled kernels read adjacent entries; `split_roles` returns a column of a matrix.
     return np.ascontiguousarray(targets) if is_host(targets) else targets
 
 
@@ -225,7 +227,7 @@ class SplitLabelWeights(Statistic):
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         weights = _training_weights(model, rows, splits, float64, backend)
-        code = model.label_codes(model.parted(rows.y)[0])
+        code = model.label_codes(model.split_roles(rows.y)[0])
         out += weights.T @ one_hot(code, out.shape[1], float64)
         return float("nan")
 
@@ -301,7 +303,7 @@ def iterate_candidate_tiles(
     for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
         for start in range(tile.start, tile.stop, most):
             part = rows.part(slice(start, min(start + most, tile.stop)), backend)
-            _, roles = model.parted(part.y)
+            _, roles = model.split_roles(part.y)
             is_active = np.ones(roles.shape[1], bool)
             if is_host(roles):
                 # On a GPU each tile would wait for this to be copied to the host.

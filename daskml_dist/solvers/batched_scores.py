@@ -130,7 +130,7 @@ class BatchedScores(Statistic):
     ) -> Any:
         from daskml_dist.backends.batched_log_loss import add_log_scores
 
-        (w, bias), (y, roles) = some.coefficients(model.each), model.parted(rows.y)
+        (w, bias), (y, roles) = some.coefficients(model.each), model.split_roles(rows.y)
         weights = cast(roles == self.role, y.dtype)
         if rows.weight is not None:
             weights *= rows.weight[:, None]
@@ -154,7 +154,7 @@ class BatchedScores(Statistic):
         some: ActiveCandidates,
         backend: Backend,
     ) -> Any:
-        xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
+        xp, (y, roles) = namespace(rows.y), model.split_roles(rows.y)
         mask = xp.take(roles == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
@@ -335,7 +335,7 @@ class RoleCounts(Statistic):
         return (model.roles.n_splits,)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, (_, roles) = namespace(rows.y), model.parted(rows.y)
+        xp, (_, roles) = namespace(rows.y), model.split_roles(rows.y)
         out += total(cast(roles == self.role, xp.float64), axis=0)
         return float("nan")
 
@@ -379,7 +379,7 @@ class BatchedRanks(ReduceScatterStatistic):
         for part, some in tiles:
             raw = model.each.raw_prediction(some.w, part.X, backend)
             raw = xp.reshape(raw, (part.y.shape[0], len(some.at), some.width))
-            y, roles = model.parted(part.y)
+            y, roles = model.split_roles(part.y)
             codes, weight = model.label_codes(y), ones(y.shape[:1], xp.float64, raw)
             if part.weight is not None:
                 weight = weight * cast(part.weight, xp.float64)

@@ -57,17 +57,17 @@ class HoldoutMask(Protocol):
 
     of_fit: ClassVar[bool]
 
-    def n_left(self, n_rows: int) -> float:
+    def estimate_training_rows(self, n_rows: int) -> float:
         """Return about how many of `n_rows` rows are left to train on."""
 
-    def reader(self) -> _IsHeldOut:
+    def make_reader(self) -> _IsHeldOut:
         """Return a function for one pass, which takes the rows of each block in their order."""
 
     def located(self, rows: OwnRows) -> HoldoutMask:
         """Return the same mask, by the counts of the parts that the trainers hold (collective)."""
         return self
 
-    def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    def restore_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the held-out rows' weights as the user gave them."""
         return weight
 
@@ -88,17 +88,17 @@ class TrailingRows(HoldoutMask):
     class_weight: NDArray[np.float64] | None = None
     of_fit: ClassVar[bool] = False
 
-    def n_left(self, n_rows: int) -> float:
+    def estimate_training_rows(self, n_rows: int) -> float:
         return float(self.first)
 
-    def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    def restore_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.class_weight is None:
             return weight
         # A weight that was multiplied by 0 cannot be restored.
         factors = np.where(self.class_weight > 0, self.class_weight, 1.0)
         return np.asarray(weight / factors[y.astype(np.intp)])
 
-    def reader(self) -> _IsHeldOut:
+    def make_reader(self) -> _IsHeldOut:
         return lambda first, y: np.arange(first, first + len(y)) >= self.first
 
 
@@ -141,10 +141,10 @@ class StratifiedHoldout(HoldoutMask):
         order = np.argsort(first, kind="stable")
         return replace(self, first=first[order], counts=counts[order])
 
-    def n_left(self, n_rows: int) -> float:
+    def estimate_training_rows(self, n_rows: int) -> float:
         return float(n_rows - self.n)
 
-    def reader(self) -> _IsHeldOut:
+    def make_reader(self) -> _IsHeldOut:
         return _HoldoutReader(self)
 
     @cached_property
@@ -356,7 +356,7 @@ def _distinct_values(
 ) -> list[Array]:
     """Return the distinct values of a lane's features; of too many, one more than are allowed."""
     found = [np.empty(0) for _ in features]
-    is_excluded = None if excluded is None else excluded.reader()
+    is_excluded = None if excluded is None else excluded.make_reader()
     for first, block in rows.iterate_blocks(lane):
         X = block.X if is_excluded is None else block.X[~is_excluded(first, block.y)]
         for number, j in enumerate(features):
@@ -385,7 +385,7 @@ def _sample_lane(
     rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
 ) -> list[tuple[Array, Array, Array]]:
     """Return a lane's sampled rows by block, their weights (empty if none) and numbers."""
-    found, is_aside = [], None if aside is None else aside.reader()
+    found, is_aside = [], None if aside is None else aside.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
@@ -508,13 +508,13 @@ def bin_rows(
             own.add(block.X, block.y, block.weight, numbers)
         return own, None
     held = BinnedRows(most, bins, rows.allocate_zeros, numbered)
-    is_aside = aside.reader()
+    is_aside = aside.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))
         is_held = is_aside(first, block.y)
         own.add(*_select_rows(block, ~is_held), numbers[~is_held])
         X, y, weight = _select_rows(block, is_held)
-        weight = None if weight is None else aside.own_weight(y, weight)
+        weight = None if weight is None else aside.restore_weight(y, weight)
         held.add(X, y, weight, numbers[is_held])
     return own, held
 

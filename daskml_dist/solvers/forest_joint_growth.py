@@ -132,7 +132,7 @@ class _LevelStore:
         self.gain[-1][which] = gain
         self.best[-1][which] = best
 
-    def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
+    def build_trees(self, n_trees: int, bounded: bool) -> list[GrownTree]:
         """Return the tree that has grown from each root."""
         lists = self.tree, self.depth, self.sums, self.bounds, self.left, self.gain, self.best
         tree, depth, sums, bounds, left, gain, best = map(np.concatenate, lists)
@@ -185,9 +185,9 @@ class _LevelGrower:
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
             open_, sums = self._open_nodes(nodes, depth, store)
-            nodes, split = self._split_nodes(nodes.some(open_), sums, open_, store)
+            nodes, split = self._split_nodes(nodes.select(open_), sums, open_, store)
             depth = (depth[split] + 1).repeat(2)
-        return store.made(n_trees, self._facts.bounded)
+        return store.build_trees(n_trees, self._facts.bounded)
 
     def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
         """Store the nodes of a level; return indices of those that may be split, and their sums."""
@@ -224,7 +224,7 @@ class _LevelGrower:
             nodes.bounds, nodes.path, gain, bounds, paths,
         )  # fmt: skip
         (split,) = np.nonzero(gain >= 0)
-        some, best, number = nodes.some(split), best[split], number[split]
+        some, best, number = nodes.select(split), best[split], number[split]
         if not len(split):
             return some, number
         store.split(number, gain[split], best)
@@ -243,7 +243,7 @@ class _LevelGrower:
         device, facts = self._device, self._facts
 
         def find_cuts(which: Array, of: slice, one: bool) -> Array:
-            some, own = nodes.some(which), sums[which]
+            some, own = nodes.select(which), sums[which]
             features = device.draw_features(some, facts, of.start, of.stop)
             hist = self._lane.build_histograms(some, features)
             # All (node, feature) pairs are this device's.
@@ -415,7 +415,7 @@ class JointGrower:
             depth += 1
         parts = self._finish_small_nodes(small)
         return [
-            growing.finish_tree(join_subtrees(top.made(), parts[k]))
+            growing.finish_tree(join_subtrees(top.build_tree(), parts[k]))
             for k, top in enumerate(self._tops)
         ]
 
@@ -709,7 +709,7 @@ class _TopNodes:
         """Record the split of a node, whose two children must be added next."""
         self._left[node.number], self._gain[node.number] = len(self._nodes), gain
 
-    def made(self) -> GrownTree:
+    def build_tree(self) -> GrownTree:
         """Return the top of the tree; small nodes are still leaves."""
         left, nodes = np.array(self._left, np.int32), self._nodes
         n_sums = self._growing.growth.n_sums

@@ -145,7 +145,7 @@ class _BoostingRun:
             bins = rows.memory.get("bins")
         # Finding bins is collective: if one trainer lacks them, since it is new, all find them.
         if rows.max_trainers(np.array([float(bins is None)]))[0]:
-            n = float(rows.n_rows) if aside is None else aside.n_left(rows.n_rows)
+            n = float(rows.n_rows) if aside is None else aside.estimate_training_rows(rows.n_rows)
             bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
         assert bins is not None
         rows.memory["bins"] = bins

@@ -365,7 +365,7 @@ class _PathStatistic(Statistic):
                     raw = model.each.raw_prediction(w, part.X, backend)
                     n = part.X.shape[0]
                     raw = namespace(raw).reshape(raw, (n, n_alphas, n_targets))
-                    y, _ = model.parted(part.y)
+                    y, _ = model.split_roles(part.y)
                     y = namespace(y).reshape(y, (n, n_targets))
                     self._add_fit_sums(raw, y, part.weight, out[split, ...])
         return float("nan")

@@ -167,9 +167,9 @@ class Checkpoint(NamedParameters):
         files, data = self._open_files(), encode_checkpoint(state, facts)
         try:
             # The last save was cut short after it was written: move it up first.
-            if files.is_whole(files.new):  # a crash came while the files moved
+            if files.is_whole(files.temporary_name):  # a crash came while the files moved
                 files.rotate_versions()
-            files.write(files.new, data)
+            files.write(files.temporary_name, data)
             files.rotate_versions()
         except CheckpointError:
             raise
@@ -237,7 +237,7 @@ class CheckpointFiles:
         return cls(fs, path, keep)
 
     @property
-    def new(self) -> str:
+    def temporary_name(self) -> str:
         """Return the name of the file that is being written."""
         return f"{self.path}.new"
 
@@ -317,7 +317,7 @@ class CheckpointFiles:
         """Return the result of `decode` for the newest whole checkpoint; None without a file."""
         damaged = ""
         # Newest first. A whole path.new is a save that a crash kept from moving up.
-        for name in (self.new, *self.version_names):
+        for name in (self.temporary_name, *self.version_names):
             # Damage alone leads on to an older file. A file of another format or kind of fit, or
             # too large, raises `CheckpointError` here: the user decides.
             try:
@@ -325,7 +325,7 @@ class CheckpointFiles:
                 found = None if data is None else decode(data, name)
             except DamagedError as error:
                 # A damaged path.new is a save that a crash cut short: what it is for.
-                damaged = damaged or ("" if name == self.new else str(error))
+                damaged = damaged or ("" if name == self.temporary_name else str(error))
                 continue
             if found is not None:
                 if damaged:
@@ -370,7 +370,7 @@ class CheckpointFiles:
         The new one is whole all the while; files that a crash left half moved are overwritten.
         """
         # From the oldest on, so that each target is free, or a copy of the file before it.
-        names = [self.new, *self.version_names]
+        names = [self.temporary_name, *self.version_names]
         for i in reversed(range(self.keep)):
             if self.check_regular(names[i]):
                 self._move_file(names[i], names[i + 1])
@@ -389,7 +389,7 @@ class CheckpointFiles:
 
     def probe_writing(self) -> None:
         """Try to write, move and remove a small file, under names that are free for ours."""
-        for name in (*self.version_names, self.new):
+        for name in (*self.version_names, self.temporary_name):
             self.check_regular(name)
         before, after = f"{self.path}.probe", f"{self.path}.probed"
         self.write(before, b"daskml_dist")

@@ -143,7 +143,7 @@ class RunView:
         """Replace the parameters that the fit ends with; to be called in ``on_fit_end``."""
         self.ending = w
 
-    def paused(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
+    def take_part_end(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
         """Take the state at the end of a part of the fit."""
         self._state, self._fitted = state, fitted
         # Between parts there is no server to stop.

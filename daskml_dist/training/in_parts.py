@@ -110,7 +110,7 @@ class WholeFitCallbacks(CallbackList):
         """Call the delayed `on_pass_end` of a part's passes, with the parameters after them."""
         if self._delays_passes:
             # The view gets the state first: callbacks read the parameters from it.
-            self.view.paused(state, self.fitted)
+            self.view.take_part_end(state, self.fitted)
             for record in records:
                 super().on_pass_end(self.view, record)
 

@@ -155,7 +155,7 @@ class InProcessEngine(Engine):
 
         trainer = Trainer(
             fit, spec, Wait(fit.run.timeout), Credentials(b""), "127.0.0.1",
-            idle=tell, rest=self.interrupts.rest,
+            idle=tell, raise_if_stopped=self.interrupts.raise_pending,
         )  # fmt: skip
         try:
             callbacks.on_fit_begin(view)
@@ -166,7 +166,7 @@ class InProcessEngine(Engine):
             with self.interrupts.held():
                 # The state can be kept if no step was cut in two: the interrupt came between steps,
                 # or from a callback. Solvers keep whole points in any case.
-                is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
+                is_whole = callbacks.has_raised(error) or self.interrupts.was_pending(error)
                 kept = None
                 if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.remembers_course):
                     kept = _keep_interrupted(fit, servers, trainer.interrupted(), error)

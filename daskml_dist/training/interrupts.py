@@ -38,7 +38,7 @@ class Interrupts:
         self._raised = False
         self._pending = False
         self._held = 0
-        self._at_rest: list[BaseException] = []
+        self._raised_pending: list[BaseException] = []
         self._waits = False
 
     def __enter__(self) -> Interrupts:
@@ -88,7 +88,7 @@ class Interrupts:
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Let a first Ctrl-C wait for the next call of :meth:`rest`, until the block ends."""
+        """Let a first Ctrl-C wait for the next :meth:`raise_pending`, until the block ends."""
         with self._set_waiting(self._before is signal.default_int_handler):
             yield
 
@@ -107,17 +107,17 @@ class Interrupts:
         finally:
             self._waits = before
 
-    def rest(self) -> None:
+    def raise_pending(self) -> None:
         """Raise a Ctrl-C that came during the last step."""
         if self._pending and not self._held:
             self._pending, self._raised = False, True
             error = KeyboardInterrupt()
-            self._at_rest.append(error)
+            self._raised_pending.append(error)
             raise error
 
-    def came_at_rest(self, error: BaseException) -> bool:
-        """Return whether an interrupt was raised by :meth:`rest`, so that no step was cut short."""
-        return any(error is known for known in self._at_rest)
+    def was_pending(self, error: BaseException) -> bool:
+        """Return whether :meth:`raise_pending` raised an error, so that no step was cut short."""
+        return any(error is known for known in self._raised_pending)
 
 
 def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:

@@ -87,7 +87,7 @@ def _together(group: Communicator, lanes: list[list[int]], in_order: bool, cut: 
         draws = [[lane.draws[b] for b in some] for lane in own]
         run = steps(draws, counts, replica.next_steps(rows))
         run.run()
-        assert run.made == len(some)
+        assert run.n_steps_made == len(some)
         assert (run.losses[counts == 0] == 0).all()
         np.testing.assert_array_equal(group.allreduce(np.ones(3)), np.full(3, group.size))
     return replica
@@ -128,11 +128,11 @@ def _alone(group: Communicator, more: Callable[[], None] = lambda: None) -> Any:
     try:
         run.run()
     except Exception as error:
-        return run.made, type(error)
+        return run.n_steps_made, type(error)
     more()
     if group.rank:
         group.close()
-    return run.made, None
+    return run.n_steps_made, None
 
 
 def test_a_rank_that_is_gone_ends_the_loop_of_the_others(ranks: Callable[..., Ranks]) -> None:

@@ -107,7 +107,7 @@ def _together(
             [[lane.draws[b] for b in some] for lane in own], counts, replica.next_steps(rows)
         )
         run.run()
-        assert run.made == len(some)
+        assert run.n_steps_made == len(some)
         for at, lane in enumerate(lanes[group.rank]):
             losses[lane] += run.losses[:, at].tolist()
         np.testing.assert_array_equal(group.allreduce(np.ones(3)), np.full(3, group.size))

@@ -129,7 +129,7 @@ def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
         "from daskml_dist.backends import get_backend\n"
         "from daskml_dist.comm.nccl import find_gpu_and_nccl\n"
         "assert find_gpu_and_nccl() == ('', 0)\n"
-        "here = DevicePlace.here(get_backend('cpu'))\n"
+        "here = DevicePlace.of_this_process(get_backend('cpu'))\n"
         "assert (here.gpu, here.nccl) == ('', 0)\n"
         "print(choose_route([here, here]).problem)\n"
     )

@@ -21,17 +21,17 @@ def held_out(n: int, cuts: list[int], y: np.ndarray = Y, seed: int = 0) -> Strat
 
 
 def test_each_class_has_its_share() -> None:
-    held = held_out(200, []).reader()(0, Y)
+    held = held_out(200, []).make_reader()(0, Y)
     counts, of_class = np.bincount(Y.astype(int)), np.bincount(Y[held].astype(int))
     assert held.sum() == 200
     np.testing.assert_allclose(of_class, counts / 10, atol=1)
-    assert (held != held_out(200, [], seed=1).reader()(0, Y)).any()
+    assert (held != held_out(200, [], seed=1).make_reader()(0, Y)).any()
 
 
 def test_the_rows_are_the_same_in_any_parts() -> None:
-    whole = held_out(200, []).reader()(0, Y)
+    whole = held_out(200, []).make_reader()(0, Y)
     for cuts, pieces in (([700], [300, 700, 1_500]), ([1, 2, 1_999], [1, 2, 64, 1_999])):
-        is_held = held_out(200, cuts).reader()
+        is_held = held_out(200, cuts).make_reader()
         starts = [0, *pieces]
         found = [is_held(s, part) for s, part in zip(starts, np.split(Y, pieces), strict=True)]
         np.testing.assert_array_equal(np.concatenate(found), whole)
@@ -40,7 +40,7 @@ def test_the_rows_are_the_same_in_any_parts() -> None:
 @pytest.mark.parametrize("n", [1, 10_000, 199_999])
 def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
     held = StratifiedHoldout(np.array([0]), np.array([[200_000]]), n, 3)
-    is_held = held.reader()(0, np.zeros(200_000))
+    is_held = held.make_reader()(0, np.zeros(200_000))
     assert is_held.sum() == n
     # Those of the smallest draws, which is what a whole sort tells.
     smallest = np.argsort(draw_by_hash(np.arange(200_000), 3, 2))[:n]
@@ -63,6 +63,6 @@ def test_allotted(counts: list[int], n: int, wanted: list[int]) -> None:
 
 def test_rows_behind_those_of_the_fit_have_no_weights_of_classes() -> None:
     last = TrailingRows(5, np.array([2.0, 0.5, 0.0]))
-    np.testing.assert_array_equal(last.reader()(3, np.zeros(4)), [False, False, True, True])
-    found = last.own_weight(np.array([0.0, 1.0, 2.0]), np.array([4.0, 1.5, 0.0]))
+    np.testing.assert_array_equal(last.make_reader()(3, np.zeros(4)), [False, False, True, True])
+    found = last.restore_weight(np.array([0.0, 1.0, 2.0]), np.array([4.0, 1.5, 0.0]))
     np.testing.assert_array_equal(found, [2, 3, 0])

@@ -56,14 +56,14 @@ def _check_same(ours: Any, theirs: Any, found: Any, truth: Any) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each look found centres that began anew."""
-    found, real = [], ReassignmentSchedule.after
+    found, real = [], ReassignmentSchedule.reassign_low_centroids
 
     def after(self: ReassignmentSchedule, state: Any, block: Any) -> Any:
         changed = real(self, state, block)
         found.append(changed is not None)
         return changed
 
-    monkeypatch.setattr(ReassignmentSchedule, "after", after)
+    monkeypatch.setattr(ReassignmentSchedule, "reassign_low_centroids", after)
     return found
 
 

@@ -47,14 +47,14 @@ def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixt
     _end_of_thread()
     assert f"lost {A}, {B}: job 7, 8 of Slurm reached the walltime" in told.text
     assert "--lifetime" in told.text
-    assert jobs.told().startswith(f" Lost with their jobs: {A}, {B} (job 7, 8 of Slurm")
+    assert jobs.describe_losses().startswith(f" Lost with their jobs: {A}, {B} (job 7, 8 of Slurm")
 
 
 def test_a_job_that_still_ends_is_asked_for_again(told: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("RUNNING", "COMPLETING", "CANCELLED")
     jobs.note_lost_workers({A})
     _end_of_thread()
-    assert jobs.told() == f" Lost with their jobs: {A} (job 7 of Slurm was cancelled)."
+    assert jobs.describe_losses() == f" Lost with their jobs: {A} (job 7 of Slurm was cancelled)."
     assert "--lifetime" not in told.text
 
 
@@ -62,7 +62,7 @@ def test_workers_without_jobs_are_named_alone() -> None:
     jobs = _jobs("TIMEOUT")
     assert jobs.name("worker x joined", ()) == "worker x joined"
     assert jobs.name(f"worker {C} was lost", {C}) == f"worker {C} was lost"
-    assert jobs.told() == ""
+    assert jobs.describe_losses() == ""
 
 
 def test_where_slurm_does_not_tell_there_is_no_cause(told: pytest.LogCaptureFixture) -> None:

@@ -400,7 +400,7 @@ def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) 
     for number in range(1, 8):
         now[0] += 1.0
         busy = {0: 1.0, 1: 1.1, 2: 1.0 if number == 2 else 4.0}
-        found.append(pace.look(number, busy, workers))
-        assert pace.look(number, busy, workers) == {}  # the same pass again says nothing new
+        found.append(pace.record_pass(number, busy, workers))
+        assert pace.record_pass(number, busy, workers) == {}  # the same pass again says nothing new
     assert found[:4] == [{}] * 4
     assert found[4] == {"c": pytest.approx(0.275)}

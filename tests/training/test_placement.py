@@ -194,5 +194,5 @@ def test_what_a_move_gains_and_costs() -> None:
     uneven, even = place_lanes(rows, holders, threads, None), place_lanes(rows, holders, threads, 2)
     move = PlacementGain.between(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
     assert move == PlacementGain(skew=2.0, rows=200, nbytes=2 * 800)
-    assert move.pays(passes=10, seconds_a_row=1e-6, bandwidth=1e6)
-    assert not move.pays(passes=1, seconds_a_row=1e-9, bandwidth=1e6)
+    assert move.is_worthwhile(passes=10, seconds_a_row=1e-6, bandwidth=1e6)
+    assert not move.is_worthwhile(passes=1, seconds_a_row=1e-9, bandwidth=1e6)

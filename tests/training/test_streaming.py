@@ -395,7 +395,7 @@ def test_a_stream_skips_to_a_later_group() -> None:
     stream = _stream(_Reader(), [[0, 1], [2, 3], [4, 5]], ahead=2)
     stream.seek(2)
     assert stream[5] == 50
-    assert stream.aside(1) == 10
+    assert stream.read_out_of_order(1) == 10
     assert stream[4] == 40
     assert stream[0] == 0  # the next pass
 

@@ -29,10 +29,10 @@ def test_a_start_that_compiles_is_no_warning(
     caplog.set_level(logging.WARNING, "daskml_dist")
     for second in range(int(told_at)):
         clock[0] = float(second)
-        assert patience.lasts("1 of 3")
+        assert patience.has_time_left("1 of 3")
     assert caplog.messages == []
     clock[0] = told_at
-    assert patience.lasts("1 of 3")
+    assert patience.has_time_left("1 of 3")
     assert caplog.messages == ["waiting for workers to begin their parts (1 of 3; 100 s)."]
 
 

@@ -127,7 +127,7 @@ class FlatModule:
         for rows, alike in _group_adjacent(named):
             if not alike[0].trained:
                 self._add_mean(rows)
-            values = self._values(rows, alike[0].tensor.dtype)
+            values = self._get_memory(rows, alike[0].tensor.dtype)
             at = 0
             for n in alike:
                 size = n.tensor.numel()
@@ -142,7 +142,7 @@ class FlatModule:
             rows = slice(self.means.pop().start, rows.stop)
         self.means.append(rows)
 
-    def _values(self, rows: slice, dtype: Any) -> Any:
+    def _get_memory(self, rows: slice, dtype: Any) -> Any:
         """Return the memory of tensors of a dtype: a slice of the vector, or a tensor beside it."""
         if dtype == self.dtype:
             return self._flat[rows]
@@ -174,7 +174,7 @@ class FlatModule:
                 kernel.grad = to_channels_last(gradient)
                 self.trained[n] = kernel, kernel.grad
 
-    def clear(self) -> None:
+    def zero_gradients(self) -> None:
         """Set the gradients to zero."""
         self._gradient.zero_()
         for kernel, _, _ in self._kernels:

@@ -207,7 +207,7 @@ class _Lane(FlatModule):
         torch = load_torch()
         with self._on_stream(w), torch.enable_grad():
             self.enter(w)
-            self.clear()
+            self.zero_gradients()
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with explain_errors(f"The backward pass of {self.model.source.name}"):
                 self._backward(loss)
@@ -241,7 +241,7 @@ class _Lane(FlatModule):
             self.gather()
             return
         for factor in _LOSS_FACTORS:
-            self.clear()
+            self.zero_gradients()
             (loss * factor).backward(retain_graph=True)
             self.gather()
             if bool(self._gradient.isfinite().all()):

@@ -176,7 +176,7 @@ class _Stage(FlatModule):
     def backward(self, memory: Any, gradient: Any, out: Any) -> Any:
         """Add the gradient of the parameters to `out`; return that of the input, or None."""
         leaf, output, by_buffer = memory
-        self.clear()
+        self.zero_gradients()
         # Not so where none of the stage's layers has parameters that are trained.
         if output.requires_grad:
             output.backward(to_tensor(gradient))

@@ -103,7 +103,7 @@ class BatchJobs:
         why = self._describe_ends(lost)
         return f"{reason}: {why}" if why else reason
 
-    def told(self) -> str:
+    def describe_losses(self) -> str:
         """Return a sentence about all workers lost with their jobs; empty where none were."""
         lost = sorted(self._ends)
         return (

@@ -289,10 +289,12 @@ class ClusterRows:
     def _make_and_inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
         # First the quick way: workers tell the facts themselves within a moment.
-        found = self._gathering.make_and_ask_soon(self._held.make, self._held.told, numbers)
+        found = self._gathering.make_and_ask_soon(
+            self._held.make, self._held.collect_facts, numbers
+        )
         if len(found) < len(numbers):
             self._gathering.wait_until_made(self._held.make, numbers, _READ)
-            found = self._held.told(numbers)
+            found = self._held.collect_facts(numbers)
         # What has been spilled or lost since then.
         if rest := [i for i in numbers if i not in found]:
             found |= self._map_held_blocks(rest, inspect_block)
@@ -383,7 +385,9 @@ class ClusterRows:
         found = self._map_held_blocks(numbers, function)
         return [found[i] for i in numbers]
 
-    def look(self, function: Callable[[Any, Any], Any], arguments: Mapping[int, Any]) -> list[Any]:
+    def map_blocks(
+        self, function: Callable[[Any, Any], Any], arguments: Mapping[int, Any]
+    ) -> list[Any]:
         """Return the results of a function of some blocks, each with an argument of its own.
 
         Blocks that are not kept are read again.

@@ -182,7 +182,7 @@ class TrainingRun:
             client, fit, self._id, self._membership, self._actors, self._generations, self._awake
         )
         self._jobs = BatchJobs()
-        there.why_lost = self._jobs.told
+        there.why_lost = self._jobs.describe_losses
         self._callbacks = CallbackList()
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
@@ -240,7 +240,7 @@ class TrainingRun:
                 raise
             raise cause from error
         with self._interrupts.held():
-            self._ending.let_go()
+            self._ending.release_run()
         callbacks.on_fit_end(self._view)
         return self._add_events(result)
 
@@ -364,12 +364,12 @@ class TrainingRun:
         if self._failures == 1:
             self._losses.renew()
         few = self._failures <= _MANY_FAILURES
-        if few or self._losses.lasts(f"{_MANY_FAILURES} without any progress in between"):
+        if few or self._losses.has_time_left(f"{_MANY_FAILURES} without any progress in between"):
             return
         raise WorkerLostError(
             f"The fit lost workers {self._failures - 1} times in {self._fit.run.timeout:g} s "
-            f"without coming further in between ({reason}).{self._jobs.told()} {_TOO_MANY} "
-            "Then fit again."
+            f"without coming further in between ({reason}).{self._jobs.describe_losses()} "
+            f"{_TOO_MANY} Then fit again."
         )
 
     def _handle_unreachable(self, gone: WorkerUnreachableError) -> str:
@@ -442,7 +442,7 @@ class TrainingRun:
         """Sleep until an event, or the given seconds; return whether there was an event."""
         woken = self._awake.wait(seconds)
         self._awake.clear()
-        self._interrupts.rest()
+        self._interrupts.raise_pending()
         return woken
 
     def _ask_first_server(self, method: str, *args: Any) -> Any:
@@ -584,13 +584,13 @@ class RunEnding:
             self.clean_up()
         return cause, kept
 
-    def let_go(self) -> None:
+    def release_run(self) -> None:
         """Release a run that ended well: its workers clean up as soon as they hear it.
 
         The client only sends, and waits for nobody.
         """
         # Several generations, or standbys: their parts are ended one by one.
-        if not self._generations.let_go():
+        if not self._generations.release_run():
             self.clean_up()
             return
         stop_listening(self._client, self._id)
@@ -682,7 +682,7 @@ class RunEnding:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
         patience = Deadline("the workers to end their part of the fit", _WIND_DOWN)
-        while self._is_any_running() and patience.lasts():
+        while self._is_any_running() and patience.has_time_left():
             self._awake.wait(_END_POLL_SECONDS)
             self._awake.clear()
 

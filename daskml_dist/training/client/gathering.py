@@ -153,7 +153,7 @@ class Gathering:
                 return
             if self._is_cluster_busy(futures, ours) or done > before:
                 patience.renew()
-            elif not patience.lasts(f"{done} of {n_futures} there, no worker works on it"):
+            elif not patience.has_time_left(f"{done} of {n_futures} there, no worker works on it"):
                 raise WorkerLostError(
                     f"Waiting for {what}: nothing went on for {self._timeout:g} s, with {done} of "
                     f"{n_futures} there. {_AGAIN}"

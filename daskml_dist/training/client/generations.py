@@ -365,7 +365,7 @@ class Generations:
         """Return the snapshots that the client has; empty where there are none."""
         return self._saved.get()
 
-    def let_go(self) -> bool:
+    def release_run(self) -> bool:
         """Release all that the run holds; return False where a clean-up is needed too."""
         whole = not (self.number or self.dismissed or self.old_hosts)
         if not whole or any(server.standby is not None for server in self.servers):

@@ -334,7 +334,7 @@ class HeldBlocks:
         """Return the futures of some blocks, each bundle's once."""
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
-    def told(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
+    def collect_facts(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
         """Return facts of blocks, as workers that have them in memory tell; perhaps not of all."""
         ready = self._membership.ready
         homes = {

@@ -96,7 +96,7 @@ class PlacementGain:
         moved = sum(sizes[block] for block, worker in wanted if worker not in holders[block])
         return cls(full / max(fair, 1), full - fair, moved)
 
-    def pays(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
+    def is_worthwhile(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
         """Return whether the skew costs more time than the move, over a number of passes."""
         # Seconds that the skew costs over all passes, against those that the blocks are on their
         # way.
@@ -134,16 +134,16 @@ def reassign_lanes(
         if lane.lane not in loads.given:
             # The emptiest worker for its capacity; of equally empty ones that with most of the
             # rows.
-            best = min(sorted(capacity), key=lambda w: (loads.fill(w), -local(lane, w)))
-            loads.give(lane.lane, best)
+            best = min(sorted(capacity), key=lambda w: (loads.load_share(w), -local(lane, w)))
+            loads.assign_lane(lane.lane, best)
     # Each move takes a lane from the fullest worker, so that it ends.
-    while even and (move := loads.evening()) is not None:
+    while even and (move := loads.find_evening_move()) is not None:
         full, free = move
         moved = min(
             (lane for lane in lanes if loads.given[lane.lane] == full),
             key=lambda lane: (-local(lane, free), -lane.lane),
         )
-        loads.give(moved.lane, free)
+        loads.assign_lane(moved.lane, free)
     return loads.given
 
 
@@ -156,23 +156,23 @@ class _WorkerLoads:
         self._capacity = capacity
         self._lanes = Counter(self.given.values())
 
-    def fill(self, worker: str, more: int = 1) -> float:
+    def load_share(self, worker: str, more: int = 1) -> float:
         """Return the share of a worker's capacity that its lanes, and `more` of them, take."""
         return (self._lanes[worker] + more) / self._capacity[worker]
 
-    def give(self, lane: int, worker: str) -> None:
+    def assign_lane(self, lane: int, worker: str) -> None:
         """Give a lane to a worker."""
         if lane in self.given:
             self._lanes[self.given[lane]] -= 1
         self.given[lane] = worker
         self._lanes[worker] += 1
 
-    def evening(self) -> tuple[str, str] | None:
+    def find_evening_move(self) -> tuple[str, str] | None:
         """Return workers between which moving a lane evens the load; None where none do."""
         # Sorted by address first, so that ties are broken alike in every run.
-        full = max(sorted(self._capacity), key=lambda worker: self.fill(worker, 0))
-        free = min(sorted(self._capacity), key=self.fill)
-        return (full, free) if self.fill(free) < self.fill(full, 0) else None
+        full = max(sorted(self._capacity), key=lambda worker: self.load_share(worker, 0))
+        free = min(sorted(self._capacity), key=self.load_share)
+        return (full, free) if self.load_share(free) < self.load_share(full, 0) else None
 
 
 def _place_where_rows_lie(

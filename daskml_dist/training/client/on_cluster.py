@@ -147,7 +147,7 @@ class ClusterEngine(Engine):
         self, function: Callable[[Block, Any], Any], arguments: Mapping[int, Any]
     ) -> list[Any]:
         """Return the results of a function of some blocks, read again where they are not kept."""
-        return self._rows.look(function, arguments)
+        return self._rows.map_blocks(function, arguments)
 
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
@@ -198,7 +198,7 @@ class ClusterEngine(Engine):
             # Worth a measurement: moving pays if the passes saved take longer than the transfer.
             if move.skew > _UNEVEN_SKEW:
                 seconds = self._rows.seconds_a_row()
-                if move.pays(passes, seconds, self._rows.bandwidth()):
+                if move.is_worthwhile(passes, seconds, self._rows.bandwidth()):
                     self._placement, self._moved = even, move
         return self._placement.lanes
 
@@ -256,7 +256,7 @@ class ClusterEngine(Engine):
         assert self._shielding is not None
         # Of several parts each is a run of its own, with its own name.
         if self._visited:
-            self._shielding.rename(early.run_id)
+            self._shielding.take_next_run(early.run_id)
         self._log.begin()
         try:
             run = TrainingRun(

@@ -144,8 +144,8 @@ class Reasons:
 
     def _find_slow(self) -> str | None:
         """Return a reason to take lanes from workers that stay slow."""
-        passes, busy = self._actors.ask(self._generations.servers[0].host, "busy")
-        slow = self._pace.look(passes, busy, self._generations.assignments.workers)
+        passes, busy = self._actors.ask(self._generations.servers[0].host, "lane_seconds")
+        slow = self._pace.record_pass(passes, busy, self._generations.assignments.workers)
         if not slow:
             return None
         self._generations.assignments.speeds.update(slow)
@@ -204,7 +204,7 @@ class Reasons:
                 return f"worker {', '.join(paused)} is paused"
         if not waiting or not self._rows.are_blocks_made:
             self._starts.renew()
-        elif not self._starts.lasts(f"{len(waiting)} of {len(self._generations.members)}"):
+        elif not self._starts.has_time_left(f"{len(waiting)} of {len(self._generations.members)}"):
             raise WaitTimeoutError(
                 f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit "
                 f"within {self._fit.run.timeout:g} s. {BUSY} "
@@ -289,7 +289,7 @@ class Pace:
         #: Looks at which a worker was slow in a row, and when the first of them was.
         self._slow_looks: dict[str, tuple[int, float]] = {}
 
-    def look(
+    def record_pass(
         self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
     ) -> dict[str, float]:
         """Record the lanes' last pass; return the speed of each worker that stays slow."""

@@ -124,7 +124,7 @@ class ActorCalls:
             self._check_host(host)
             if not self.is_ready(host) and not self._membership.begins_new_work(host.address):
                 raise WorkerUnreachableError(host.address, "paused, at its memory limit")
-            if not deadline.lasts():
+            if not deadline.has_time_left():
                 raise WorkerUnreachableError(host.address, f"no answer within {self._timeout:g} s")
 
     def is_ready(self, host: Host) -> bool:

@@ -52,7 +52,7 @@ class Shielding:
         self._loop = cast(Any, client.loop)
         self._loop.add_callback(self._shield_until_end)
 
-    def rename(self, name: str) -> None:
+    def take_next_run(self, name: str) -> None:
         """Continue for the next run, once the one before has ended."""
         self._name, self._covered = name, set()
 

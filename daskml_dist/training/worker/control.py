@@ -166,7 +166,7 @@ class ClientLine:
         """Return whether the client ended the run."""
         return self._run in _aborted
 
-    def rest(self) -> None:
+    def raise_if_aborted(self) -> None:
         """Raise between two steps if the client ended the run."""
         if self._run in _aborted:
             raise RunAbortedError("The fit was stopped by its client.")

@@ -198,10 +198,10 @@ class ServerHost:
         ledger = self._server.ledger
         return [] if ledger is None else ledger.records[start:]
 
-    async def busy(self) -> tuple[int, dict[int, float]]:
+    async def lane_seconds(self) -> tuple[int, dict[int, float]]:
         """Return the number of passes ended, and the seconds of each lane in the last."""
         ledger = self._server.ledger
-        return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
+        return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.lane_seconds))
 
     async def outcome(self) -> ServerOutcome:
         """Return the outcome of the fit here, once its trainers have ended."""
@@ -346,7 +346,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         credentials_of(worker, spec.secret, fit.run.shared_memory),
         find_reachable_host(worker),
         next_spec=line.next_spec,
-        rest=line.rest,
+        raise_if_stopped=line.raise_if_aborted,
     )
     told = telling_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
     with count_working_trainer(worker, spec.run_id), told:

@@ -361,7 +361,11 @@ class BatchReader:
         """Yield the rows of the validation set, block by block."""
         for number, at in self._rows.held_out:
             blocks = self._blocks
-            block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
+            block = (
+                blocks.read_out_of_order(number)
+                if isinstance(blocks, BlockStream)
+                else blocks[number]
+            )
             yield BatchRows(*self._take_rows(block, at), (*self._stream, 0, 0))
 
     @functools.cached_property

@@ -99,7 +99,7 @@ class Trainer:
         Takes the spec of a generation that has ended, the error that ended it and the clock that
         each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
         default the error is raised.
-    rest : callable
+    raise_if_stopped : callable
         Called before each step of a lane that takes them one by one; may raise.
     """
 
@@ -112,7 +112,7 @@ class Trainer:
         host: str,
         idle: Callable[[], None] = lambda: None,
         next_spec: NextSpec = _raise_instead,
-        rest: Callable[[], None] = lambda: None,
+        raise_if_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         self._fit = fit
         self._spec = spec
@@ -121,7 +121,7 @@ class Trainer:
         self._host = host
         self._idle = idle
         self._next_spec = next_spec
-        self._rest = rest
+        self._raise_if_stopped = raise_if_stopped
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
         self._at_work: list[Lane] = []
@@ -201,7 +201,7 @@ class Trainer:
                 self._wait,
                 self._idle,
                 self._memory,
-                self._rest,
+                self._raise_if_stopped,
             )
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.

@@ -35,11 +35,11 @@ def test_one_that_is_held_is_raised_at_the_end() -> None:
 
 def test_one_that_comes_in_a_step_is_raised_between_two() -> None:
     with Interrupts() as interrupts, interrupts.between_steps():
-        interrupts.rest()
+        interrupts.raise_pending()
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
-            interrupts.rest()
-        assert interrupts.came_at_rest(caught.value)
+            interrupts.raise_pending()
+        assert interrupts.was_pending(caught.value)
 
 
 def test_a_second_one_waits_for_no_step() -> None:
@@ -47,7 +47,7 @@ def test_a_second_one_waits_for_no_step() -> None:
         press()
         with pytest.raises(KeyboardInterrupt) as caught:
             press()
-        assert not interrupts.came_at_rest(caught.value)
+        assert not interrupts.was_pending(caught.value)
 
 
 def test_one_in_a_users_own_code_is_raised_at_once() -> None:
@@ -63,7 +63,7 @@ def test_a_users_own_handler_is_called() -> None:
         with Interrupts() as interrupts, interrupts.between_steps():
             press()
             press()
-            interrupts.rest()
+            interrupts.raise_pending()
         assert called == [1, 1]
     finally:
         signal.signal(signal.SIGINT, before)
@@ -72,7 +72,7 @@ def test_a_users_own_handler_is_called() -> None:
 def test_threads_have_none() -> None:
     def run() -> None:
         with Interrupts() as interrupts, interrupts.between_steps():
-            interrupts.rest()
+            interrupts.raise_pending()
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -78,7 +78,7 @@ class BulkSteps:
         """Make the steps of a pass."""
         end = number * self._fit.work.n_steps
         while self._clock < end:
-            self._context.rest()
+            self._context.raise_if_stopped()
             self.step()
             # The server's clock is ahead: it went on without these lanes.
             if self._pulled[0].clock > self._clock:

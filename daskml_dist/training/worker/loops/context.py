@@ -122,7 +122,7 @@ class Context:
         Called in the trainer's own thread after each pass.
     memory : dict
         What a loop leaves for the trainer's next generation.
-    rest : callable
+    raise_if_stopped : callable
         To be called between steps; may raise.
     """
 
@@ -136,7 +136,7 @@ class Context:
         wait: Wait,
         idle: Callable[[], None],
         memory: dict[str, Any],
-        rest: Callable[[], None] = lambda: None,
+        raise_if_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         self.fit = fit
         self.lanes = lanes
@@ -157,7 +157,7 @@ class Context:
         self.communicator = communicator
         self.wait = wait
         self.memory = memory
-        self.rest = rest
+        self.raise_if_stopped = raise_if_stopped
         self._idle = idle
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}

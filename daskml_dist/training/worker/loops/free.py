@@ -30,7 +30,7 @@ def _run_lanes_of_thread(context: Context, lanes: list[Lane]) -> None:
             open_lanes = [FreeLaneSteps(context, connection, lane) for lane in lanes]
             # Lanes take turns: while one waits for its answer, the next one computes.
             while open_lanes and not context.failed:
-                context.rest()
+                context.raise_if_stopped()
                 open_lanes = [lane for lane in open_lanes if lane.step()]
     finally:
         connection.close()

@@ -172,7 +172,7 @@ class _PartFetch:
         rooms: ExchangeBuffers,
     ) -> None:
         self._communicator, self._rooms = communicator, rooms
-        places = owners.places(numbers)
+        places = owners.group_by_owner(numbers)
         #: Position of the value of each of `numbers` in the result.
         self.place = np.empty(len(numbers), np.int32)
         self.place[np.concatenate(places)] = np.arange(len(numbers), dtype=np.int32)
@@ -183,7 +183,7 @@ class _PartFetch:
     def __call__(self, values: Array) -> Array:
         rank = self._communicator.rank
         found = exchange_values(self._communicator, values, self._give, self._rooms)
-        room = self._rooms.like(values, self._ends[-1], "wanted")
+        room = self._rooms.get_buffer(values, self._ends[-1], "wanted")
         for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
             if r == rank:
                 np.take(values, self._give[r], axis=0, out=room[start:stop], mode="clip")
@@ -253,7 +253,7 @@ class Owners:
         ]
         return np.concatenate([np.empty(0, np.int64), *found])
 
-    def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+    def group_by_owner(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
         """Return, by rank, the positions among `numbers` of the keys that it owns."""
         # Lanes without keys begin at the same number as the next lane: the last of these owns it.
         of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
@@ -267,16 +267,18 @@ class Owners:
         )
         return found
 
-    def sent(self, numbers: NDArray[np.int64], parts: Array) -> tuple[NDArray[np.intp], Array]:
+    def send_to_owners(
+        self, numbers: NDArray[np.int64], parts: Array
+    ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of keys; return the own keys' positions, and parts from all."""
-        places = self.places(numbers)
+        places = self.group_by_owner(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         given = self._communicator.alltoall([parts[at] for at in places])
         return self.positions(np.concatenate(asked)), np.concatenate(given)
 
     def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, fetched from their owners."""
-        places = self.places(numbers)
+        places = self.group_by_owner(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         found = self._communicator.alltoall([values[self.positions(some)] for some in asked])
         out = np.empty((len(numbers), *values.shape[1:]), values.dtype)
@@ -291,7 +293,7 @@ class ExchangeBuffers:
     def __init__(self) -> None:
         self._kept: dict[Any, Array] = {}
 
-    def like(self, values: Array, n: int, name: Any) -> Array:
+    def get_buffer(self, values: Array, n: int, name: Any) -> Array:
         """Return an array for `n` values of this shape and dtype, aligned to a cache line."""
         kept = self._kept.get(name)
         known = kept is not None and (kept.dtype, kept.shape[1:]) == (
@@ -330,7 +332,7 @@ class Halo:
     ) -> None:
         self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
         #: Positions in the result of the values from each rank.
-        self._place = owners.places(numbers)
+        self._place = owners.group_by_owner(numbers)
         # Each rank learns once which of its values the others want.
         asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Positions of the own values that are sent to each rank.
@@ -339,7 +341,7 @@ class Halo:
     def fetch(self, values: Array) -> Array:
         """Return the wanted values, from all ranks; valid until the next call."""
         found = exchange_values(self._communicator, values, self._give, self._rooms)
-        rank, room = self._communicator.rank, self._rooms.like(values, self._n, "wanted")
+        rank, room = self._communicator.rank, self._rooms.get_buffer(values, self._n, "wanted")
         for r, at in enumerate(self._place):
             if r != rank:
                 room[at] = found[r]
@@ -358,7 +360,7 @@ def exchange_values(
     given = []
     for r, at in enumerate(give):
         own = r == communicator.rank
-        given.append(rooms.like(values, 0 if own else len(at), r))
+        given.append(rooms.get_buffer(values, 0 if own else len(at), r))
         if not own:
             np.take(values, at, axis=0, out=given[r], mode="clip")
     return communicator.alltoall(given)

@@ -169,7 +169,7 @@ class _KeyedTrainer(SolverView):
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
         """Send parts to the owners of any keys; return positions of own keys, and their parts."""
-        return self._get_owners(space).sent(numbers, parts)
+        return self._get_owners(space).send_to_owners(numbers, parts)
 
     def _get_owners(self, space: str) -> Owners:
         """Return the owners of a space's keys, found once."""

@@ -72,7 +72,7 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSt
     answers = DelayedAnswers(context, connection)
     for number in context.fit.work.passes(done):
         while done < number * n_steps:
-            context.rest()
+            context.raise_if_stopped()
             done += run.steps(done, _steps_to_stop(context, done))
             if context.snapshot_every and done % context.snapshot_every == 0:
                 answers.store(done, run.snapshots())
@@ -126,7 +126,9 @@ class SummedSteps:
         self._home = DevicePlacement(context, alone)
         self.replica = self._home.shard(state or self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
-        self._alone = OwnSteps(self._lanes[0], self.replica, context.rest) if alone else None
+        self._alone = (
+            OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if alone else None
+        )
         self._team = ReplicaTeamSteps(context, self.replica, self._in_order)
 
     def steps(self, clock: int, most: int) -> int:
@@ -404,8 +406,8 @@ def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | 
     fit = context.fit
     if fit.steps.single_rows:
         most = max(1, _SINGLE_ROWS_PER_CALL * fit.work.n_steps // max(lane.n_rows, 1))
-        return SingleRowSteps(lane, replica, RowByRow(fit, replica), most, context.rest)
-    return OwnSteps(lane, replica, context.rest)
+        return SingleRowSteps(lane, replica, RowByRow(fit, replica), most, context.raise_if_stopped)
+    return OwnSteps(lane, replica, context.raise_if_stopped)
 
 
 class SingleRowSteps:
@@ -418,23 +420,28 @@ class SingleRowSteps:
     rows : RowByRow
     most : int
         Batches in one call at most.
-    rest : callable
+    raise_if_stopped : callable
         Called between calls; may raise.
     """
 
     def __init__(
-        self, lane: Lane, replica: Shard, rows: RowByRow, most: int, rest: Callable[[], None]
+        self,
+        lane: Lane,
+        replica: Shard,
+        rows: RowByRow,
+        most: int,
+        raise_if_stopped: Callable[[], None],
     ) -> None:
         self._lane = lane
         self._replica = replica
         self._rows = rows
         self._batches_per_call = 1 if lane.tells_step_callbacks else most
-        self._rest = rest
+        self._raise_if_stopped = raise_if_stopped
 
     def take(self, count: int) -> None:
         """Take the steps of `count` batches."""
         while count > 0:
-            self._rest()
+            self._raise_if_stopped()
             batches = self._replica.steps_at_once(min(count, self._batches_per_call))
             self._rows.step(self._lane, batches)
             count -= batches
@@ -451,14 +458,16 @@ class OwnSteps:
     lane : Lane
     replica : Shard
         Where the lane computes.
-    rest : callable
+    raise_if_stopped : callable
         Called between steps; may raise.
     """
 
-    def __init__(self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, lane: Lane, replica: Shard, raise_if_stopped: Callable[[], None] = lambda: None
+    ) -> None:
         self._lane = lane
         self._replica = replica
-        self._rest = rest
+        self._raise_if_stopped = raise_if_stopped
         self._recorded: Any | None = None
         # A recorded step updates the replica, so it must be where the lane computes.
         is_local = lane.backend.device == "cpu" or replica.on_device
@@ -467,7 +476,7 @@ class OwnSteps:
     def take(self, count: int) -> None:
         """Take the next steps of the lane."""
         while count > 0:
-            self._rest()
+            self._raise_if_stopped()
             count -= self._take_recorded_steps(count) or self._take_single_step()
 
     def draw_rows_ahead(self, count: int) -> None:
@@ -599,6 +608,8 @@ class ReplicaTeamSteps:
             run.run()
         finally:
             # A lost trainer may end the call early: steps that were not made are not counted.
-            replica.uncount_steps(steps[run.made :])
+            replica.uncount_steps(steps[run.n_steps_made :])
             for i, (lane, (_, rows)) in enumerate(zip(context.lanes, drawn, strict=True)):
-                lane.count_made_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])
+                lane.count_made_steps(
+                    rows[: run.n_steps_made], run.losses[: run.n_steps_made, i], run.seconds[i]
+                )

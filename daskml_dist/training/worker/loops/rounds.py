@@ -162,7 +162,7 @@ class SumLog:
         return self
 
     @property
-    def reach(self) -> tuple[int, int]:
+    def held_range(self) -> tuple[int, int]:
         """Return the number of sums, and the first remembered; the largest pair is the best log."""
         return len(self.reports), self.first
 
@@ -216,7 +216,7 @@ def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
 def share_furthest(
     context: Context, reach: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8] | None:
-    """Return what the trainer with the largest `reach` packs; None where all have the same.
+    """Return what the trainer with the largest `held_range` packs; None where all have the same.
 
     Every loop of a solver begins so after a loss: trainers may have seen different numbers of sums.
     """

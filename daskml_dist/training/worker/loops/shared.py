@@ -147,7 +147,7 @@ class SharedReplica:
                     self._wait_for_slow_threads(lane)
                     if self._stopped or self._context.failed:
                         return
-                    self._context.rest()
+                    self._context.raise_if_stopped()
                     self._step_lane(lane)
                     _, at = heappop(behind)
                     if self._has_steps_left(lane, number):
@@ -162,7 +162,7 @@ class SharedReplica:
         while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
             if self._stopped or self._context.failed:
                 return
-            self._context.rest()
+            self._context.raise_if_stopped()
             time.sleep(_NAP)
 
     def _has_steps_left(self, lane: Lane, number: int) -> bool:

@@ -54,7 +54,7 @@ _BASES = (Statistic, RowState, Loss)
 def run_solver_loop(context: Context) -> Solution | None:
     """Run the fit's solver; rank 0 returns the solution."""
     rounds = _SumMaker(context)
-    if (packed := share_furthest(context, rounds.log.reach, rounds.log.packed)) is not None:
+    if (packed := share_furthest(context, rounds.log.held_range, rounds.log.packed)) is not None:
         rounds.log.replace_by(packed)
     if context.rank:
         rounds.answer_questions()
