@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import PAGES, ROOT
 
 PROOF = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
 def test_tests_and_logs_are_there() -> None:
@@ -24,10 +23,11 @@ def test_benchmarks_are_there() -> None:
     assert not {name for name in files if not (ROOT / "benchmarks" / name).is_file()}
 
 
-def test_each_figure_of_the_table_has_a_row() -> None:
-    figures = set(re.findall(r"`python -m benchmarks (\w+)`", BENCHMARKS))
+def test_each_figure_of_the_pages_has_a_row() -> None:
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.values())
+    figures = set(re.findall(r"python -m benchmarks (\w+)`", texts))
     rows = set(re.findall(r"python -m benchmarks (\w+)`", PROOF))
-    assert len(figures) > 20
+    assert len(figures) > 30
     assert not figures - rows
 
 
