@@ -32,13 +32,15 @@ class RunLog:
     def __init__(self, name: str, tiny: bool) -> None:
         self._name, self._tiny = name, tiny
         self._begin, self._load = time.perf_counter(), psutil.getloadavg()[0]
+        # Clusters leave variables of their workers behind.
+        self._choices = _choices()
         self._date = datetime.datetime.now(datetime.UTC)
 
     def write(self, folder: Path, text: str) -> None:
         """Write FOLDER/NAME.txt; a log of an earlier run is replaced."""
         seconds = time.perf_counter() - self._begin
         memory = psutil.virtual_memory().total / 2**30
-        command = f"{_choices()}python -m benchmarks {self._name}{' --tiny' * self._tiny}"
+        command = f"{self._choices}python -m benchmarks {self._name}{' --tiny' * self._tiny}"
         head = [
             f"command: {command}",
             f"begun: {self._date:%Y-%m-%d %H:%M} UTC, {seconds:.0f} s",

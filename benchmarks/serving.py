@@ -1,7 +1,8 @@
 """Requests a second of services on one core, by wrk, beside other servers where they are installed.
 
 wrk (``apt-get install wrk``) runs on another core: both are pinned where there are two. All serve
-the same coefficients: ours the fitted model, the others its twin of scikit-learn.
+the same coefficients: ours the fitted model, the others its twin of scikit-learn. With
+``DASKML_DIST_SERVING=peers`` the second table, of other kinds of models, is left out.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def run(tiny: bool = False) -> str:
     head = ["", "body", "requests a CPU second", "requests/s", "p50, ms", "p99, ms", "failed"]
     table = markdown(title, head, rows)
     table += f"\n\nNot measured: {', '.join(left_out)}." if left_out else ""
+    if os.environ.get("DASKML_DIST_SERVING") == "peers":
+        return table
     return f"{table}\n\n{_kinds(X, y, tiny)}"
 
 
