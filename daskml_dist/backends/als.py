@@ -205,18 +205,13 @@ class LeastSquares:
 
     def solve_equations(self, system: System, n: int, out: NDArray[Any]) -> bool:
         """Solve for the factors `out` of a row of n ratings; False: the system is singular."""
-        (A, b), width = system, len(out)
+        (A, b), width, kernels = system, len(out), _load_kernels()
         shift = self.reg * (1 if self.implicit else n)
-        room, order = (
-            np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, len(A)))),
-            np.arange(len(A), dtype=np.int32),
-        )
-        solved = bool(
-            _load_kernels().solve_system(A, b, shift, *_SOLVE_LIMITS[8], room, order, width)
-        )
-        if solved:
+        room = np.zeros((4, max(kernels.RATINGS_PER_CHUNK, len(A))))
+        order = np.arange(len(A), dtype=np.int32)
+        if solved := kernels.solve_system(A, b, shift, *_SOLVE_LIMITS[8], room, order, width):
             out[:] = b[0, :width]
-        return solved
+        return bool(solved)
 
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
@@ -279,17 +274,10 @@ class LeastSquares:
         kernels, by = _load_kernels(), by.padded(out.dtype)
         vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
-        told = (
-            self.implicit,
-            self.alpha,
-            self.reg,
-            gram,
-            self.steps,
-            _GRADIENT_TOLERANCES[out.itemsize],
-        )
-        A, _ = _make_system(by, out.dtype)
+        told = self.implicit, self.alpha, self.reg, gram, self.steps
+        enough, (A, _) = _GRADIENT_TOLERANCES[out.itemsize], _make_system(by, out.dtype)
         kernels.conjugate_gradient_rows(
-            *ratings, by.factors, by.offsets, *told, A, vectors, *room, out
+            *ratings, by.factors, by.offsets, *told, enough, A, vectors, *room, out
         )
 
 
@@ -302,10 +290,8 @@ def _load_kernels() -> Any:
 
 def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return zeros for the matrix and the right side of a row's normal equations."""
-    A, b = (
-        _allocate_aligned((by.whole_width, by.whole_width), dtype),
-        _allocate_aligned((1, by.whole_width), dtype),
-    )
+    width = by.whole_width
+    A, b = _allocate_aligned((width, width), dtype), _allocate_aligned((1, width), dtype)
     A[...], b[...] = 0, 0
     return A, b
 

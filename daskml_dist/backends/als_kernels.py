@@ -18,10 +18,9 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
-from daskml_dist.backends.intrinsics import copy_rows
+from daskml_dist.backends.intrinsics import copy_rows, emitted
 
 #: float32 entries of a 64-byte vector, to a multiple of which rows are padded.
 FLOATS_PER_VECTOR = 16
@@ -132,159 +131,138 @@ def _emit_loop(
 def _make_add_outer(height: int) -> Any:
     """Return the intrinsic `add_outer_rows` that updates `height` rows of the matrix at once."""
 
-    def add(
-        context: Any, A: Any, j: Any, k: Any, Y: Any, rows: Any, weights: Any, start: Any, stop: Any
-    ) -> Any:
+    @emitted(
+        lambda A, j, k, Y, rows, weights, start, stop: types.void(
+            A, j, k, Y, rows, weights, start, stop
+        )
+    )
+    def add(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         """Add ``weights[i] y[j : j + height] y[k : k + vector]'`` of the rows y of some i to A."""
+        A, Y, rows, weights = (
+            _Row(context, builder, signature.args[i], given[i]) for i in (0, 3, 4, 5)
+        )
+        j, k = given[1], given[2]
+        steps = [ir.Constant(_INT64, r) for r in range(height)]
+        places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            A, Y, rows, weights = (
-                _Row(context, builder, signature.args[i], given[i]) for i in (0, 3, 4, 5)
-            )
-            j, k = given[1], given[2]
-            steps = [ir.Constant(_INT64, r) for r in range(height)]
-            places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
+        # A tile of `height` rows by a vector is held while all ratings go by, as in a register
+        # tile of a matrix product: a rating costs a load of a vector and `height` of a number.
+        def more(i: Any, totals: Any) -> Any:
+            row = builder.sext(rows.entry(i), _INT64)
+            weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
+            right = Y.load(Y.place(Y.at(row, k)))
+            right = builder.fmul(right, weight, flags=_FAST_FLAGS)
+            left = Y.at(row, j)
+            lefts = [Y.entry(builder.add(left, r)) for r in steps]
+            return [
+                _emit_multiply_add(builder, _emit_broadcast(builder, one, Y.vector), right, total)
+                for one, total in zip(lefts, totals, strict=True)
+            ]
 
-            # A tile of `height` rows by a vector is held while all ratings go by, as in a register
-            # tile of a matrix product: a rating costs a load of a vector and `height` of a number.
-            def more(i: Any, totals: Any) -> Any:
-                row = builder.sext(rows.entry(i), _INT64)
-                weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
-                right = Y.load(Y.place(Y.at(row, k)))
-                right = builder.fmul(right, weight, flags=_FAST_FLAGS)
-                left = Y.at(row, j)
-                lefts = [Y.entry(builder.add(left, r)) for r in steps]
-                return [
-                    _emit_multiply_add(
-                        builder, _emit_broadcast(builder, one, Y.vector), right, total
-                    )
-                    for one, total in zip(lefts, totals, strict=True)
-                ]
+        totals = _emit_loop(builder, given[6:], [A.load(place) for place in places], more)
+        for total, place in zip(totals, places, strict=True):
+            builder.store(total, place, align=4)
+        return context.get_dummy_value()
 
-            totals = _emit_loop(builder, given[6:], [A.load(place) for place in places], more)
-            for total, place in zip(totals, places, strict=True):
-                builder.store(total, place, align=4)
-            return context.get_dummy_value()
-
-        return types.void(A, j, k, Y, rows, weights, start, stop), generate
-
-    return intrinsic(add)
+    return add
 
 
 def _make_add_rows(width: int) -> Any:
     """Return the intrinsic `add_vector_rows` that updates `width` vectors at once."""
 
-    def add(
-        context: Any, out: Any, k: Any, Y: Any, rows: Any, scales: Any, start: Any, stop: Any
-    ) -> Any:
+    @emitted(
+        lambda out, k, Y, rows, scales, start, stop: types.void(
+            out, k, Y, rows, scales, start, stop
+        )
+    )
+    def add(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         """Add ``scales[i] y[k : k + width * vector]`` of the rows y of some i to the same of out.
 
         `out` is a matrix of one row.
         """
+        out, Y, rows, scales = (
+            _Row(context, builder, signature.args[i], given[i]) for i in (0, 2, 3, 4)
+        )
+        steps = [ir.Constant(_INT64, v * Y.vector.count) for v in range(width)]
+        columns = [builder.add(given[1], step) for step in steps]
+        places = [out.place(column) for column in columns]
 
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            out, Y, rows, scales = (
-                _Row(context, builder, signature.args[i], given[i]) for i in (0, 2, 3, 4)
-            )
-            steps = [ir.Constant(_INT64, v * Y.vector.count) for v in range(width)]
-            columns = [builder.add(given[1], step) for step in steps]
-            places = [out.place(column) for column in columns]
+        def more(i: Any, totals: Any) -> Any:
+            row = builder.sext(rows.entry(i), _INT64)
+            scale = _emit_broadcast(builder, scales.entry(i), Y.vector)
+            return [
+                _emit_multiply_add(builder, scale, Y.load(Y.place(Y.at(row, column))), total)
+                for column, total in zip(columns, totals, strict=True)
+            ]
 
-            def more(i: Any, totals: Any) -> Any:
-                row = builder.sext(rows.entry(i), _INT64)
-                scale = _emit_broadcast(builder, scales.entry(i), Y.vector)
-                return [
-                    _emit_multiply_add(builder, scale, Y.load(Y.place(Y.at(row, column))), total)
-                    for column, total in zip(columns, totals, strict=True)
-                ]
-
-            totals = _emit_loop(builder, given[5:], [out.load(place) for place in places], more)
-            for total, place in zip(totals, places, strict=True):
-                builder.store(total, place, align=4)
-            return context.get_dummy_value()
-
-        return types.void(out, k, Y, rows, scales, start, stop), generate
-
-    return intrinsic(add)
-
-
-@intrinsic
-def _emit_add_row(
-    context: Any, out: Any, i: Any, X: Any, j: Any, scale: Any, start: Any, stop: Any
-) -> Any:
-    """Add ``scale X[j, start:stop]`` to the same of ``out[i]``; whole vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        out, X = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-        scale = _emit_broadcast(builder, given[4], X.vector)
-        step = ir.Constant(_INT64, X.vector.count)
-        with cgutils.for_range_slice(builder, given[5], given[6], step) as (k, _):
-            place = out.place(out.at(given[1], k))
-            row = X.load(X.place(X.at(given[3], k)))
-            builder.store(_emit_multiply_add(builder, scale, row, out.load(place)), place, align=4)
+        totals = _emit_loop(builder, given[5:], [out.load(place) for place in places], more)
+        for total, place in zip(totals, places, strict=True):
+            builder.store(total, place, align=4)
         return context.get_dummy_value()
 
-    return types.void(out, i, X, j, X.dtype, start, stop), generate
+    return add
 
 
-@intrinsic
-def _emit_dot(context: Any, X: Any, i: Any, Y: Any, j: Any, start: Any, stop: Any) -> Any:
+@emitted(lambda out, i, X, j, scale, start, stop: types.void(out, i, X, j, X.dtype, start, stop))
+def add_scaled_row(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    """Add ``scale X[j, start:stop]`` to the same of ``out[i]``; whole vectors."""
+    out, X = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
+    scale = _emit_broadcast(builder, given[4], X.vector)
+    step = ir.Constant(_INT64, X.vector.count)
+    with cgutils.for_range_slice(builder, given[5], given[6], step) as (k, _):
+        place = out.place(out.at(given[1], k))
+        row = X.load(X.place(X.at(given[3], k)))
+        builder.store(_emit_multiply_add(builder, scale, row, out.load(place)), place, align=4)
+    return context.get_dummy_value()
+
+
+@emitted(lambda X, i, Y, j, start, stop: X.dtype(X, i, Y, j, start, stop))
+def dot_vectors(context: Any, builder: Any, signature: Any, given: Any) -> Any:
     """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``, both of
     whole vectors.
     """
+    X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
+    count = ir.Constant(_INT64, X.vector.count)
+    bounds = [builder.sdiv(one, count) for one in given[4:]]
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
-        count = ir.Constant(_INT64, X.vector.count)
-        bounds = [builder.sdiv(one, count) for one in given[4:]]
+    def more(at: Any, totals: Any) -> Any:
+        k = builder.mul(at, count)
+        left, right = (
+            rows.load(rows.place(rows.at(row, k))) for rows, row in ((X, given[1]), (Y, given[3]))
+        )
+        return [_emit_multiply_add(builder, left, right, totals[0])]
 
-        def more(at: Any, totals: Any) -> Any:
-            k = builder.mul(at, count)
-            left, right = (
-                rows.load(rows.place(rows.at(row, k)))
-                for rows, row in ((X, given[1]), (Y, given[3]))
-            )
-            return [_emit_multiply_add(builder, left, right, totals[0])]
-
-        (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector, None)], more)
-        return _emit_lane_sum(builder, parts)
-
-    return X.dtype(X, i, Y, j, start, stop), generate
+    (parts,) = _emit_loop(builder, bounds, [ir.Constant(X.vector, None)], more)
+    return _emit_lane_sum(builder, parts)
 
 
-@intrinsic
-def _emit_dot_fours(
-    context: Any, x: Any, Y: Any, rows: Any, out: Any, stop: Any, width: Any
-) -> Any:
+@emitted(lambda x, Y, rows, out, stop, width: types.void(x, Y, rows, out, stop, width))
+def dot_four_rows(context: Any, builder: Any, signature: Any, given: Any) -> Any:
     """Write products of ``x[0, :width]`` and the rows y of the i below `stop` to ``out[i]``.
 
     Whole vectors, and four rows at a time: `stop` is a multiple of 4. The bits are those of
     `dot_vectors`.
     """
+    x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
+    count, none = ir.Constant(_INT64, x.vector.count), ir.Constant(_INT64, 0)
+    steps = [ir.Constant(_INT64, r) for r in range(4)]
+    whole = builder.sdiv(given[5], count)
+    with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT64, 4)) as (i, _):
+        at = [builder.add(i, step) for step in steps]
+        starts = [Y.at(builder.sext(rows.entry(one), _INT64), none) for one in at]
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
-        count, none = ir.Constant(_INT64, x.vector.count), ir.Constant(_INT64, 0)
-        steps = [ir.Constant(_INT64, r) for r in range(4)]
-        whole = builder.sdiv(given[5], count)
-        with cgutils.for_range_slice(builder, none, given[4], ir.Constant(_INT64, 4)) as (i, _):
-            at = [builder.add(i, step) for step in steps]
-            starts = [Y.at(builder.sext(rows.entry(one), _INT64), none) for one in at]
+        def more(v: Any, totals: Any) -> Any:
+            k = builder.mul(v, count)
+            left = x.load(x.place(k))
+            return [
+                _emit_multiply_add(builder, left, Y.load(Y.place(builder.add(start, k))), total)
+                for start, total in zip(starts, totals, strict=True)
+            ]
 
-            def more(v: Any, totals: Any) -> Any:
-                k = builder.mul(v, count)
-                left = x.load(x.place(k))
-                return [
-                    _emit_multiply_add(builder, left, Y.load(Y.place(builder.add(start, k))), total)
-                    for start, total in zip(starts, totals, strict=True)
-                ]
-
-            zeros = [ir.Constant(x.vector, None)] * 4
-            for one, parts in zip(at, _emit_loop(builder, (none, whole), zeros, more), strict=True):
-                out.put(one, _emit_lane_sum(builder, parts))
-        return context.get_dummy_value()
-
-    return types.void(x, Y, rows, out, stop, width), generate
+        zeros = [ir.Constant(x.vector, None)] * 4
+        for one, parts in zip(at, _emit_loop(builder, (none, whole), zeros, more), strict=True):
+            out.put(one, _emit_lane_sum(builder, parts))
+    return context.get_dummy_value()
 
 
 # Compiled functions, under the names by which the loops below call them.
@@ -294,9 +272,6 @@ add_outer_four_rows: Any = _make_add_outer(4)
 #: ``add_rows(out, k, Y, rows, scales, start, stop)`` of one vector, and of 4.
 add_vector_rows: Any = _make_add_rows(1)
 add_vector_rows_wide: Any = _make_add_rows(4)
-add_scaled_row: Any = _emit_add_row
-dot_vectors: Any = _emit_dot
-dot_four_rows: Any = _emit_dot_fours
 
 
 #: Ratings of a chunk, whose factors stay in a core's cache while all tiles of the matrix pass over

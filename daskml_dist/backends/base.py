@@ -73,6 +73,25 @@ class Step:
         return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
 
 
+class ReplicaSteps:
+    """Base class of many steps in one call, bound to the arrays of a replica.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    step : Step
+        The first step, whose arrays the others have too.
+    """
+
+    def __init__(self, optimizer: Any, step: Step) -> None:
+        self._optimizer, self._state = optimizer, step.state(optimizer)
+
+    def serves(self, step: Step) -> bool:
+        """Return whether a step is of the same arrays: a replica's change when it is restored."""
+        pairs = zip(self._state, step.state(self._optimizer), strict=True)
+        return all(one is other for one, other in pairs)
+
+
 #: Products of rows and centroids that are made at once: 8 MiB of float64, the largest array of a
 #: pass over any number of rows.
 _PRODUCTS_AT_ONCE = 1 << 20

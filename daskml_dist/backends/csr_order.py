@@ -47,11 +47,7 @@ def count_column_entries(some: Source, n_columns: int) -> NDArray[np.int64]:
 
 
 def sort_into_csr(
-    some: Source,
-    n_rows: int,
-    uses: NDArray[np.int64],
-    place: NDArray[np.int32],
-    dtype: Any,
+    some: Source, n_rows: int, uses: NDArray[np.int64], place: NDArray[np.int32], dtype: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
     """Return entries as a CSR matrix; duplicates stay apart, in their order.
 

@@ -68,12 +68,9 @@ class PinnedCopy:
             sent.synchronize()  # until the buffer's previous transfer is done
             buffer[: chunk.nbytes] = chunk
             cp.cuda.runtime.memcpyAsync(
-                out.data.ptr + start,
-                buffer.ctypes.data,
-                chunk.nbytes,
-                cp.cuda.runtime.memcpyHostToDevice,
-                stream.ptr,
-            )
+                out.data.ptr + start, buffer.ctypes.data, chunk.nbytes,
+                cp.cuda.runtime.memcpyHostToDevice, stream.ptr,
+            )  # fmt: skip
             sent.record(stream)
         stream.synchronize()
         return out
@@ -238,15 +235,9 @@ class CupyBackend(Backend):
         return row_slices(n_rows, n_rows if X.dtype == out.dtype else _FLOAT32_SUM_ROWS)
 
     def add_fused(
-        self,
-        kernel: str | None,
-        w: Any,
-        X: Any,
-        y: Any,
-        weight: Any | None,
-        out: Any,
+        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any,
         parameters: tuple[float, ...] = (),
-    ) -> Any | None:
+    ) -> Any | None:  # fmt: skip
         """Add the gradient to `out` in one reading of the rows; return the loss, or None.
 
         None: there is no kernel for this loss, shape or dtype. The softmax of several classes may
@@ -319,13 +310,9 @@ class CupyBackend(Backend):
         return True
 
     def gather(
-        self,
-        loss: Any,
-        shape: tuple[int, int],
-        blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int,
-        few: bool = False,
-    ) -> DeviceGather | None:
+        self, loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int, few: bool = False,
+    ) -> DeviceGather | None:  # fmt: skip
         """Return a gather whose kernels read batch rows in place from the blocks, or None."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)

@@ -153,18 +153,9 @@ class Calls:
         )  # fmt: skip
 
     def gradient(
-        self,
-        kernel: str,
-        parameter: float,
-        rows: DenseRows | CsrRows,
-        w: Any,
-        out: Any,
-        loss: Any,
-        *,
-        add: bool = True,
-        count: Any = None,
-        partials: Any = None,
-    ) -> list[KernelCall]:
+        self, kernel: str, parameter: float, rows: DenseRows | CsrRows, w: Any, out: Any, loss: Any,
+        *, add: bool = True, count: Any = None, partials: Any = None,
+    ) -> list[KernelCall]:  # fmt: skip
         """Return the launches that make the gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
@@ -189,22 +180,12 @@ class Calls:
         # order. Atomic additions would need one launch, and give other bits in each run.
         total = kernels.launch("sum_partials", at.grid, rows.d, rows.dtype, self._n_sms)
         sums = partials, out, loss, at.grid, rows.d, intercept, int(add)
-        return [
-            make("linear_gradient", at, *arrays, *numbers),
-            make("sum_partials", total, *sums),
-        ]
+        return [make("linear_gradient", at, *arrays, *numbers), make("sum_partials", total, *sums)]
 
     def _csr_gradient(
-        self,
-        kernel: str,
-        parameter: float,
-        rows: CsrRows,
-        w: Any,
-        out: Any,
-        loss: Any,
-        add: bool,
+        self, kernel: str, parameter: float, rows: CsrRows, w: Any, out: Any, loss: Any, add: bool,
         count: Any,
-    ) -> list[KernelCall]:
+    ) -> list[KernelCall]:  # fmt: skip
         """Return the launches of :meth:`gradient` for sparse rows."""
         chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
 
@@ -273,15 +254,9 @@ class Calls:
         )
 
     def kmeans(
-        self,
-        X: Any,
-        shift: Any | None,
-        centroids: Any,
-        weight: Any | None,
-        sums: Any,
-        counts: Any,
+        self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, sums: Any, counts: Any,
         inertia: Any,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return the launch that adds rows, weights and squared distances to their nearest
         centroid's sums.
 
@@ -348,14 +323,9 @@ class Calls:
         return self._call("gather_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
 
     def _call(
-        self,
-        source: str,
-        dtype: Any,
-        function: str,
-        at: kernels.Launch | None,
-        *arguments: Any,
+        self, source: str, dtype: Any, function: str, at: kernels.Launch | None, *arguments: Any,
         **chosen: Any,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return the launch of a function of a source, compiled for the chosen options."""
         assert at is not None
         options = kernels.options(source, dtype, **chosen)

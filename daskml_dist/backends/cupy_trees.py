@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -340,10 +341,8 @@ class CupyTrees:
         for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
             # The words of `Leaf` in tree_splits.cu: histograms stay where they are, by address and
             # stride.
-            row[0], row[1] = (
-                self._calls.address(leaf.hist),
-                leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES,
-            )
+            row[0] = self._calls.address(leaf.hist)
+            row[1] = leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES
             row[2:5] = leaf.totals
             of_row[5:8] = leaf.value, leaf.low, leaf.high
         allowed = np.array([leaf.allowed[of] for leaf in leaves])
@@ -376,22 +375,13 @@ class CupyTreeRows:
     """
 
     def __init__(
-        self,
-        binned_rows: Sequence[Any],
-        shape: tuple[int, int, int],
-        backend: Any,
+        self, binned_rows: Sequence[Any], shape: tuple[int, int, int], backend: Any,
         calls: TreeCalls,
-    ) -> None:
-        self.binned_rows, self._shape, self._backend, self._calls = (
-            list(binned_rows),
-            shape,
-            backend,
-            calls,
-        )
+    ) -> None:  # fmt: skip
+        self.binned_rows, self._shape = list(binned_rows), shape
+        self._backend, self._calls = backend, calls
         ends = np.cumsum([binned.n for binned in binned_rows]).tolist()
-        self._places = [
-            slice(end - binned.n, end) for end, binned in zip(ends, binned_rows, strict=True)
-        ]
+        self._places = [slice(a, b) for a, b in pairwise([0, *ends])]
         self.n = n = int(ends[-1])
         cp, k = calls.cupy, len(binned_rows[0].extra["raw"])
         if n > _MAX_ROWS:
@@ -404,17 +394,14 @@ class CupyTreeRows:
                 f"y has {k:,} classes, and boosting on a GPU takes {_MAX_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        self._bins = self._joined([binned.rows for binned in binned_rows])
-        self._y = self._joined([binned.y for binned in binned_rows])
-        self._salt = self._joined([binned.salt for binned in binned_rows])
+        self._bins, self._y, self._salt = (
+            self._joined([getattr(binned, name) for binned in binned_rows])
+            for name in ("rows", "y", "salt")
+        )
         # All rows have weights, or none; of a lane without rows nobody knows.
-        if all(binned.weight is None for binned in binned_rows):
-            self._weight = None
-        else:
-            weights = [
-                binned.y if binned.weight is None else binned.weight for binned in binned_rows
-            ]
-            self._weight = self._joined(weights)
+        weights = [b.y if b.weight is None else b.weight for b in binned_rows]
+        has_weights = any(binned.weight is not None for binned in binned_rows)
+        self._weight = self._joined(weights) if has_weights else None
         self._raw = cp.empty((k, n), np.float64)
         for binned, at in zip(binned_rows, self._places, strict=True):
             self._raw[:, at] = backend.to_device(binned.extra["raw"])

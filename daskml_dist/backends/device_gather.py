@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows, KernelCall
 from daskml_dist.backends.row_slices import Draw
 
 
-class RecordedSteps:
+class RecordedSteps(ReplicaSteps):
     """Steps of one replica along the batches of one gather, several in one launch.
 
     The kernels of so many steps are recorded once, as a CUDA graph, which runs them all. What
@@ -32,9 +32,8 @@ class RecordedSteps:
 
     def __init__(self, gather: DeviceGather, optimizer: Any, step: Step) -> None:
         self._cp = cupy = gather.calls.cupy
+        super().__init__(optimizer, step)
         self._gather = gather
-        self._optimizer = optimizer
-        self._state = step.state(optimizer)
         #: Steps that can be made together.
         self.most = gather.most
         self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
@@ -58,11 +57,6 @@ class RecordedSteps:
             # A step at the columns alone leaves zeros for the next gradient.
             return [*gradient, calls.adagrad_at(rows, step, numbers)]
         return [*gradient, calls.update(self._optimizer, step, self._state[1:], numbers)]
-
-    def serves(self, step: Step) -> bool:
-        """Say if a step is of the same arrays: those of a replica change when it is restored."""
-        pairs = zip(self._state, step.state(self._optimizer), strict=True)
-        return all(one is other for one, other in pairs)
 
     def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
         """Make steps, at most as many as can be made together."""
@@ -127,12 +121,9 @@ class DeviceGather:
     """
 
     def __init__(
-        self,
-        calls: Calls,
-        loss: tuple[str, float],
-        blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int,
-    ) -> None:
+        self, calls: Calls, loss: tuple[str, float],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int,
+    ) -> None:  # fmt: skip
         self._cp = cupy = calls.cupy
         self.calls = calls
         self.loss = loss

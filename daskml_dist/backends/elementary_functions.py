@@ -111,11 +111,8 @@ def _exponentiate_few(x: NDArray[np.float64]) -> None:
 @_exact
 def exponentiate_in_place(x: Any) -> None:
     """Make ``exp(x)`` of numbers, of shape (n,), in their place."""
-    shifted, first, second = (
-        np.empty(_TILE_NUMBERS),
-        np.empty(_TILE_NUMBERS),
-        np.empty(_TILE_NUMBERS),
-    )
+    shifted = np.empty(_TILE_NUMBERS)
+    first, second = np.empty(_TILE_NUMBERS), np.empty(_TILE_NUMBERS)
     for start in range(0, len(x), _TILE_NUMBERS):
         part = x[start : start + _TILE_NUMBERS]
         for i in range(len(part)):
@@ -136,19 +133,10 @@ def exponentiate_in_place(x: Any) -> None:
             whole = shifted[i] - _SHIFT
             # Reduction of the argument, then a Taylor polynomial of degree 13.
             rest = part[i] - whole * _LOG_2 - whole * _LOG_2_REST
-            total = _C13 * rest + _C12
-            total = total * rest + _C11
-            total = total * rest + _C10
-            total = total * rest + _C9
-            total = total * rest + _C8
-            total = total * rest + _C7
-            total = total * rest + _C6
-            total = total * rest + _C5
-            total = total * rest + _C4
-            total = total * rest + _C3
-            total = total * rest + 0.5
-            total = total * rest + 1.0
-            total = total * rest + 1.0
+            total = ((_C13 * rest + _C12) * rest + _C11) * rest + _C10
+            total = (((total * rest + _C9) * rest + _C8) * rest + _C7) * rest + _C6
+            total = (((total * rest + _C5) * rest + _C4) * rest + _C3) * rest + 0.5
+            total = (total * rest + 1.0) * rest + 1.0
             part[i] = total * first[i] * second[i]
 
 
@@ -173,13 +161,8 @@ def _exp_float32(x: Any) -> Any:
     # x = k log(2) + r with |r| <= log(2) / 2; log(2) in two parts keeps r exact.
     k = shifted - _f4(12582912)
     r = (x - k * _f4(0.693359375)) - k * _f4(-2.12194440e-4)
-    p = _f4(1 / 5040) * r + _f4(1 / 720)
-    p = p * r + _f4(1 / 120)
-    p = p * r + _f4(1 / 24)
-    p = p * r + _f4(1 / 6)
-    p = p * r + _f4(0.5)
-    p = p * r + _f4(1)
-    p = p * r + _f4(1)
+    p = ((_f4(1 / 5040) * r + _f4(1 / 720)) * r + _f4(1 / 120)) * r + _f4(1 / 24)
+    p = (((p * r + _f4(1 / 6)) * r + _f4(0.5)) * r + _f4(1)) * r + _f4(1)
     # 2**k by its exponent bits.
     return p * _i4((_f4(shifted).view(np.int32) + _i4(127)) << _i4(23)).view(np.float32)
 
@@ -191,19 +174,10 @@ def _exp_float64(x: Any) -> Any:
     shifted = x * 1.4426950408889634 + 6755399441055744.0
     k = shifted - 6755399441055744.0
     r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10
-    p = 1 / 6227020800 * r + 1 / 479001600
-    p = p * r + 1 / 39916800
-    p = p * r + 1 / 3628800
-    p = p * r + 1 / 362880
-    p = p * r + 1 / 40320
-    p = p * r + 1 / 5040
-    p = p * r + 1 / 720
-    p = p * r + 1 / 120
-    p = p * r + 1 / 24
-    p = p * r + 1 / 6
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
+    p = ((_C13 * r + _C12) * r + _C11) * r + _C10
+    p = (((p * r + _C9) * r + _C8) * r + _C7) * r + _C6
+    p = (((p * r + _C5) * r + _C4) * r + _C3) * r + 0.5
+    p = (p * r + 1.0) * r + 1.0
     return p * _i8((_f8(shifted).view(np.int64) + _i8(1023)) << _i8(52)).view(np.float64)
 
 
@@ -212,13 +186,8 @@ def _log1p_float32(e: Any) -> Any:
     """Return ``log(1 + e)`` of 0 <= e <= 1: the series of ``2 atanh(e / (2 + e))``."""
     s = e / (_f4(2) + e)
     q = s * s
-    p = _f4(1 / 15) * q + _f4(1 / 13)
-    p = p * q + _f4(1 / 11)
-    p = p * q + _f4(1 / 9)
-    p = p * q + _f4(1 / 7)
-    p = p * q + _f4(1 / 5)
-    p = p * q + _f4(1 / 3)
-    p = p * q + _f4(1)
+    p = ((_f4(1 / 15) * q + _f4(1 / 13)) * q + _f4(1 / 11)) * q + _f4(1 / 9)
+    p = (((p * q + _f4(1 / 7)) * q + _f4(1 / 5)) * q + _f4(1 / 3)) * q + _f4(1)
     return _f4(2) * s * p
 
 
@@ -227,22 +196,10 @@ def _log1p_float64(e: Any) -> Any:
     """Return ``log(1 + e)`` of 0 <= e <= 1: 17 terms of the series of `_log1p_float32`."""
     s = e / (2.0 + e)
     q = s * s
-    p = 1 / 33 * q + 1 / 31
-    p = p * q + 1 / 29
-    p = p * q + 1 / 27
-    p = p * q + 1 / 25
-    p = p * q + 1 / 23
-    p = p * q + 1 / 21
-    p = p * q + 1 / 19
-    p = p * q + 1 / 17
-    p = p * q + 1 / 15
-    p = p * q + 1 / 13
-    p = p * q + 1 / 11
-    p = p * q + 1 / 9
-    p = p * q + 1 / 7
-    p = p * q + 1 / 5
-    p = p * q + 1 / 3
-    p = p * q + 1.0
+    p = (((1 / 33 * q + 1 / 31) * q + 1 / 29) * q + 1 / 27) * q + 1 / 25
+    p = (((p * q + 1 / 23) * q + 1 / 21) * q + 1 / 19) * q + 1 / 17
+    p = (((p * q + 1 / 15) * q + 1 / 13) * q + 1 / 11) * q + 1 / 9
+    p = (((p * q + 1 / 7) * q + 1 / 5) * q + 1 / 3) * q + 1.0
     return 2.0 * s * p
 
 

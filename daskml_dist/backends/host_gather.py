@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.host_update import compile_update
@@ -139,11 +139,8 @@ def _set_batch_gradient(
     size = n_features * item
     fetched = min(size, _PREFETCHED_BYTES)
     where, weight = np.empty(_TILE_ROWS, np.int64), np.ones(_TILE_ROWS, dtype)
-    y, g, values = (
-        np.empty(_TILE_ROWS, dtype),
-        np.empty(_TILE_ROWS, dtype),
-        np.empty(_TILE_ROWS, dtype),
-    )
+    y, g = np.empty(_TILE_ROWS, dtype), np.empty(_TILE_ROWS, dtype)
+    values = np.empty(_TILE_ROWS, dtype)
     grad[:] = 0
     # A literal would have numba compile what it is given to once more.
     none = np.int64(0)
@@ -176,20 +173,9 @@ def _set_batch_gradient(
 
 
 def _take_steps(
-    blocks: Any,
-    parts: Any,
-    rows: Any,
-    rates: Any,
-    numbers: Any,
-    state: Any,
-    grad: Any,
-    losses: Any,
-    n_penalised: Any,
-    l1: Any,
-    l2: Any,
-    parameters: Any,
-    n_features: Any,
-) -> None:
+    blocks: Any, parts: Any, rows: Any, rates: Any, numbers: Any, state: Any, grad: Any,
+    losses: Any, n_penalised: Any, l1: Any, l2: Any, parameters: Any, n_features: Any,
+) -> None:  # fmt: skip
     """Take an optimizer's step along each batch.
 
     Parameters
@@ -243,7 +229,7 @@ class HostGather:
     ) -> None:
         self._hold(blocks)
         first = next(iter(blocks.values()))[0]
-        self.n_features, self.dtype = first.shape[1], first.dtype
+        self.n_features, self.dtype = int(first.shape[1]), np.dtype(first.dtype)
         #: Steps that can be made together.
         self.most_steps = min(
             _MAX_STEPS_AT_ONCE, max(1, _MAX_ENTRIES_AT_ONCE // max(n_rows * self.n_features, 1))
@@ -283,7 +269,7 @@ class HostGather:
         return float(loss)
 
 
-class BatchSteps:
+class BatchSteps(ReplicaSteps):
     """Steps of one replica along the batches of one gather, many in one call.
 
     Parameters
@@ -299,8 +285,7 @@ class BatchSteps:
         self._gather = gather
         #: Steps that can be made together.
         self.most = gather.most_steps
-        self._optimizer = optimizer
-        self._state = step.state(optimizer)
+        super().__init__(optimizer, step)
         self._scratch = np.empty(len(step.w), step.w.dtype)
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
@@ -312,11 +297,6 @@ class BatchSteps:
             _update_state=loops[0],
             _update_at_rest=loops[1],
         )
-
-    def serves(self, step: Step) -> bool:
-        """Say if a step is of the same arrays: those of a replica change when it is restored."""
-        pairs = zip(self._state, step.state(self._optimizer), strict=True)
-        return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps."""
@@ -399,14 +379,9 @@ class StreamGather(HostGather):
     """
 
     def __init__(
-        self,
-        loss: Any,
-        n_features: int,
-        dtype: Any,
-        find: Callable[[int], tuple[Any, Any, Any | None]],
-        n_rows: int,
-        most_steps: int,
-    ) -> None:
+        self, loss: Any, n_features: int, dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]], n_rows: int, most_steps: int,
+    ) -> None:  # fmt: skip
         nothing = np.empty((0, n_features), dtype), np.empty(0, dtype), None
         super().__init__(loss, {-1: nothing}, n_rows)
         self.most_steps = max(1, min(self.most_steps, most_steps))

@@ -32,20 +32,9 @@ def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any)
 
 
 def update_at(
-    state: Any,
-    index: Any,
-    grad: Any,
-    rows: Any,
-    rate: Any,
-    l1: Any,
-    l2: Any,
-    n_penalised: Any,
-    row_rate_sums: Any,
-    rate_sum: Any,
-    step_rate: Any,
-    longest: Any,
-    numbers: Any,
-) -> None:
+    state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
+    row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, numbers: Any,
+) -> None:  # fmt: skip
     """Take one step.
 
     Parameters
@@ -174,14 +163,9 @@ class CoordinateUpdates:
         )
 
     def __call__(
-        self,
-        index: NDArray[np.int64],
-        grad: NDArray[Any],
-        rows: float,
-        lr: float,
-        number: int,
+        self, index: NDArray[np.int64], grad: NDArray[Any], rows: float, lr: float, number: int,
         rate_sum: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take a step.
 
         Parameters
@@ -283,10 +267,8 @@ def can_compile_update(optimizer: Any, step: Step) -> bool:
     """Return whether numba compiles `elementwise_update`: a user's is tried on the first row."""
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
-    w, opt_state = (
-        step.w[:1].copy(),
-        {name: array[:1].copy() for name, array in step.opt_state.items()},
-    )
+    w = step.w[:1].copy()
+    opt_state = {name: array[:1].copy() for name, array in step.opt_state.items()}
     one = replace(step, w=w, opt_state=opt_state, n_penalised=min(step.n_penalised, 1))
     return Updates(optimizer, one)(w * 0, 1.0, step.lr, step.number)
 

@@ -82,15 +82,9 @@ def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
 
 
 def add_expected(
-    backend: Any,
-    X: Any,
-    shift: Any,
-    constants: Any,
-    means: Any,
-    factors: Any,
-    weight: Any | None,
+    backend: Any, X: Any, shift: Any, constants: Any, means: Any, factors: Any, weight: Any | None,
     out: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Add the moments of each component's share of the rows, as it is expected; an E-step.
 
     Parameters

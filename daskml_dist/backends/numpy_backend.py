@@ -144,11 +144,8 @@ _MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES = 1 << 10, 1 << 26
 _MIN_MOVED_ENTRIES = 1 << 26
 #: The module of compiled loops; where it is loaded, steps, or entries that these have moved, from
 #: which one more loop is worth it.
-_LOOPS_MODULE, _MIN_LOADED_UPDATES, _MIN_LOADED_ENTRIES = (
-    "daskml_dist.backends.compiled",
-    1 << 12,
-    1 << 23,
-)
+_LOOPS_MODULE = "daskml_dist.backends.compiled"
+_MIN_LOADED_UPDATES, _MIN_LOADED_ENTRIES = 1 << 12, 1 << 23
 #: Rows of a batch whose gradients are added up in the dtype of X.
 _MAX_ROWS_PER_SUM = 1 << 13
 
@@ -259,15 +256,9 @@ class NumpyBackend(Backend):
         return np.matmul(a, b, out=room)
 
     def add_fused(
-        self,
-        kernel: str | None,
-        w: NDArray[Any],
-        X: Any,
-        y: NDArray[Any],
-        weight: NDArray[Any] | None,
-        out: NDArray[Any],
-        parameters: tuple[float, ...] = (),
-    ) -> float | None:
+        self, kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any],
+        weight: NDArray[Any] | None, out: NDArray[Any], parameters: tuple[float, ...] = (),
+    ) -> float | None:  # fmt: skip
         """Add the gradient in one reading of the rows, for losses with a kernel and one output."""
         if isinstance(X, CSRRows):
             return add_csr_gradient(kernel, X, self._touched, y, weight, w, out, parameters)
@@ -286,15 +277,9 @@ class NumpyBackend(Backend):
         return loss
 
     def add_curved(
-        self,
-        kernel: str | None,
-        w: NDArray[Any],
-        X: Any,
-        y: NDArray[Any],
-        weight: NDArray[Any] | None,
-        gradient: NDArray[np.float64],
-        hessian: NDArray[np.float64],
-    ) -> tuple[float, float] | None:
+        self, kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any],
+        weight: NDArray[Any] | None, gradient: NDArray[np.float64], hessian: NDArray[np.float64],
+    ) -> tuple[float, float] | None:  # fmt: skip
         """Add gradient and Hessian: rows times the root of their curvature, and BLAS's symmetric
         product.
         """
@@ -358,13 +343,9 @@ class NumpyBackend(Backend):
         return min(_MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES // max(n_entries, 1))
 
     def gather(
-        self,
-        loss: Any,
-        shape: tuple[int, int],
-        blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int,
-        few: bool = False,
-    ) -> Any | None:
+        self, loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int, few: bool = False,
+    ) -> Any | None:  # fmt: skip
         """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
         None.
         """
@@ -388,14 +369,9 @@ class NumpyBackend(Backend):
         return HostGather(loss, blocks, n_rows)
 
     def stream_gather(
-        self,
-        loss: Any,
-        n_features: int,
-        dtype: Any,
-        find: Callable[[int], tuple[Any, Any, Any | None]],
-        n_rows: int,
-        most_steps: int,
-    ) -> Any | None:
+        self, loss: Any, n_features: int, dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]], n_rows: int, most_steps: int,
+    ) -> Any | None:  # fmt: skip
         """Return a compiled loop over blocks that come and go, or None."""
         if loss.evaluate_row is None:
             return None
@@ -455,13 +431,9 @@ class NumpyBackend(Backend):
         out += self._square(X)
 
     def add_products(
-        self,
-        X: Any,
-        side: NDArray[Any],
-        weight: NDArray[Any] | None,
-        out: NDArray[Any],
+        self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any],
         shift: NDArray[Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add all products at once, of dense rows copied beside `side`; rows may start at any
         byte.
         """

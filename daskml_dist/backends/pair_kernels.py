@@ -127,10 +127,7 @@ def add_pair_gradients(
     if evaluate_row is None:
         return None
     product = compiled_with(_multiply_factors, reassociates=True)
-    run, number = (
-        compiled_with(_add_pair_gradients, _evaluate_row=evaluate_row, _multiply_factors=product),
-        w.dtype.type,
-    )
+    run = compiled_with(_add_pair_gradients, _evaluate_row=evaluate_row, _multiply_factors=product)
     weight = np.empty(0, w.dtype) if weight is None else weight
-    given = rank, number(reg), number(offset), out, loss.parameters
+    given = rank, w.dtype.type(reg), w.dtype.type(offset), out, loss.parameters
     return float(run(w, at, y, weight, *given))

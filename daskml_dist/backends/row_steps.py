@@ -37,22 +37,10 @@ def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> An
 
 
 def _step_along_rows(
-    blocks: Any,
-    like: Any,
-    block: Any,
-    row: Any,
-    stops: Any,
-    cells: Any,
-    state: Any,
-    row_rate_sums: Any,
-    rate: Any,
-    rate_sum: Any,
-    l1: Any,
-    l2: Any,
-    loss_parameters: Any,
-    numbers: Any,
-    intercept: Any,
-) -> Any:
+    blocks: Any, like: Any, block: Any, row: Any, stops: Any, cells: Any, state: Any,
+    row_rate_sums: Any, rate: Any, rate_sum: Any, l1: Any, l2: Any, loss_parameters: Any,
+    numbers: Any, intercept: Any,
+) -> Any:  # fmt: skip
     """Take a step along each row; return the sum of the rows' losses before their steps.
 
     Parameters

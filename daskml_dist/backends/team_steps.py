@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.host_update import compile_update
 from daskml_dist.backends.intrinsics import (
@@ -186,7 +186,7 @@ def _take_team_steps(
     return True
 
 
-class TeamSteps:
+class TeamSteps(ReplicaSteps):
     """Steps of a replica by the gradients of a whole team, many in one call.
 
     Parameters
@@ -208,8 +208,8 @@ class TeamSteps:
         first = some[0]
         #: Steps that can be made together.
         self.most = max(1, min(gather.most_steps for gather in some) // len(some))
-        self._gathers, self._board, self._optimizer = gathers, board, optimizer
-        self._state = step.state(optimizer)
+        super().__init__(optimizer, step)
+        self._gathers, self._board = gathers, board
         self._loop, self._rest = self._bind(first, step)
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
@@ -228,11 +228,6 @@ class TeamSteps:
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         scratch = np.empty(len(step.w), step.w.dtype)
         return loop, (scratch, penalty, (gather.parameters, gather.n_features))
-
-    def serves(self, step: Step) -> bool:
-        """Say if a step is of the same arrays: those of a replica change when it is restored."""
-        pairs = zip(self._state, step.state(self._optimizer), strict=True)
-        return all(one is other for one, other in pairs)
 
     def __call__(
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
@@ -292,15 +287,9 @@ class TeamRun:
     """
 
     def __init__(
-        self,
-        loop: Any,
-        board: SharedBuffer,
-        where: NDArray[np.int64],
-        parts: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        of_steps: Sequence[Any],
-        rest: Sequence[Any],
-    ) -> None:
+        self, loop: Any, board: SharedBuffer, where: NDArray[np.int64], parts: NDArray[np.int64],
+        counts: NDArray[np.int64], of_steps: Sequence[Any], rest: Sequence[Any],
+    ) -> None:  # fmt: skip
         self.losses = np.zeros(counts.shape)
         self._loop, self._board = loop, board
         self._progress = np.zeros(6, np.int64)

@@ -61,19 +61,9 @@ _search_categories: Any = None
 
 
 def find_best_split(
-    hist: Any,
-    first: int,
-    counts: Any,
-    missing: Any,
-    categorical: Any,
-    signs: Any,
-    allowed: Any,
-    totals: Any,
-    scales: Any,
-    facts: Any,
-    found: Any,
-    bits: Any,
-) -> float:
+    hist: Any, first: int, counts: Any, missing: Any, categorical: Any, signs: Any, allowed: Any,
+    totals: Any, scales: Any, facts: Any, found: Any, bits: Any,
+) -> float:  # fmt: skip
     """Find a leaf's best split among some features; return its gain, -1 where there is none.
 
     Parameters

@@ -61,17 +61,9 @@ def add_by_masks(
         # Leaves `low` to `low + bits` in each turn.
         for low in range(0, n_words * bits, bits):
             n_used = _fill_mask_tables(
-                roots[t],
-                roots[t + 1],
-                low,
-                n_words > 1,
-                nodes,
-                value,
-                missing,
-                tables,
-                used,
+                roots[t], roots[t + 1], low, n_words > 1, nodes, value, missing, tables, used,
                 values,
-            )
+            )  # fmt: skip
             for start in range(0, n, _MASK_ROWS):
                 m = min(n - start, _MASK_ROWS)
                 rest = alive[:m]
@@ -92,12 +84,8 @@ def _rule_out_leaves(columns: Any, tables: Any, used: Any, n_used: int, rest: An
     """Clear the bits of the leaves that rows cannot reach."""
     # Four tables a turn, so that a row's mask is read and written once for four features.
     for s in range(0, n_used, 4):
-        a, b, c, d = (
-            columns[used[s]],
-            columns[used[s + 1]],
-            columns[used[s + 2]],
-            columns[used[s + 3]],
-        )
+        a, b = columns[used[s]], columns[used[s + 1]]
+        c, d = columns[used[s + 2]], columns[used[s + 3]]
         of_a, of_b, of_c, of_d = tables[s], tables[s + 1], tables[s + 2], tables[s + 3]
         for i in range(len(rest)):
             rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]

@@ -9,17 +9,16 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Step
+from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import ROW_LOSSES
-from daskml_dist.backends.host_gather import address_of, locate_runs
+from daskml_dist.backends.host_gather import HostGather
 from daskml_dist.backends.host_update import compile_entry_step
 from daskml_dist.backends.intrinsics import (
     VECTOR_BYTES,
@@ -325,7 +324,7 @@ def make_wide_gather(
     return WideGather(loss, shape, blocks, n_rows)
 
 
-class WideGather:
+class WideGather(HostGather):
     """Gather of rows of dense blocks, for many linear models of one output.
 
     Parameters
@@ -341,17 +340,11 @@ class WideGather:
         Of a batch at most.
     """
 
-    #: Batches that are gathered together.
-    most = 1
-
     def __init__(
         self, loss: Any, shape: tuple[int, int],
         blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int,
     ) -> None:  # fmt: skip
-        # Held, since compiled loops read the blocks by their addresses.
-        self._blocks = dict(blocks)
-        self._place = {number: place for place, number in enumerate(blocks)}
-        self.where = np.array([[address_of(a) for a in part] for part in blocks.values()], np.int64)
+        self._hold(blocks)
         X, y, _ = next(iter(blocks.values()))
         self.n_features = int(X.shape[1])
         self.dtype: np.dtype[Any] = np.dtype(X.dtype)
@@ -368,14 +361,6 @@ class WideGather:
         self.most_steps = int(min(_MAX_STEPS_AT_ONCE, most))
         evaluate_row = ROW_LOSSES.get(loss.each.kernel, type(loss.each).evaluate_row)
         self.gradient = compile_gradient(evaluate_row)
-
-    def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
-        """Return, for each batch, :meth:`add_gradient` of its rows."""
-        return [partial(self.add_gradient, batch) for batch in batches]
-
-    def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
-        return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
         """Add the gradients of a batch's summed losses to `out`; return the mean over columns."""
@@ -455,7 +440,7 @@ class WideGather:
         return -(-(self.n_features + self.has_intercept) // TOGETHER) * TOGETHER
 
 
-class WideSteps:
+class WideSteps(ReplicaSteps):
     """Steps of many columns along the batches of one gather, many in one call.
 
     Parameters
@@ -467,17 +452,12 @@ class WideSteps:
     """
 
     def __init__(self, gather: WideGather, optimizer: Any, step: Step) -> None:
-        self._gather, self._optimizer = gather, optimizer
+        super().__init__(optimizer, step)
+        self._gather = gather
         #: Steps that can be made together.
         self.most = gather.most_steps
-        self._state = step.state(optimizer)
         l1 = float(optimizer.l1.max()) if step.l1 else 0.0
         self._loop = compile_steps(gather.gradient, compile_entry_step(optimizer.each, l1, 1.0))
-
-    def serves(self, step: Step) -> bool:
-        """Return whether a step is of the same arrays: a replica's change when it is restored."""
-        pairs = zip(self._state, step.state(self._optimizer), strict=True)
-        return all(one is other for one, other in pairs)
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps along batches; return the mean loss over columns of each."""

@@ -260,12 +260,9 @@ class Deadline:
 
 
 def wait_for_workers(
-    client: Any,
-    workers: Callable[[], Iterable[Mapping[str, Any]]],
-    timeout: float,
-    on_wait: Callable[[], None] | None = None,
-    why: Callable[[], str] | None = None,
-) -> None:
+    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float,
+    on_wait: Callable[[], None] | None = None, why: Callable[[], str] | None = None,
+) -> None:  # fmt: skip
     """Wait until some worker takes work.
 
     Meanwhile a task waits, so that an adaptive cluster grows.
@@ -294,12 +291,9 @@ def wait_for_workers(
 
 @contextmanager
 def watch_workers(
-    client: Any,
-    workers: Callable[[], Iterable[Mapping[str, Any]]],
-    timeout: float,
-    key: Any,
+    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float, key: Any,
     look: Callable[[], None] | None = None,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Watch the workers while Dask computes, and end the wait where all are gone for good."""
     from distributed import Future  # which rows in memory do without
 

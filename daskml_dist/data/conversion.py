@@ -577,12 +577,9 @@ def _get_numpy_dtype(dtype: Any) -> Any:
 
 
 def _convert_frame(
-    frame: Any,
-    dtype: str | None,
-    index: int | None,
-    kept: Callable[[Any], str],
+    frame: Any, dtype: str | None, index: int | None, kept: Callable[[Any], str],
     any_order: bool = False,
-) -> NDArray[Any]:
+) -> NDArray[Any]:  # fmt: skip
     """Return a pandas frame of numbers as an array; raise for columns that are none."""
     frame = densify_columns(frame)
     frame = convert_object_columns(

@@ -256,14 +256,9 @@ class BlockStream(Generic[T]):
     """
 
     def __init__(
-        self,
-        load: Callable[[int], T],
-        order: Callable[[int], list[list[int]]],
-        last: int,
-        ahead: int,
-        executor: Executor,
-        check: Callable[[float], None],
-    ) -> None:
+        self, load: Callable[[int], T], order: Callable[[int], list[list[int]]], last: int,
+        ahead: int, executor: Executor, check: Callable[[float], None],
+    ) -> None:  # fmt: skip
         self._load = load
         self._order = order
         self._last = last

@@ -91,13 +91,10 @@ class RowFunctionCall:
 
 
 def _apply_to_few_rows(
-    X: NDArray[Any],
-    function: Callable[..., NDArray[Any]],
-    shows: bool,
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
-    dtype: np.dtype[Any],
+    X: NDArray[Any], function: Callable[..., NDArray[Any]], shows: bool,
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None, dtype: np.dtype[Any],
     n_outputs: int | None,
-) -> NDArray[Any] | None:
+) -> NDArray[Any] | None:  # fmt: skip
     """Return the answers to few plain rows; None where one may hold NaN or infinity.
 
     `shows` is the function's attribute `shows_not_finite`.
@@ -271,16 +268,9 @@ def _write_result(
 
 
 def _apply_to_block(
-    X: Any,
-    both: _RowFunctions,
-    index: int | None = None,
-    *,
-    dtype: np.dtype[Any],
-    n_outputs: int | None,
-    row_shape: RowShape,
-    name: str,
-    tensors: bool,
-) -> NDArray[Any]:
+    X: Any, both: _RowFunctions, index: int | None = None, *, dtype: np.dtype[Any],
+    n_outputs: int | None, row_shape: RowShape, name: str, tensors: bool,
+) -> NDArray[Any]:  # fmt: skip
     """Return the answers to one block of rows, in memory or of a collection (number `index`)."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)

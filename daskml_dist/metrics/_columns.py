@@ -332,15 +332,10 @@ class ScoredColumns:
         return summary
 
     def reduce_to_score(
-        self,
-        summarise: Callable[[ScoredRows], S],
-        merge: Callable[[list[S]], S],
-        collection: Collection,
-        finish: Callable[[S], Any],
-        *,
-        in_pieces: bool = False,
+        self, summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S],
+        collection: Collection, finish: Callable[[S], Any], *, in_pieces: bool = False,
         compute: bool = True,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return `finish` of the merged summary of all rows, in one pass.
 
         Without `compute` it is a `dask.delayed.Delayed`. `in_pieces` summarises and merges within
@@ -399,13 +394,9 @@ class ScoredColumns:
 
 
 def _summarise_block(
-    columns: ScoredColumns,
-    summarise: Callable[[ScoredRows], S],
-    index: int,
-    y_pred: Any,
-    y_true: Any,
-    sample_weight: Any,
-) -> S | None:
+    columns: ScoredColumns, summarise: Callable[[ScoredRows], S], index: int, y_pred: Any,
+    y_true: Any, sample_weight: Any,
+) -> S | None:  # fmt: skip
     """Return the summary of a block; None for one without rows, as a filter may leave it."""
     rows = columns.read_block(index, y_pred, y_true, sample_weight)
     # The dtype of an empty block means nothing, and summaries may need a row.
@@ -529,23 +520,15 @@ def _make_zero_weight_error() -> InvalidDataError:
 
 
 def reduce_weighted_sums(
-    columns: ScoredColumns,
-    values: RowValues,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    finish: Callable[[float, Sums], Any],
-    compute: bool = True,
-) -> Any:
+    columns: ScoredColumns, values: RowValues, y_true: Any, y_pred: Any, sample_weight: Any,
+    finish: Callable[[float, Sums], Any], compute: bool = True,
+) -> Any:  # fmt: skip
     """Return ``finish(weight, sums)`` of all rows' weight and weighted values, in one pass."""
     return columns.reduce_to_score(
-        partial(_sum_weighted_values, values),
-        add_arrays,
-        columns.align(y_true, y_pred, sample_weight),
-        partial(_finish_weighted_sums, finish),
-        in_pieces=True,
-        compute=compute,
-    )
+        partial(_sum_weighted_values, values), add_arrays,
+        columns.align(y_true, y_pred, sample_weight), partial(_finish_weighted_sums, finish),
+        in_pieces=True, compute=compute,
+    )  # fmt: skip
 
 
 def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> Any:
@@ -562,11 +545,7 @@ def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
 
 
 def average_block_means(
-    metric: Callable[..., Any],
-    columns: ScoredColumns,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
+    metric: Callable[..., Any], columns: ScoredColumns, y_true: Any, y_pred: Any, sample_weight: Any
 ) -> Sums:
     """Return the mean over all rows, by target, of a metric that is a weighted mean of rows."""
     # The mean of the blocks' means, by their weights, is that of all rows.

@@ -44,16 +44,9 @@ InvalidDataError
 
 
 def make_metric_function(
-    source: Callable[..., Any],
-    lazily: Callable[..., Any],
-    columns: ScoredColumns,
-    summary: str,
-    *,
-    of: str,
-    module: str,
-    own: ExtraOption | None = None,
-    notes: str = "",
-) -> Callable[..., Any]:
+    source: Callable[..., Any], lazily: Callable[..., Any], columns: ScoredColumns, summary: str, *,
+    of: str, module: str, own: ExtraOption | None = None, notes: str = "",
+) -> Callable[..., Any]:  # fmt: skip
     """Return the public function of a metric: `source` on rows in memory, else `lazily`.
 
     `summary`, `of` (a description of the columns) and `notes` go into its docstring. `own` is a

@@ -110,12 +110,9 @@ def _widen_to_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArr
 
 
 def _sort_and_sum(
-    labels: NDArray[Any],
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    order: NDArray[np.intp],
-) -> ScoreRun:
+    labels: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64],
+    weights: NDArray[np.float64], order: NDArray[np.intp],
+) -> ScoreRun:  # fmt: skip
     """Return the run of entries in the given order, in which equal ones are adjacent and summed."""
     low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
@@ -163,9 +160,7 @@ def rank_run_rows(
     return np.repeat(is_positive, len(above)), np.concatenate(scores), run.weights.T.ravel()
 
 
-def list_run_rows(
-    run: ScoreRun,
-) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64]]:
+def list_run_rows(run: ScoreRun) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64]]:
     """Return rows (label, score, weight) with the curve of all rows: one for each entry and label.
 
     A bin's score is its lower end, so that a threshold takes in all of its rows or none.
@@ -178,12 +173,9 @@ def list_run_rows(
 
 
 def check_multiclass_options(
-    n_columns: int | None,
-    multi_class: str,
-    max_fpr: float | None,
-    average: AverageOption,
+    n_columns: int | None, multi_class: str, max_fpr: float | None, average: AverageOption,
     weighted: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Raise an error where options have no meaning for the scores of several classes."""
     if n_columns == 2:
         raise InvalidDataError(
@@ -328,15 +320,10 @@ def average_pair_scores(
 
 
 def score_ranked_labels(
-    metric: Callable[..., Any],
-    average: Any,
-    limit: int | None,
-    score: Callable[[ScoreRun], tuple[float, float]],
-    y_true: Any,
-    y_score: Any,
-    sample_weight: Any,
+    metric: Callable[..., Any], average: Any, limit: int | None,
+    score: Callable[[ScoreRun], tuple[float, float]], y_true: Any, y_score: Any, sample_weight: Any,
     **options: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Return a ranking metric of label indicators, and the bound of its error.
 
     `metric` is scikit-learn's function, which checks the `options`; `score` is the metric and its

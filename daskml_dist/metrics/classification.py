@@ -200,12 +200,7 @@ def confusion_matrix(
         y_true, y_pred, sample_weight, found = reduce_to_label_pairs(y_true, y_pred, sample_weight)
         labels = found if labels is None else labels
     matrix: NDArray[Any] = LABEL_COLUMNS.score_in_memory(
-        theirs.confusion_matrix,
-        y_true,
-        y_pred,
-        sample_weight,
-        labels=labels,
-        normalize=normalize,
+        theirs.confusion_matrix, y_true, y_pred, sample_weight, labels=labels, normalize=normalize
     )
     return matrix
 

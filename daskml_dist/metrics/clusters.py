@@ -180,10 +180,8 @@ def silhouette_samples(
         starts = _find_block_starts(rows)[:-1].tolist()
         found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
     # The sums or the sample are one object of the graph, not a copy in each task.
-    make, once = (
-        delayed(_score_block_silhouettes, pure=False),
-        share_in_graph(found.compute_silhouettes),
-    )
+    make = delayed(_score_block_silhouettes, pure=False)
+    once = share_in_graph(found.compute_silhouettes)
     pieces = [
         make(once, i, X, y, start)
         for i, ((X, y, _), start) in enumerate(zip(rows.parts, starts, strict=True))

@@ -288,12 +288,7 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
 
 
 def _apply_to_block_pair(
-    function: Callable[..., Any],
-    of_itself: bool,
-    X: Any,
-    Y: Any,
-    at: tuple[int],
-    other: tuple[int],
+    function: Callable[..., Any], of_itself: bool, X: Any, Y: Any, at: tuple[int], other: tuple[int]
 ) -> Any:
     # scikit-learn refuses blocks without rows, as a filter may leave them.
     if not len(X) or not len(Y):

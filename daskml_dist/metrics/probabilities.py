@@ -125,13 +125,9 @@ def log_loss(
     summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
     # In pieces: the logarithms of a block are temporary arrays of its size.
     return columns.reduce_to_score(
-        summarise,
-        _merge_column_sums,
-        columns.align(*rows),
-        partial(_finish_log_loss, indicated, classes, normalize),
-        in_pieces=True,
-        compute=compute,
-    )
+        summarise, _merge_column_sums, columns.align(*rows),
+        partial(_finish_log_loss, indicated, classes, normalize), in_pieces=True, compute=compute,
+    )  # fmt: skip
 
 
 def _finish_log_loss(
@@ -369,14 +365,9 @@ class _TopKHits(NamedTuple):
 
 
 def _reduce_top_k_accuracy(
-    y_true: Any,
-    y_score: Any,
-    sample_weight: Any,
-    *,
-    k: int = 2,
-    normalize: bool = True,
+    y_true: Any, y_score: Any, sample_weight: Any, *, k: int = 2, normalize: bool = True,
     labels: Any = None,
-) -> float:
+) -> float:  # fmt: skip
     # Three made-up rows: scikit-learn raises for a bad `k` (and warns of one of 3 or more).
     call_sklearn_metric(theirs.top_k_accuracy_score, [0, 1, 2], np.eye(3), k=min(k, 2))
     classes = _check_label_order(labels)

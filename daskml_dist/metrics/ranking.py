@@ -386,14 +386,9 @@ is the number of times that runs were binned: once, plus once for each merge of 
 
 
 def _reduce_curve(
-    source: Callable[..., Any],
-    y_true: Any,
-    y_score: Any,
-    sample_weight: Any,
-    *,
-    max_thresholds: int | None = MAX_THRESHOLDS,
-    **options: Any,
-) -> Any:
+    source: Callable[..., Any], y_true: Any, y_score: Any, sample_weight: Any, *,
+    max_thresholds: int | None = MAX_THRESHOLDS, **options: Any,
+) -> Any:  # fmt: skip
     check_max_thresholds(max_thresholds)
     run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
     # scikit-learn draws the curve of the run's entries, as weighted rows.
@@ -403,15 +398,9 @@ def _reduce_curve(
 def _make_curve_metric(source: Callable[..., Any], summary: str) -> Callable[..., Any]:
     """Return the public function of a curve."""
     return make_metric_function(
-        source,
-        partial(_reduce_curve, source),
-        SCORE_COLUMNS,
-        summary,
-        of=_CURVE_COLUMNS,
-        module=__name__,
-        own=_THRESHOLDS_OPTION,
-        notes=_CURVE_NOTES,
-    )
+        source, partial(_reduce_curve, source), SCORE_COLUMNS, summary, of=_CURVE_COLUMNS,
+        module=__name__, own=_THRESHOLDS_OPTION, notes=_CURVE_NOTES,
+    )  # fmt: skip
 
 
 det_curve = _make_curve_metric(
@@ -441,15 +430,9 @@ _LabelBins = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def _reduce_calibration_curve(
-    y_true: Any,
-    y_prob: Any,
-    sample_weight: Any,
-    *,
-    pos_label: Any = None,
-    n_bins: int = 5,
-    strategy: str = "uniform",
-    max_thresholds: int | None = MAX_THRESHOLDS,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    y_true: Any, y_prob: Any, sample_weight: Any, *, pos_label: Any = None, n_bins: int = 5,
+    strategy: str = "uniform", max_thresholds: int | None = MAX_THRESHOLDS,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
     """Return the share of positive rows, and the mean probability, of each bin that has rows."""
     check_max_thresholds(max_thresholds)
     if strategy not in ("uniform", "quantile"):
@@ -543,11 +526,8 @@ def _check_unit_interval(values: NDArray[Any]) -> None:
 
 
 calibration_curve = make_metric_function(
-    sklearn.calibration.calibration_curve,
-    _reduce_calibration_curve,
-    _CALIBRATION_COLUMNS,
+    sklearn.calibration.calibration_curve, _reduce_calibration_curve, _CALIBRATION_COLUMNS,
     "Return the share of positive rows and the mean probability, in bins of the probability.",
-    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
-    module=__name__,
+    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"), module=__name__,
     own=(_THRESHOLDS_OPTION[0], 'As in :func:`roc_curve`; for `strategy` "quantile" alone.'),
-)
+)  # fmt: skip

@@ -179,15 +179,9 @@ def mean_absolute_error(
 
 
 def _score_mean(
-    metric: Callable[..., Any],
-    values: Any,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    multioutput: Any,
-    compute: bool,
-    transform: Callable[[Any], Any] = np.asarray,
-) -> Any:
+    metric: Callable[..., Any], values: Any, y_true: Any, y_pred: Any, sample_weight: Any,
+    multioutput: Any, compute: bool, transform: Callable[[Any], Any] = np.asarray,
+) -> Any:  # fmt: skip
     """Return the weighted mean of `values`, transformed by target, then averaged over targets.
 
     `metric` is scikit-learn's function, which scores rows in memory.
@@ -317,13 +311,9 @@ class _ErrorMoments(NamedTuple):
 
 
 def _score_by_moments(
-    metric: Callable[..., Any],
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    options: dict[str, Any],
-    compute: bool,
-) -> Any:
+    metric: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any,
+    options: dict[str, Any], compute: bool,
+) -> Any:  # fmt: skip
     """Return R^2 or explained variance: `metric` is scikit-learn's function of it."""
     rows = y_true, y_pred, sample_weight
     if not has_lazy_input(*rows):
@@ -417,15 +407,9 @@ def _make_target_metric(
 
 
 def _average_of_blocks(
-    source: Callable[..., Any],
-    transform: Callable[[Any], Any],
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    *,
-    multioutput: Any = "uniform_average",
-    **options: Any,
-) -> Any:
+    source: Callable[..., Any], transform: Callable[[Any], Any], y_true: Any, y_pred: Any,
+    sample_weight: Any, *, multioutput: Any = "uniform_average", **options: Any,
+) -> Any:  # fmt: skip
     """Return the blocks' weighted mean of scikit-learn's metric, transformed by target."""
     _check_multioutput(multioutput)
     # One made-up row: scikit-learn raises for a bad option before any block is read.
@@ -663,13 +647,9 @@ def _find_median(column: _BracketedValues, sample_weight: Any) -> float:
 
 
 def _reduce_d2_pinball(
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
-    *,
-    alpha: float = 0.5,
+    y_true: Any, y_pred: Any, sample_weight: Any, *, alpha: float = 0.5,
     multioutput: Any = "uniform_average",
-) -> Any:
+) -> Any:  # fmt: skip
     """Return 1 minus the pinball loss of the predictions over that of the quantile of y_true."""
     _check_multioutput(multioutput)
     call_sklearn_metric(theirs.mean_pinball_loss, [1.0], [1.0], alpha=alpha)  # raises for bad alpha

@@ -23,11 +23,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.metrics import (
-    classification,
-    probabilities,
-    regression,
-)
+from daskml_dist.metrics import classification, probabilities, regression
 from daskml_dist.metrics._columns import call_sklearn_metric
 from daskml_dist.metrics.probabilities import top_k_accuracy_score
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
@@ -56,14 +52,9 @@ class Scorer(_SklearnScorer):
     """
 
     def __init__(
-        self,
-        score_func: Callable[..., Any],
-        sign: int = 1,
-        kwargs: dict[str, Any] | None = None,
-        response_method: str | Iterable[str] = "predict",
-        *,
-        needs_labels: bool = False,
-    ) -> None:
+        self, score_func: Callable[..., Any], sign: int = 1, kwargs: dict[str, Any] | None = None,
+        response_method: str | Iterable[str] = "predict", *, needs_labels: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(score_func, sign, kwargs or {}, response_method)
         self._needs_labels = needs_labels
         self._name: str | None = None

@@ -43,10 +43,7 @@ from daskml_dist.estimators.batched_fits.gradient_steps import (
     group_step_estimators,
 )
 from daskml_dist.estimators.batched_fits.solver_rounds import NotBatchableError
-from daskml_dist.model_selection._batched_fits import (
-    BatchedScorer,
-    align_targets,
-)
+from daskml_dist.model_selection._batched_fits import BatchedScorer, align_targets
 from daskml_dist.model_selection._validation import (
     SplitFit,
     Splits,
@@ -423,12 +420,9 @@ class PromotionLadder:
     """
 
     def __init__(
-        self,
-        bracket: Bracket,
-        candidates: Sequence[int],
-        factor: float | None,
+        self, bracket: Bracket, candidates: Sequence[int], factor: float | None,
         stops: Callable[[Mapping[int, float]], bool] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rungs, self._factor, self._stops = bracket.rungs, factor, stops
         self._stopped: set[int] = set()
         self._new = list(candidates)
@@ -616,12 +610,9 @@ def _train_candidate(
 
 
 def _score_candidate(
-    model: ResumableModel,
-    rows: Any,
-    params: _MakeParams,
-    scorers: dict[str, Any],
+    model: ResumableModel, rows: Any, params: _MakeParams, scorers: dict[str, Any],
     train_score: bool,
-) -> SplitFit | ResumableModel:
+) -> SplitFit | ResumableModel:  # fmt: skip
     """Return the scores of a model, or the model if it failed, without its fitted attributes."""
     if model.error is not None:
         return ResumableModel(clone(model.estimator), model.passes, model.seconds, model.error)

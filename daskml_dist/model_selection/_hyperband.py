@@ -37,11 +37,7 @@ from daskml_dist.model_selection._candidate_training import (
     train_by_passes,
 )
 from daskml_dist.model_selection._search import DaskSearch, make_cv_results
-from daskml_dist.model_selection._validation import (
-    SplitFit,
-    Splits,
-    takes_dask_collections,
-)
+from daskml_dist.model_selection._validation import SplitFit, Splits, takes_dask_collections
 from daskml_dist.models.batched import TRAIN
 from daskml_dist.parameters.checks import check_count, check_number
 

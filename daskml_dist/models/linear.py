@@ -397,12 +397,7 @@ _CACHE_BLOCK_BYTES = 2**20
 
 
 def add_curvature(
-    model: LinearModel,
-    w: Any,
-    rows: BatchRows,
-    gradient: Any,
-    hessian: Any,
-    backend: Backend,
+    model: LinearModel, w: Any, rows: BatchRows, gradient: Any, hessian: Any, backend: Backend
 ) -> tuple[Any, Any]:
     """Add gradient and Hessian of the summed loss of some rows to `gradient` and `hessian`.
 

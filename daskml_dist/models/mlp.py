@@ -317,14 +317,9 @@ class MLP(StagedModel, ColumnModel):
         return scalar(total(losses, dtype=namespace(losses).float64)), slope
 
     def _forward(
-        self,
-        arrays: _Arrays,
-        X: Any,
-        layers: range,
-        backend: Backend,
-        use: str | None,
+        self, arrays: _Arrays, X: Any, layers: range, backend: Backend, use: str | None,
         product: Callable[..., Any] | None = None,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Return the outputs of each layer, in the backend's buffers named `use` (None: new ones).
 
         The next call with the same name overwrites them.
@@ -343,15 +338,9 @@ class MLP(StagedModel, ColumnModel):
         return outputs
 
     def _backward(
-        self,
-        arrays: _Arrays,
-        gradients: _Arrays,
-        memory: list[Any],
-        slope: Any,
-        layers: range,
-        backend: Backend,
-        use: str | None,
-    ) -> Any:
+        self, arrays: _Arrays, gradients: _Arrays, memory: list[Any], slope: Any, layers: range,
+        backend: Backend, use: str | None,
+    ) -> Any:  # fmt: skip
         """Add each layer's gradient to `gradients`, given the loss's with respect to the output.
 
         Return the loss's gradient with respect to the first layer's ``X @ coefs + intercepts``.

@@ -339,15 +339,11 @@ class TreeLeaves:
         check_dense_rows(X)
         nodes, n_trees = self.trees.nodes, len(self.trees)
         # The loop of predictions, with a column for each tree and indices in place of values.
-        found, numbers = (
-            np.zeros((len(X), n_trees)),
-            number_depth_first(self.trees).astype(np.float64),
-        )
+        found = np.zeros((len(X), n_trees))
         add_tree_values(
             np.ascontiguousarray(_number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
-            n_trees,
-            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
-            nodes.bitsets, numbers, found,
+            n_trees, nodes.feature, nodes.threshold, nodes.left, nodes.missing_left,
+            nodes.category, nodes.bitsets, number_depth_first(self.trees).astype(np.float64), found,
         )  # fmt: skip
         return found.astype(np.int64)
 

@@ -322,10 +322,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
 
 @suggest_arguments
 def set_route(
-    folder: Any,
-    name: str,
-    weights: Mapping[str, float] | None = None,
-    shadows: Sequence[str] = (),
+    folder: Any, name: str, weights: Mapping[str, float] | None = None, shadows: Sequence[str] = ()
 ) -> None:
     """Divide requests between versions, and have shadow versions predict the same rows.
 

@@ -50,18 +50,10 @@ def load_uvicorn() -> Any:
 
 
 def run_server_process(
-    place: ProcessSlot,
-    listener: socket.socket,
-    make_models: Callable[[Metrics], Models],
-    make_app: Callable[[Models, Metrics], App],
-    metrics: Metrics,
-    *,
-    watch: float | None,
-    keep_alive: float,
-    end_within: float,
-    head_seconds: float,
-    certificates: Certificates | None,
-) -> None:
+    place: ProcessSlot, listener: socket.socket, make_models: Callable[[Metrics], Models],
+    make_app: Callable[[Models, Metrics], App], metrics: Metrics, *, watch: float | None,
+    keep_alive: float, end_within: float, head_seconds: float, certificates: Certificates | None,
+) -> None:  # fmt: skip
     """Answer requests until SIGTERM or the end of the parent, and then those that have come."""
     uvicorn = load_uvicorn()
     metrics.attach(place.slot)

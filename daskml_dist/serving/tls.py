@@ -35,12 +35,9 @@ class Certificates:
     """
 
     def __init__(
-        self,
-        certificate: str,
-        private_key: str | None = None,
-        password: str | None = None,
+        self, certificate: str, private_key: str | None = None, password: str | None = None,
         client_authorities: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._certificate, self._key = Path(certificate), Path(private_key or certificate)
         self._password, self._authorities = password, client_authorities
         # States of the files that are in use, and of the last ones that could not be used.

@@ -30,13 +30,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.als import MAX_RATINGS_AT_ONCE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.rated_pairs import FactorModel
-from daskml_dist.solvers.keyed import (
-    EntrySide,
-    KeyedEntries,
-    KeyedRows,
-    KeyedSolution,
-    KeyedSolver,
-)
+from daskml_dist.solvers.keyed import EntrySide, KeyedEntries, KeyedRows, KeyedSolution, KeyedSolver
 
 #: Ratings by their users, and by their items.
 SIDES = (EntrySide("user", "user", "item", 0), EntrySide("item", "item", "user", 1))
@@ -83,13 +77,9 @@ class ALSSolver(KeyedSolver):
             if keyed.should_stop:
                 break
         return KeyedSolution(
-            np.empty(0),
-            sweeps.n_iter,
-            converged or self.tol is None,
-            "the loss still falls",
-            {"mean": sweeps.mean},
-            values=sweeps.factors,
-        )
+            np.empty(0), sweeps.n_iter, converged or self.tol is None, "the loss still falls",
+            {"mean": sweeps.mean}, values=sweeps.factors,
+        )  # fmt: skip
 
 
 class _ALSSweeps:

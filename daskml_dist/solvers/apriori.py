@@ -151,12 +151,9 @@ class Apriori(Solver):
         return level
 
     def _count_candidates(
-        self,
-        level: _PairCandidates | _SetCandidates,
-        at: _AprioriProgress,
-        sums: Sums,
+        self, level: _PairCandidates | _SetCandidates, at: _AprioriProgress, sums: Sums,
         n_items: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count the next batch of a level's candidates in one pass, and keep the frequent ones."""
         statistic, itemsets_at, end = level.take_batch(at.position)
         if self.with_nulls:
@@ -393,7 +390,7 @@ class ItemCounts(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (model.n_items,)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> None:
         if (found := find_first_negative(rows.X, backend)) is not None:
             row, value = found
             raise InvalidDataError(
@@ -402,7 +399,6 @@ class ItemCounts(Statistic):
                 "more, such as X > 0."
             )
         add_item_counts(rows.X, out, backend)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,7 +431,7 @@ class SetCounts(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (len(self.last),)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> None:
         prefix, last = self.prefix, self.last
         for words, items in rows.state.tiles(rows.X, self.items, backend):
             # Words packed for an earlier level have more items: map the candidates to theirs.
@@ -443,7 +439,6 @@ class SetCounts(Statistic):
                 place = np.searchsorted(items, self.items).astype(np.int32)
                 prefix, last = place[self.prefix], place[self.last]
             add_set_counts(words, prefix, self.bounds, last, out)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,11 +467,10 @@ class PairCounts(Statistic):
         first = np.arange(self.first, self.end)
         return (int((len(self.items) - 1 - first).sum()),)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> None:
         # Sparse rows with few items: counting the pairs in each row is cheaper than packing bits.
-        if add_pair_counts(rows.X, self.items, self.first, self.end, out):
-            return float("nan")
-        return self.as_sets().add(model, rows, out, backend)
+        if not add_pair_counts(rows.X, self.items, self.first, self.end, out):
+            self.as_sets().add(model, rows, out, backend)
 
     def as_sets(self) -> SetCounts:
         """Return the same pairs as a list of candidate itemsets."""

@@ -113,7 +113,6 @@ class Statistic(ABC):
     ...         return (2,)
     ...     def add(self, model, rows, out, backend):
     ...         self.merge(out, rows.X.max(axis=0))
-    ...         return float("nan")
     ...     def merge(self, total, part):
     ...         np.maximum(total, part, out=total)
     >>> out = np.zeros(2)
@@ -167,8 +166,9 @@ class Statistic(ABC):
 
         Returns
         -------
-        float, or array of no dimension
-            Sum of the rows' losses, for the fit's history; NaN if the statistic computes no loss.
+        float, array of no dimension, or None
+            Sum of the rows' losses, for the fit's history; None (or NaN) if the statistic computes
+            no loss.
         """
 
     def merge(self, total: Array, part: Array) -> None:
@@ -198,7 +198,6 @@ class ReduceScatterStatistic(Statistic):
     ...         return (3, 2)  # of each class: a sum, and its rows
     ...     def add(self, model, rows, out, backend):
     ...         np.add.at(out, rows.y, np.column_stack([rows.X[:, 0], np.ones(len(rows.X))]))
-    ...         return float("nan")
     ...     def finish(self, model, own, at):
     ...         return own[:, 0] / own[:, 1]
     ...     def answer_shape(self, model):
@@ -547,6 +546,11 @@ class NestedSums:
 
     def keep(self, *_: Any, **__: Any) -> None:
         """Ignore the end of an inner iteration: only the outer solver takes snapshots."""
+
+
+def known_loss(found: Any) -> Any:
+    """Return the loss that :meth:`Statistic.add` has returned, NaN in place of None."""
+    return np.nan if found is None else found
 
 
 def initial_parameters(model: Any, start: Array | None) -> Array:

@@ -74,7 +74,7 @@ class PerSplitStatistic(Statistic):
         for of_split, more in zip(total, part, strict=True):
             self.each.merge(of_split, more)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         # Rows count alike in every split that trains on them, unless class weights or bootstrap
         # counts differ from split to split.
         plain = model.class_weight is None and not model.roles.counted
@@ -82,12 +82,11 @@ class PerSplitStatistic(Statistic):
             y, roles = _read_targets(model, rows.y), model.split_roles(rows.y)[1]
             every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
             if self._add_by_membership(model, every, roles, out, backend):
-                return float("nan")
+                return
         for k, some in enumerate(
             _weight_rows_by_split(model, rows, np.array(self.splits), backend)
         ):
             self.each.add(model.each, some, out[k, ...], backend)
-        return float("nan")
 
     def _add_by_membership(
         self, model: BatchedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
@@ -210,10 +209,9 @@ class SplitWeights(Statistic):
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return (model.roles.n_splits,)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         out += total(_training_weights(model, rows, splits, float64, backend), axis=0)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +222,11 @@ class SplitLabelWeights(Statistic):
         assert model.classes is not None
         return model.roles.n_splits, len(model.classes)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         weights = _training_weights(model, rows, splits, float64, backend)
         code = model.label_codes(model.split_roles(rows.y)[0])
         out += weights.T @ one_hot(code, out.shape[1], float64)
-        return float("nan")
 
 
 class ActiveCandidates:
@@ -356,19 +353,19 @@ class BatchedGradient(Statistic):
         n_columns, *size = self.w.shape
         return n_columns, 1 + int(np.prod(size))
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         if self.share == 1:
-            return self._add_candidates(model, rows, out, backend)
+            self._add_candidates(model, rows, out, backend)
+            return
         sample_sums = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         for run in runs:
             self._add_candidates(model, rows.part(run, backend), sample_sums, backend)
         out += sample_sums * factor
-        return float("nan")
 
     def _add_candidates(
         self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend
-    ) -> Any:
+    ) -> None:
         # Sums are kept apart for each set of active candidates, and scattered to all candidates at
         # the end: once a set instead of once a tile.
         met: dict[int, ActiveCandidates] = {}
@@ -397,7 +394,6 @@ class BatchedGradient(Statistic):
                 out += sums
             else:
                 out[some.at] += sums
-        return float("nan")
 
     def _add_by_kernel(
         self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
@@ -416,13 +412,9 @@ class BatchedGradient(Statistic):
         some.sums["gradient"] += gradient[: len(some.w)]
 
     def _weighted_derivatives(
-        self,
-        model: BatchedLinear,
-        raw: Any,
-        rows: BatchRows,
-        some: ActiveCandidates,
+        self, model: BatchedLinear, raw: Any, rows: BatchRows, some: ActiveCandidates,
         backend: Backend,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
         every = np.arange(model.roles.n_splits)
@@ -473,7 +465,7 @@ class BatchedHessian(Statistic):
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), *LossHessian(self.w[0]).shape(model.each)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         sample_sums = zeros(out.shape, np.float64, out)
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         splits, split_index = np.unique(self.splits, return_inverse=True)
@@ -485,4 +477,3 @@ class BatchedHessian(Statistic):
             for k, request in enumerate(requests):
                 request.add(model.each, of_splits[split_index[k]], sample_sums[k, ...], backend)
         out += sample_sums * factor
-        return float("nan")

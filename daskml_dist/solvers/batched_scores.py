@@ -107,7 +107,7 @@ class BatchedScores(Statistic):
         more = (n_classes**2 if self.pairs else 0) + (n_classes if self._sums_places(model) else 0)
         return len(self.w), _N_CLASSIFIER_SUMS + more if n_classes else _N_REGRESSOR_SUMS
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         kernel = is_kernel_supported(model.each, rows)
         tiles = iterate_candidate_tiles(
             model, self.w, self.splits, self.role, rows, backend, kernel
@@ -123,7 +123,6 @@ class BatchedScores(Statistic):
                 out += sums
             else:
                 out[some.at, :] += sums
-        return float("nan")
 
     def _score_by_kernel(
         self, model: BatchedLinear, rows: BatchRows, some: ActiveCandidates
@@ -147,13 +146,9 @@ class BatchedScores(Statistic):
         return np.stack([*plain, *(pairs if self.pairs else [])], axis=1)
 
     def _score_by_arrays(
-        self,
-        model: BatchedLinear,
-        raw: Any,
-        rows: BatchRows,
-        some: ActiveCandidates,
+        self, model: BatchedLinear, raw: Any, rows: BatchRows, some: ActiveCandidates,
         backend: Backend,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         xp, (y, roles) = namespace(rows.y), model.split_roles(rows.y)
         mask = xp.take(roles == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)
@@ -334,10 +329,9 @@ class RoleCounts(Statistic):
     def shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return (model.roles.n_splits,)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         xp, (_, roles) = namespace(rows.y), model.split_roles(rows.y)
         out += total(cast(roles == self.role, xp.float64), axis=0)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,7 +367,7 @@ class BatchedRanks(ReduceScatterStatistic):
     def answer_shape(self, model: BatchedLinear) -> tuple[int, ...]:
         return len(self.w), len(self.names)
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         xp = namespace(rows.y)
         tiles = iterate_candidate_tiles(model, self.w, self.splits, self.role, rows, backend, False)
         for part, some in tiles:
@@ -395,7 +389,6 @@ class BatchedRanks(ReduceScatterStatistic):
                 )  # fmt: skip
                 own = slice(int(some.at[columns.start]), int(some.at[columns.stop - 1]) + 1)
                 self._append_rows(out, own, kept)
-        return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         """Append the rows of another part to those of `total`."""

@@ -268,14 +268,9 @@ _TILE_ROWS = 2**16
 
 
 def find_bins(
-    rows: OwnRows,
-    max_bins: int,
-    categories: Sequence[NDArray[np.float64] | None],
-    seed: int,
-    aside: HoldoutMask | None,
-    n_used: float,
-    edges_by: _EdgeFinder = compute_bin_edges,
-) -> Bins:
+    rows: OwnRows, max_bins: int, categories: Sequence[NDArray[np.float64] | None], seed: int,
+    aside: HoldoutMask | None, n_used: float, edges_by: _EdgeFinder = compute_bin_edges,
+) -> Bins:  # fmt: skip
     """Return the bins of all features, from a sample of the `n_used` rows that are not held out.
 
     `categories` are None for a numeric feature, and empty for a categorical one whose categories

@@ -23,7 +23,16 @@ from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.base import (
+    Array,
+    NestedSums,
+    RowState,
+    Solution,
+    Solver,
+    Statistic,
+    Sums,
+    known_loss,
+)
 from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
@@ -147,7 +156,7 @@ class LeafStatistic(Statistic):
             # distances to candidates) is made anew in each pass.
             if self.asked.state is not None:
                 some.state = self.asked.state.make(model, some, backend)
-            loss = loss + self.asked.add(model, some, out, backend)
+            loss = loss + known_loss(self.asked.add(model, some, out, backend))
         return loss
 
     def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:

@@ -118,7 +118,6 @@ class _StartingMoments(_ComponentMoments):
             shares = self._row_shares(rows, at, near, means, backend)
             shares = shares if part is None else shares * part[:, None]
             add_moments(near, shares, means, out[:-1, ...])
-        return float("nan")
 
     @abstractmethod
     def _row_shares(

@@ -401,7 +401,7 @@ class FarthestRows(_TopKRows):
     in_parts: ClassVar[bool] = True
     n_facts: ClassVar[int] = 2
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         for part in _iterate_row_chunks(rows, backend):
@@ -411,7 +411,6 @@ class FarthestRows(_TopKRows):
             (at,) = np.nonzero(weight > 0)
             facts = [labels[at], weight[at]]
             self.keep(at, squares[at], facts, part.X, out, backend)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ class TopicWords(_DocumentStatistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return len(self.topics) + 1, self.topics.shape[1]
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         from daskml_dist.backends import topic_kernels
 
         X, indices = self._host_counts(rows.X, backend)
@@ -110,7 +110,6 @@ class TopicWords(_DocumentStatistic):
         found[-1] += len(at)
         if found is not out:
             out[...] = backend.to_device(found)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)

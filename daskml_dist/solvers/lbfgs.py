@@ -183,15 +183,10 @@ class LBFGS(PenalisedSolver, RangedSolver):
 
 
 def _minimize_lbfgsb(
-    evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]],
-    start: NDArray[Any],
-    sums: Sums,
-    *,
-    maxiter: int,
-    bounds: list[tuple[float | None, float | None]] | None = None,
-    on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
-    **options: Any,
-) -> Solution:
+    evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]], start: NDArray[Any], sums: Sums,
+    *, maxiter: int, bounds: list[tuple[float | None, float | None]] | None = None,
+    on_step: Callable[[NDArray[Any]], None] = lambda flat: None, **options: Any,
+) -> Solution:  # fmt: skip
     """Minimise by SciPy's L-BFGS-B; stop early if the user ends the fit (`sums.should_stop`)."""
 
     def callback(intermediate_result: OptimizeResult) -> None:
@@ -210,26 +205,17 @@ def _minimize_lbfgsb(
     )
     # A fit that the user stops counts as converged: there is nothing to warn of.
     return Solution(
-        found.x,
-        min(int(found.nit), maxiter),
-        found.status == 0 or sums.should_stop,
-        str(found.message),
-        {"value": float(found.fun)},
-    )
+        found.x, min(int(found.nit), maxiter), found.status == 0 or sums.should_stop,
+        str(found.message), {"value": float(found.fun)},
+    )  # fmt: skip
 
 
 def minimize_orthant_wise(
-    evaluate: Callable[[Array], tuple[float, Array]],
-    start: Array,
-    l1: Array,
-    *,
-    max_iter: int,
-    tol: float,
-    should_stop: Callable[[], bool],
-    space: VectorSpace | None = None,
+    evaluate: Callable[[Array], tuple[float, Array]], start: Array, l1: Array, *, max_iter: int,
+    tol: float, should_stop: Callable[[], bool], space: VectorSpace | None = None,
     on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
     kept: dict[str, Array] | None = None,
-) -> Solution:
+) -> Solution:  # fmt: skip
     """Minimise ``evaluate(w) + sum(l1 * |w|)`` by OWL-QN (Andrew and Gao 2007).
 
     All operations but those of `space` are elementwise. Processes that hold a range of every vector
@@ -348,14 +334,9 @@ def _restore_orthant_state(
 
 
 def _search_orthant(
-    space: VectorSpace,
-    evaluate: Callable[[Array], tuple[float, Array]],
-    w: Array,
-    value: float,
-    pseudo: Array,
-    pairs: deque[_CurvaturePair],
-    l1: Array,
-) -> tuple[Array, float, Array] | None:
+    space: VectorSpace, evaluate: Callable[[Array], tuple[float, Array]], w: Array, value: float,
+    pseudo: Array, pairs: deque[_CurvaturePair], l1: Array,
+) -> tuple[Array, float, Array] | None:  # fmt: skip
     """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
     direction = -_multiply_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
@@ -404,12 +385,9 @@ def _multiply_inverse_hessian(
 
 
 def minimize_side_by_side(
-    function: Callable[[Array, NDArray[np.intp]], tuple[Array, Array]],
-    start: Array,
-    max_iter: int,
-    tols: tuple[Array, Array] | None = None,
-    share: float = 1.0,
-) -> tuple[Array, tuple[Array, Array]]:
+    function: Callable[[Array, NDArray[np.intp]], tuple[Array, Array]], start: Array, max_iter: int,
+    tols: tuple[Array, Array] | None = None, share: float = 1.0,
+) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
     """Minimise many smooth functions by L-BFGS, evaluating them together.
 
     Parameters

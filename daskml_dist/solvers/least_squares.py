@@ -87,7 +87,7 @@ class SecondMoments(Statistic):
         n = model.n_features + 1 + len(self.y_shift)
         return n, n
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         """Add the moments of some rows, a tile at a time."""
         is_shifted = self.x_shift is not None
         tiles = row_tiles(
@@ -100,7 +100,6 @@ class SecondMoments(Statistic):
                     self._add_shifted(rows.part(at, backend), out, backend)
             else:
                 self._add_plain(rows, tiles, out, backend)
-        return float("nan")
 
     def _add_plain(
         self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend
@@ -159,13 +158,7 @@ class ReducedProblem:
 
 
 def reduce_rows(
-    model: Any,
-    sums: Sums,
-    *,
-    eps: float,
-    l2: float,
-    cut: float,
-    sparse: bool,
+    model: Any, sums: Sums, *, eps: float, l2: float, cut: float, sparse: bool
 ) -> ReducedProblem:
     """Return the reduced problem of all rows, with as many passes as its condition needs.
 
@@ -190,10 +183,8 @@ def reduce_rows(
         if eps <= _EPS:
             raise
         # The squares overflow in float32: use float64.
-        seen, eps = (
-            _sum_plain_rows(model, sums, SecondMoments(y_shift, np.zeros(model.n_features))),
-            _EPS,
-        )
+        moments, eps = SecondMoments(y_shift, np.zeros(model.n_features)), _EPS
+        seen = _sum_plain_rows(model, sums, moments)
     floor = 0.0
     for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
         # The Gram matrix is scaled to a diagonal of about 1; so is the penalty.
@@ -278,15 +269,10 @@ def _sum_plain_rows(
     # Ones on the diagonal for features that are zero everywhere, so that Cholesky goes through.
     filler = np.diag(np.where(norms > 0, 0.0, 1.0))
     return _RowProducts(
-        gram * scales[:, None] * scales + filler,
-        xy * scales[:, None],
-        y_squares,
-        np.diag(scales),
-        np.diag(norms),
-        filler,
-        x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
+        gram * scales[:, None] * scales + filler, xy * scales[:, None], y_squares, np.diag(scales),
+        np.diag(norms), filler, x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
         y_mean + statistic.y_shift,
-    )
+    )  # fmt: skip
 
 
 def _sum_transformed_rows(

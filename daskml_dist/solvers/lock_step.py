@@ -21,7 +21,7 @@ from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
+from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums, known_loss
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -65,11 +65,7 @@ class _QueuedSums:
 
 
 def iterate_requests(
-    model: Any,
-    solver: Solver,
-    start: Array | None,
-    n_rows: float,
-    should_stop: Callable[[], bool],
+    model: Any, solver: Solver, start: Array | None, n_rows: float, should_stop: Callable[[], bool]
 ) -> SolverRun:
     """Run a solver on rows of weight `n_rows`; yield its requests, and return its solution."""
     # A solver calls its sums from deep within its loops, and from within SciPy's L-BFGS-B, which
@@ -99,8 +95,7 @@ def iterate_requests(
 
 
 def run_in_lock_step(
-    runs: Sequence[Generator[Q, A, R]],
-    answer_together: Callable[[list[int], list[Q]], Sequence[A]],
+    runs: Sequence[Generator[Q, A, R]], answer_together: Callable[[list[int], list[Q]], Sequence[A]]
 ) -> list[R]:
     """Run generators to their ends; in each round the requests of all are answered at once."""
     results: dict[int, R] = {}
@@ -174,7 +169,7 @@ class PerTargetStatistic(Statistic):
             of_one = BatchRows(
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
             )
-            loss = loss + one.add(model.of_target(target), of_one, part, backend)
+            loss = loss + known_loss(one.add(model.of_target(target), of_one, part, backend))
         # Once some targets are solved, the sum is no loss of the whole model.
         return loss if len(self.each) == model.width else float("nan")
 

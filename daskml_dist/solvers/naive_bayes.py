@@ -46,7 +46,7 @@ class ClassCounts(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes, 1 + model.n_features
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         out[:, :1] += _sum_group_weights(rows.y, rows.weight, model.n_classes, backend)
         for at in row_tiles(rows.X, backend):
             part = rows.part(at, backend)
@@ -56,7 +56,6 @@ class ClassCounts(Statistic):
             if self.threshold is not None:
                 X = map_entries(lambda entries: entries > self.threshold, X)
             backend.add_rows(X, part.y, part.weight, out[:, 1:])
-        return float("nan")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class ClassMoments(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes + 1, 1 + 2 * model.n_features
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         everything = slice(model.n_classes, model.n_classes + 1)
         for at in row_tiles(rows.X, backend, dense=True, cached=_TILE_BYTES):
             part = rows.part(at, backend)
@@ -88,7 +87,6 @@ class ClassMoments(Statistic):
             if weight is not None:
                 no_code = zeros(code.shape, code.dtype, like=code)
                 self._merge_row_moments(X, no_code, None, out, everything, backend)
-        return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         merge_moments(total, part)
@@ -152,13 +150,12 @@ class LargestCategory(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (model.n_features,)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         found = backend.to_numpy(out).copy()
         for at in row_tiles(rows.X, backend, dense=True):
             X = to_categories(_dense_on_host(rows, at, backend), signed=self.signed)
             self.merge(found, X.max(axis=0) + 1.0)
         out[...] = backend.to_device(found)
-        return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         """Keep the larger numbers."""
@@ -181,7 +178,7 @@ class CategoryCounts(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return model.n_classes, 1 + sum(self.sizes)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         found = np.zeros(self.shape(model))
         firsts = np.cumsum([1, *self.sizes[:-1]])
         for at in row_tiles(rows.X, backend, dense=True):
@@ -196,7 +193,6 @@ class CategoryCounts(Statistic):
                 counts = np.bincount(pairs, weight[known], minlength=model.n_classes * size)
                 found[:, first : first + size] += counts.reshape(model.n_classes, size)
         out += backend.to_device(found)
-        return float("nan")
 
 
 @dataclass(frozen=True)

@@ -190,14 +190,9 @@ class _NewtonSteps:
     """
 
     def __init__(
-        self,
-        model: Any,
-        sums: Sums,
-        penalty: Penalty,
-        tol: float,
-        loss: Loss | None = None,
+        self, model: Any, sums: Sums, penalty: Penalty, tol: float, loss: Loss | None = None,
         many_flat: float = _MAX_FLAT_SHARE,
-    ) -> None:
+    ) -> None:  # fmt: skip
         size = int(np.prod(model.shape))
         if size > _MAX_PARAMETERS:
             raise InvalidParameterError(

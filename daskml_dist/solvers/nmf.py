@@ -68,12 +68,8 @@ _MAX_WEIGHT_SWEEPS, _SLOPE_SHARE, _MAX_WEIGHT_TOL, _MIN_WEIGHT_TOL = 200, 1e-2, 
 _COMPONENT_SWEEPS = 3
 #: Extrapolation factor: initial value, growth, growth of its upper bound, and divisor after a step
 #: that increased the error (Ang and Gillis 2019).
-_FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_SHRINK = (
-    0.5,
-    1.05,
-    1.01,
-    1.5,
-)
+_FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH = 0.5, 1.05
+_BOUND_GROWTH_RATE, _EXTRAPOLATION_SHRINK = 1.01, 1.5
 
 
 def _multiply_by_weight(values: Any, weight: Any | None) -> Any:
@@ -102,7 +98,7 @@ class EntryTotals(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (3,)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         # The solver sees an overflow in the sums.
         with np.errstate(over="ignore", invalid="ignore"):
             for at in row_tiles(rows.X, backend):
@@ -115,7 +111,6 @@ class EntryTotals(Statistic):
                     above = map_entries(lambda entries: entries > 0, part.X)
                     n_entries = part.X.shape[0] * part.X.shape[1]
                     out[2] += n_entries - sum_of_rows(above, None, backend)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +128,7 @@ class SignedNorms(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return 2, self.vectors.shape[1]
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         vectors = to_rows_dtype(self.vectors, rows.X, backend)
         for at in row_tiles(rows.X, backend):
             part = rows.part(at, backend)
@@ -143,7 +138,6 @@ class SignedNorms(Statistic):
             positive = cast(products > 0, out.dtype)
             out[0, :] += total(squares * positive, axis=0)
             out[1, :] += total(squares * (1 - positive), axis=0)
-        return float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,7 +369,7 @@ class LeastSquaresWeights(Statistic):
         d, k = (0, 0) if self.only_error else self.across.shape
         return d + k + 1, max(k, 1)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         across = to_rows_dtype(self.across, rows.X, backend)
         gram = across.T @ across
         sparse, error = is_sparse(rows.X), 0.0
@@ -397,7 +391,6 @@ class LeastSquaresWeights(Statistic):
                 backend.add_tdot(part.X, own, out[: across.shape[0], ...])
                 out[across.shape[0] : -1, ...] += squares
         out[-1, 0] += error
-        return float("nan")
 
     def _partial_error(
         self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any
@@ -638,7 +631,7 @@ class MultiplicativeStep(Statistic):
         below = {2.0: k, 1.0: 1}.get(self.weights.beta, d)
         return d + below + 2, k
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         if self.anew:
             rows.state[...] = self.weights.make(model, rows, backend)
         updates = self.weights.updates(self.across, rows.X, backend)
@@ -646,7 +639,6 @@ class MultiplicativeStep(Statistic):
         with np.errstate(over="ignore", invalid="ignore"):
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 self._add_step(rows.part(at, backend), updates, out)
-        return float("nan")
 
     def _add_step(self, part: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
         """Take the step of some rows, and add their sums."""
@@ -719,13 +711,9 @@ class MultiplicativeNMF(NonnegativeSolver):
     def _restored_state(self, state: dict[str, Array]) -> _UpdateState:
         fill, spread, seed, given = state["first"].tolist()
         first = InitialWeights(
-            self.begin.n_components,
-            _array_or_none(state["vectors"]),
-            fill,
-            spread,
-            int(seed),
+            self.begin.n_components, _array_or_none(state["vectors"]), fill, spread, int(seed),
             bool(given),
-        )
+        )  # fmt: skip
         return _UpdateState(state["H"], self._step_weights(first), state)
 
     def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:

@@ -47,14 +47,13 @@ class LongestRow(Statistic):
     def shape(self, model: Any) -> tuple[int, ...]:
         return (1,)
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         X = rows.X
         every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
         xp = namespace(every)
         for at in row_tiles(X, backend):
             norms = backend.dot(map_entries(xp.abs, backend.part(X, at)), every)
             self.merge(out, xp.max(norms, keepdims=True))
-        return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         total[...] = namespace(total).maximum(total, part)

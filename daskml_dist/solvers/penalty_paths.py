@@ -73,13 +73,9 @@ def append_intercepts(reduced: ReducedProblem, coefs: Array) -> Array:
 
 
 def solve_elastic_path(
-    reduced: ReducedProblem,
-    n_rows: float,
-    alphas: Array,
-    l1_ratio: float,
-    tol: float,
+    reduced: ReducedProblem, n_rows: float, alphas: Array, l1_ratio: float, tol: float,
     **options: Any,
-) -> tuple[Array, bool]:
+) -> tuple[Array, bool]:  # fmt: skip
     """Return the coefficients for each strength, (n_alphas, n_features), and whether all converged.
 
     Coordinate descent on the Gram matrix of a problem of one target, from each strength to the
@@ -132,7 +128,7 @@ class LeaveOneOutErrors(Statistic):
         """Return one number for each penalty and target."""
         return self.w.shape[0], self.w.shape[2]
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         """Add the squared errors of some rows, a tile at a time."""
         for at in row_tiles(rows.X, backend, dense=True):
             part = rows.part(at, backend)
@@ -141,7 +137,6 @@ class LeaveOneOutErrors(Statistic):
             if part.weight is not None:
                 errors *= cast(part.weight, errors.dtype)[:, None, None]
             out += total(errors, axis=0)
-        return float("nan")
 
     def errors(self, X: Any, y: Any, weight: Any | None, backend: Backend) -> Any:
         """Return the errors of rows, of shape (n, n_alphas, n_targets), in float64."""
@@ -352,7 +347,7 @@ class _PathStatistic(Statistic):
     role: int
     in_parts: ClassVar[bool] = True
 
-    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
         n_alphas, n_params, n_targets = self.w.shape[1:]
         width = n_alphas * n_targets
         most = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
@@ -368,7 +363,6 @@ class _PathStatistic(Statistic):
                     y, _ = model.split_roles(part.y)
                     y = namespace(y).reshape(y, (n, n_targets))
                     self._add_fit_sums(raw, y, part.weight, out[split, ...])
-        return float("nan")
 
     @abstractmethod
     def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:

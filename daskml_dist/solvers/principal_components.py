@@ -136,13 +136,12 @@ class GramProducts(Statistic):
         more = 0 if self.bare else 1
         return model.n_features + more, self.vectors.shape[1] + more
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         vectors = to_rows_dtype(self.vectors, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 self._add_products(rows.part(at, backend), vectors, shift, out, backend)
-        return float("nan")
 
     def _add_products(
         self, part: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
@@ -418,19 +417,18 @@ class ScatterStatistic(Statistic):
         """Return a row and a column for each feature, then the mean, then the weight."""
         return model.n_features + 2, model.n_features
 
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> None:
         n, d = rows.X.shape
         own = zeros((d, d + 1), out.dtype, like=out)
         with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
             shift = self._add_products(rows, own, backend)
             weight = float(n) if rows.weight is None else float(total(rows.weight))
             if not weight:
-                return float("nan")
+                return
             mean = own[:, d] / weight
             scatter = own[:, :d]
             scatter -= weight * mean[:, None] * mean[None, :]
             _merge_scatter(out, scatter, mean if shift is None else mean + shift, weight)
-        return float("nan")
 
     def _add_products(self, rows: BatchRows, own: Any, backend: Backend) -> Any:
         """Add products of shifted rows with themselves and with 1; return the shift."""

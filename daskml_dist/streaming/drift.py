@@ -94,11 +94,7 @@ class PageHinkley(NamedParameters):
     """
 
     def __init__(
-        self,
-        delta: float = 0.5,
-        threshold: float = 12.0,
-        min_calls: int = 30,
-        window: int = 200,
+        self, delta: float = 0.5, threshold: float = 12.0, min_calls: int = 30, window: int = 200
     ) -> None:
         for name, value, least in (
             ("delta", delta, 0.0),

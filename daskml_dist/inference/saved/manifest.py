@@ -229,10 +229,7 @@ def _describe_outputs(estimator: Any) -> dict[str, Any]:
     found = [one.astype(str) if one.dtype.kind in "mM" else one for one in found]
     lists = [[_encode_label(label) for label in one.tolist()] for one in found]
     dtypes = [str(one.dtype) for one in found]
-    return {
-        "classes": lists if several else lists[0],
-        "dtype": dtypes if several else dtypes[0],
-    }
+    return {"classes": lists if several else lists[0], "dtype": dtypes if several else dtypes[0]}
 
 
 def _encode_label(label: Any) -> Any:

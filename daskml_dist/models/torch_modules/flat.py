@@ -86,12 +86,7 @@ class FlatModule:
     """
 
     def __init__(
-        self,
-        module: Any,
-        parameters: Parameters,
-        like: Any,
-        trained: bool,
-        pixelwise: bool = False,
+        self, module: Any, parameters: Parameters, like: Any, trained: bool, pixelwise: bool = False
     ) -> None:
         torch = load_torch()
         self.module = module

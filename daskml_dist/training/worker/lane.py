@@ -23,7 +23,7 @@ from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
-from daskml_dist.solvers.base import RowState, Statistic
+from daskml_dist.solvers.base import RowState, Statistic, known_loss
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import (
@@ -251,7 +251,7 @@ class Lane:
             # Key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lend_state(statistic.state, left, number, model, rows, backend):
-                loss = loss + statistic.add(model, rows, sums, backend)
+                loss = loss + known_loss(statistic.add(model, rows, sums, backend))
         if sums is not out:
             out += self.backend.to_numpy(sums)
         # NaN in the rows makes most sums NaN, so the rows are searched only if a sum is not finite.
