@@ -423,26 +423,27 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
         )
 
 
-def _find_length(value: Any) -> int | None:
+def find_length(value: Any) -> int | None:
     """Return the rows of an input; None where it has none or Dask does not know."""
-    if value is None or isinstance(value, float) or is_dask_frame(value):
+    if value is None or np.isscalar(value) or is_dask_frame(value):
         return None
-    return None if np.isnan(value.shape[0]) else int(value.shape[0])
+    n_rows = value.shape[0] if hasattr(value, "shape") else len(value)
+    return None if np.isnan(n_rows) else int(n_rows)
 
 
 def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
     """Return the number of rows, where any input knows it; raise where inputs differ."""
-    known = {name: n for name, value in inputs.items() if (n := _find_length(value)) is not None}
-    _check_same_length(known)
+    known = {name: n for name, value in inputs.items() if (n := find_length(value)) is not None}
+    check_same_length(known)
     return next(iter(known.values()), None)
 
 
-def _check_same_length(lengths: dict[str, int]) -> None:
-    """Raise where inputs have different numbers of rows."""
+def check_same_length(lengths: dict[str, int], unit: str = "rows") -> None:
+    """Raise where inputs have different numbers of rows, or of another unit."""
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InvalidDataError(
-            f"Found input variables with inconsistent numbers of samples: {told} rows. Pass "
+            f"Found input variables with inconsistent numbers of samples: {told} {unit}. Pass "
             "the same rows in each, in the same order."
         )
 
@@ -453,7 +454,7 @@ def _find_known_chunks(value: Any) -> tuple[int, ...] | None:
     return None if chunks is None or np.isnan(chunks).any() else chunks
 
 
-def _count_blocks(value: Any) -> int:
+def count_blocks(value: Any) -> int:
     """Return the number of blocks of rows of a Dask collection."""
     return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
 
@@ -462,7 +463,7 @@ def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
     """Return the rows of each block of the first lazy input, where an input knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
     known = [chunks for value in lazy if (chunks := _find_known_chunks(value)) is not None]
-    n_blocks = _count_blocks(lazy[0])
+    n_blocks = count_blocks(lazy[0])
     return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
 
 
@@ -485,7 +486,7 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
     # Inputs in memory can be sliced only by known row counts, which takes a pass over the data.
     if here and row_counts is None:
         row_counts = _count_rows_of_pieces(pieces[first])
-        _check_same_length(
+        check_same_length(
             {first: sum(row_counts), **{name: count_rows_of_block(inputs[name]) for name in here}}
         )
     pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})

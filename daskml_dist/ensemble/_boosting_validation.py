@@ -26,6 +26,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names
 
 from daskml_dist.backends.trees import sparse_rows_error
+from daskml_dist.data.collection import (
+    check_equal_lengths,
+    check_same_length,
+    count_blocks,
+    find_length,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
@@ -143,11 +149,11 @@ def join_validation_sets(given: Inputs, sets: ValidationSets) -> tuple[Inputs, J
     if len({inputs[2] is None for inputs in all_inputs}) > 1:
         all_inputs = [_with_unit_weights(inputs) for inputs in all_inputs]
     is_lazy = any(is_dask(array) for inputs in all_inputs for array in inputs)
-    counts = [_count_known_rows(X) for X, _, _ in all_inputs]
+    counts = [find_length(X) for X, _, _ in all_inputs]
     counts_blocks = any(n is None for n in counts)
     if counts_blocks:
         # Some length is unknown: count blocks. Rows in memory become one block.
-        counts = [_count_blocks(X) for X, _, _ in all_inputs]
+        counts = [count_blocks(X) if is_dask(X) else 1 for X, _, _ in all_inputs]
     ranges = JoinedRanges(
         tuple(accumulate(n or 0 for n in counts)),
         counts_blocks,
@@ -191,18 +197,11 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
     """Raise unless X, y and weights have as many rows, or partitions if rows are unknown."""
+    named = dict(zip(names, inputs, strict=True))
+    lazy = {name: a for name, a in named.items() if is_dask(a) and find_length(a) is None}
     # Each with its like: rows and partitions cannot be compared.
-    for count in (_count_known_rows, _count_partitions):
-        known = {
-            name: n for name, a in zip(names, inputs, strict=True) if (n := count(a)) is not None
-        }
-        if len(set(known.values())) > 1:
-            sizes = ", ".join(f"{name} has {n}" for name, n in known.items())
-            unit = "rows" if count is _count_known_rows else "partitions"
-            raise InvalidDataError(
-                f"Found input variables with inconsistent numbers of samples: {sizes} {unit}. Pass "
-                "the same rows in each, in the same order."
-            )
+    check_equal_lengths(named)
+    check_same_length({name: a.npartitions for name, a in lazy.items()}, "partitions")
 
 
 def _with_unit_weights(inputs: Inputs) -> Inputs:
@@ -224,28 +223,6 @@ def _make_unit_weights(y: Any) -> Any:
     """Return a float series of ones with the index of `y`."""
     # As objects first: categorical and nullable dtypes would survive `map`.
     return y.astype(object).map(lambda _: 1.0).astype(float)
-
-
-def _count_known_rows(X: Any) -> int | None:
-    """Return the number of rows; None if it is not known before the rows are computed."""
-    if X is None or np.isscalar(X):
-        return None
-    if is_dask(X) and (is_dataframe_like(X) or is_series_like(X) or np.isnan(X.shape[0])):
-        return None
-    return int(X.shape[0]) if hasattr(X, "shape") else len(X)
-
-
-def _count_partitions(X: Any) -> int | None:
-    """Return the number of partitions if the number of rows is unknown, else None."""
-    return int(X.npartitions) if is_dask(X) and _count_known_rows(X) is None else None
-
-
-def _count_blocks(X: Any) -> int:
-    """Return the number of blocks that an input takes in the result of `_concatenate_rows`."""
-    if not is_dask(X):
-        return 1
-    is_frame = is_dataframe_like(X) or is_series_like(X)
-    return int(X.npartitions) if is_frame else int(X.numblocks[0])
 
 
 def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:

@@ -48,6 +48,7 @@ from daskml_dist.ensemble._boosting_validation import (
     make_stopping_scorer,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -155,19 +156,32 @@ class BaseBoosting(BaseRounds):
     """
 
     loss: Any
+    learning_rate: float
     max_iter: int
+    max_leaf_nodes: int | None
+    max_depth: int | None
+    min_samples_leaf: int
+    l2_regularization: float
+    max_features: float
+    max_bins: int
+    categorical_features: Any
+    monotonic_cst: Any
+    interaction_cst: Any
     warm_start: bool
     early_stopping: Any
+    scoring: Any
     validation_fraction: Any
+    n_iter_no_change: int
+    tol: float
+    verbose: int
     random_state: Any
+    callbacks: Any
     n_iter_: int
     _trees: Trees
     _baseline: NDArray[np.float64]
     #: Mask of the categorical features, and the categories of a frame's columns.
     _is_category: NDArray[np.bool_] | None
     _categories: dict[Any, NDArray[Any]]
-    categorical_features: Any
-    max_bins: int
     #: Half of the memory budget is left to the bins that are made of rows.
     _made_share = 0.5
     #: During a fit: sets of rows given beside it, and their ranges among the joined rows.
@@ -611,6 +625,8 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     [False, True]
     """
 
+    class_weight: Any
+
     def __init__(
         self,
         loss: str = "log_loss",
@@ -644,30 +660,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        self.loss = loss
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.max_leaf_nodes = max_leaf_nodes
-        self.max_depth = max_depth
-        self.min_samples_leaf = min_samples_leaf
-        self.l2_regularization = l2_regularization
-        self.max_features = max_features
-        self.max_bins = max_bins
-        self.categorical_features = categorical_features
-        self.monotonic_cst = monotonic_cst
-        self.interaction_cst = interaction_cst
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.scoring = scoring
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.verbose = verbose
-        self.random_state = random_state
-        self.class_weight = class_weight
-        self.run = run
-        self.device = device
-        self.callbacks = callbacks
+        keep_parameters(self, locals())
 
     def _check_params(self) -> None:
         check_one_of("loss", self.loss, ("log_loss",))
@@ -800,6 +793,8 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     [0.0, 1.0]
     """
 
+    quantile: float | None
+
     def __init__(
         self,
         loss: str = "squared_error",
@@ -833,30 +828,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        self.loss = loss
-        self.quantile = quantile
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.max_leaf_nodes = max_leaf_nodes
-        self.max_depth = max_depth
-        self.min_samples_leaf = min_samples_leaf
-        self.l2_regularization = l2_regularization
-        self.max_features = max_features
-        self.max_bins = max_bins
-        self.categorical_features = categorical_features
-        self.monotonic_cst = monotonic_cst
-        self.interaction_cst = interaction_cst
-        self.warm_start = warm_start
-        self.early_stopping = early_stopping
-        self.scoring = scoring
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.verbose = verbose
-        self.random_state = random_state
-        self.run = run
-        self.device = device
-        self.callbacks = callbacks
+        keep_parameters(self, locals())
 
     def _check_params(self) -> None:
         check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))

@@ -208,6 +208,7 @@ class TreesClassifier(BaseClassifier):
 
     _min_classes = 1
     _multi_output = True
+    class_weight: Any
     _trees: Trees
     n_outputs_: int
     n_classes_: Any
@@ -328,8 +329,21 @@ class BaseTrees(BaseRounds):
     n_outputs_ : int
     """
 
+    criterion: str
+    max_depth: int | None
+    min_samples_split: int | float
+    min_samples_leaf: int | float
+    min_weight_fraction_leaf: float
+    max_features: int | float | str | None
+    max_leaf_nodes: int | None
+    min_impurity_decrease: float
     random_state: Any
+    verbose: int
+    ccp_alpha: float
     monotonic_cst: Any
+    max_bins: int
+    decomposition: str
+    callbacks: Any
     _trees: Trees
     _impurity: NDArray[np.float64]
     #: Whether the thresholds of splits are drawn, as in extremely randomised trees (P. Geurts,

@@ -117,14 +117,14 @@ def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
 def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
     """Return rows as before scaling: inverse steps in reverse order; clipped values stay so."""
     X = X.copy()
-    for step, values in reversed(_STEPS[kind](scaler, X.dtype)):
+    for step, values in reversed(_list_steps(kind, scaler, X.dtype)):
         _INVERSES[step](X, values, out=X, casting="same_kind")
     return X
 
 
 def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
     """Return a function that scales rows of one dtype into a copy."""
-    steps = _STEPS[kind](scaler, dtype)
+    steps = _list_steps(kind, scaler, dtype)
     clip = _clip_bounds(scaler, dtype)
 
     def scaled(X: NDArray[Any]) -> NDArray[Any]:
@@ -157,49 +157,41 @@ def _matches_sklearn(kind: Any) -> bool:
 @cache
 def _find_sklearn_class(kind: Any) -> Any:
     """Return scikit-learn's class of a scaler whose arithmetic is written here, or None."""
-    return next((base for base in _STEPS if _is_unchanged(kind, base)), None)
+    # A user's subclass may compute anything, this package's computes the same.
+    ours = kind.__module__.startswith("daskml_dist.preprocessing.")
+    return next((one for one in _STEPS if kind is one or (ours and issubclass(kind, one))), None)
 
 
-def _is_unchanged(kind: type, base: type) -> bool:
-    """Return whether a class is scikit-learn's own or this package's subclass of it.
-
-    A user's subclass may compute anything.
-    """
-    ours = kind.__module__.startswith("daskml_dist.preprocessing.") and issubclass(kind, base)
-    return kind is base or ours
-
-
-# Below is the arithmetic of each scaler's ``transform``, in scikit-learn's order and dtypes.
-
-
-def _standard_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
-    """Return the steps of StandardScaler, which converts its statistics to the rows' dtype."""
-    steps: list[_Step] = []
-    if scaler.with_mean:
-        steps.append((np.subtract, scaler.mean_.astype(dtype)))
-    if scaler.with_std:
-        steps.append((np.divide, scaler.scale_.astype(dtype)))
-    return steps
-
-
-def _min_max_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
-    """Return the steps of MinMaxScaler."""
-    return [(np.multiply, scaler.scale_), (np.add, scaler.min_)]
+#: Arithmetic of each scaler's ``transform``, in scikit-learn's order: ufuncs, the attributes that
+#: are their second arguments, and the parameters that switch them off.
+_STEPS: dict[type, tuple[tuple[Any, str, str], ...]] = {
+    preprocessing.StandardScaler: (
+        (np.subtract, "mean_", "with_mean"),
+        (np.divide, "scale_", "with_std"),
+    ),
+    preprocessing.MinMaxScaler: ((np.multiply, "scale_", ""), (np.add, "min_", "")),
+    preprocessing.MaxAbsScaler: ((np.divide, "scale_", ""),),
+    preprocessing.RobustScaler: (
+        (np.subtract, "center_", "with_centering"),
+        (np.divide, "scale_", "with_scaling"),
+    ),
+}
+#: Inverse of each ufunc in its first argument.
+_INVERSES = {
+    np.add: np.subtract,
+    np.subtract: np.add,
+    np.multiply: np.divide,
+    np.divide: np.multiply,
+}
 
 
-def _max_abs_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
-    """Return the step of MaxAbsScaler."""
-    return [(np.divide, scaler.scale_)]
-
-
-def _robust_steps(scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
-    """Return the steps of RobustScaler."""
-    steps: list[_Step] = []
-    if scaler.with_centering:
-        steps.append((np.subtract, scaler.center_))
-    if scaler.with_scaling:
-        steps.append((np.divide, scaler.scale_))
-    return steps
+def _list_steps(kind: type, scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
+    """Return the steps of a scaler, in scikit-learn's dtypes."""
+    steps = _STEPS[kind]
+    used = [(step, getattr(scaler, name)) for step, name, on in steps if not on or vars(scaler)[on]]
+    if kind is preprocessing.StandardScaler:  # which converts its statistics to the rows' dtype
+        return [(step, values.astype(dtype)) for step, values in used]
+    return used
 
 
 def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
@@ -209,19 +201,3 @@ def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
         return None
     low, high = getattr(scaler, "feature_range", (-1.0, 1.0))
     return dtype.type(low), dtype.type(high)
-
-
-#: Functions of a scaler and the rows' dtype to its steps.
-_STEPS: dict[type, Callable[[Any, np.dtype[Any]], list[_Step]]] = {
-    preprocessing.StandardScaler: _standard_steps,
-    preprocessing.MinMaxScaler: _min_max_steps,
-    preprocessing.MaxAbsScaler: _max_abs_steps,
-    preprocessing.RobustScaler: _robust_steps,
-}
-#: Inverse of each ufunc in its first argument.
-_INVERSES = {
-    np.add: np.subtract,
-    np.subtract: np.add,
-    np.multiply: np.divide,
-    np.divide: np.multiply,
-}
