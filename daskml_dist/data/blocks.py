@@ -347,17 +347,11 @@ def inspect_block(block: Block) -> BlockInfo:
             _summarize_labels(block.y, block) if labels else _summarize_targets(block.y, weights)
         )
     return BlockInfo(
-        index=block.index,
-        n_rows=block.n_rows,
-        row_shape=tuple(map(int, X.shape[1:])),
-        nnz=int(X.nnz) if is_sparse else None,
-        dtype=X.dtype.name,
-        sparse=is_sparse,
+        index=block.index, n_rows=block.n_rows, row_shape=tuple(map(int, X.shape[1:])),
+        nnz=int(X.nnz) if is_sparse else None, dtype=X.dtype.name, sparse=is_sparse,
         weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
-        device=block.device,
-        nbytes=block.nbytes,
-        **facts,
-    )
+        device=block.device, nbytes=block.nbytes, **facts,
+    )  # fmt: skip
 
 
 def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:

@@ -429,18 +429,10 @@ class BaseBoosting(BaseRounds):
             self._seed = seed_of(self.random_state)
         stopping, held_out, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
-            loss=loss,
-            learning_rate=float(p["learning_rate"]),
-            max_iter=int(p["max_iter"]),
-            growth=growth,
-            max_bins=int(p["max_bins"]),
-            categories=self._list_categories(rows),
-            seed=self._seed,
-            stopping=stopping,
-            aside=held_out,
-            watching=watching,
-            begin=begin,
-        )
+            loss=loss, learning_rate=float(p["learning_rate"]), max_iter=int(p["max_iter"]),
+            growth=growth, max_bins=int(p["max_bins"]), categories=self._list_categories(rows),
+            seed=self._seed, stopping=stopping, aside=held_out, watching=watching, begin=begin,
+        )  # fmt: skip
         return TreeRowsModel(d), solver
 
     def _resume_state(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:

@@ -233,13 +233,9 @@ def map_rows(
     # Both functions are shared by all tasks of a collection; the rest is small.
     both = _RowFunctions(function, then)
     apply = partial(
-        _apply_to_block,
-        dtype=dtype,
-        n_outputs=n_outputs,
-        row_shape=row_shape,
-        name=name,
+        _apply_to_block, dtype=dtype, n_outputs=n_outputs, row_shape=row_shape, name=name,
         tensors=tensors,
-    )
+    )  # fmt: skip
     if not is_dask(X):
         return apply(X, both)
     empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)

@@ -44,25 +44,12 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
-    "accuracy_score",
-    "balanced_accuracy_score",
-    "class_likelihood_ratios",
-    "classification_report",
-    "cohen_kappa_score",
-    "confusion_matrix",
-    "count_label_pairs",
-    "f1_score",
-    "fbeta_score",
-    "hamming_loss",
-    "jaccard_score",
-    "matthews_corrcoef",
-    "multilabel_confusion_matrix",
-    "precision_recall_fscore_support",
-    "precision_score",
-    "recall_score",
-    "reduce_to_label_pairs",
+    "accuracy_score", "balanced_accuracy_score", "class_likelihood_ratios", "classification_report",
+    "cohen_kappa_score", "confusion_matrix", "count_label_pairs", "f1_score", "fbeta_score",
+    "hamming_loss", "jaccard_score", "matthews_corrcoef", "multilabel_confusion_matrix",
+    "precision_recall_fscore_support", "precision_score", "recall_score", "reduce_to_label_pairs",
     "zero_one_loss",
-]
+]  # fmt: skip
 
 
 LABEL_COLUMNS = ScoredColumns(read_labels, read_labels)

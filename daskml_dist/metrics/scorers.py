@@ -218,17 +218,10 @@ _AVERAGED_METRICS = {
 
 #: Regression losses, whose scorers are called "neg_" and their name.
 _REGRESSION_LOSSES = (
-    "max_error",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_gamma_deviance",
-    "mean_poisson_deviance",
-    "mean_squared_error",
-    "mean_squared_log_error",
-    "median_absolute_error",
-    "root_mean_squared_error",
-    "root_mean_squared_log_error",
-)
+    "max_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_gamma_deviance",
+    "mean_poisson_deviance", "mean_squared_error", "mean_squared_log_error",
+    "median_absolute_error", "root_mean_squared_error", "root_mean_squared_log_error",
+)  # fmt: skip
 
 
 def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
@@ -362,12 +355,9 @@ def make_scorer(
     -1.0
     """
     made = call_sklearn_metric(
-        sklearn.metrics.make_scorer,
-        score_func,
-        response_method=response_method,
-        greater_is_better=greater_is_better,
-        **kwargs,
-    )
+        sklearn.metrics.make_scorer, score_func, response_method=response_method,
+        greater_is_better=greater_is_better, **kwargs,
+    )  # fmt: skip
     return Scorer.from_sklearn(made)
 
 

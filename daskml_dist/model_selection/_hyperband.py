@@ -21,6 +21,7 @@ from sklearn.base import is_classifier
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.operation_progress import report_phase, report_rung
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection._batched_fits import name_scores
 from daskml_dist.model_selection._candidate_training import (
@@ -127,6 +128,12 @@ multimetric_
     (17, True)
     """
 
+    param_distributions: Any
+    max_iter: int
+    factor: float
+    random_state: Any
+    patience: Any
+    tol: float
     _has_sklearn_peer = False
     _keeps_sides = True
 
@@ -150,19 +157,7 @@ multimetric_
         tol: float = 0.001,
         verbose: int = 0,
     ) -> None:
-        self.estimator = estimator
-        self.param_distributions = param_distributions
-        self.max_iter = max_iter
-        self.factor = factor
-        self.patience = patience
-        self.tol = tol
-        self.scoring = scoring
-        self.cv = cv
-        self.refit = refit
-        self.random_state = random_state
-        self.error_score = error_score
-        self.return_train_score = return_train_score
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -452,6 +447,9 @@ refit_time_, multimetric_, stacks_, metadata_, history_
     [10, 5, 4, 3, 2]
     """
 
+    n_initial_parameters: int
+    decay_rate: float | None
+    fits_per_score: int
     #: Candidates decay from rung to rung, not by one factor.
     _promotion_factor = None
 
@@ -477,21 +475,7 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         return_train_score: bool = False,
         verbose: int = 0,
     ) -> None:
-        self.estimator = estimator
-        self.param_distributions = param_distributions
-        self.n_initial_parameters = n_initial_parameters
-        self.decay_rate = decay_rate
-        self.patience = patience
-        self.tol = tol
-        self.fits_per_score = fits_per_score
-        self.max_iter = max_iter
-        self.scoring = scoring
-        self.cv = cv
-        self.refit = refit
-        self.random_state = random_state
-        self.error_score = error_score
-        self.return_train_score = return_train_score
-        self.verbose = verbose
+        keep_parameters(self, locals())
 
     def _plan_brackets(self) -> list[Bracket]:
         for name in ("n_initial_parameters", "fits_per_score", "max_iter"):

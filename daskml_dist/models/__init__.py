@@ -14,14 +14,6 @@ from daskml_dist.models.base import (
 )
 
 __all__ = [
-    "BatchRows",
-    "ColumnModel",
-    "ColumnPart",
-    "LinearForm",
-    "Model",
-    "Parameters",
-    "Part",
-    "StagedModel",
-    "StepModel",
-    "distinct",
-]
+    "BatchRows", "ColumnModel", "ColumnPart", "LinearForm", "Model", "Parameters", "Part",
+    "StagedModel", "StepModel", "distinct",
+]  # fmt: skip

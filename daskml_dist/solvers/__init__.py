@@ -29,22 +29,10 @@ from daskml_dist.solvers.newton import NewtonCholesky
 from daskml_dist.solvers.parallel_coordinate_boosting import Boosting
 
 __all__ = [
-    "LBFGS",
-    "SOLVERS",
-    "Boosting",
-    "CoordinateDescent",
-    "OrdinaryLeastSquares",
-    "PenalisedSolver",
-    "RangedSolver",
-    "ReduceScatterStatistic",
-    "RidgeLeastSquares",
-    "RowState",
-    "Solution",
-    "Solver",
-    "Statistic",
-    "Sums",
-    "get_solver",
-]
+    "LBFGS", "SOLVERS", "Boosting", "CoordinateDescent", "OrdinaryLeastSquares", "PenalisedSolver",
+    "RangedSolver", "ReduceScatterStatistic", "RidgeLeastSquares", "RowState", "Solution", "Solver",
+    "Statistic", "Sums", "get_solver",
+]  # fmt: skip
 
 #: Solvers of penalised losses, by the names that estimators take.
 SOLVERS: dict[str, type[PenalisedSolver]] = {

@@ -122,26 +122,15 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 model, self.penalty.l1, self.penalty.intercept_scaling, power=1
             )
             return minimize_orthant_wise(
-                evaluate,
-                begin,
-                np.broadcast_to(l1, shape).ravel(),
-                max_iter=self.max_iter,
-                tol=self.tol,
-                should_stop=lambda: sums.should_stop,
-                on_step=lambda _, state: sums.keep(last, state),
-                kept=sums.kept,
-            )
+                evaluate, begin, np.broadcast_to(l1, shape).ravel(), max_iter=self.max_iter,
+                tol=self.tol, should_stop=lambda: sums.should_stop,
+                on_step=lambda _, state: sums.keep(last, state), kept=sums.kept,
+            )  # fmt: skip
         found = _minimize_lbfgsb(
-            evaluate,
-            begin.ravel(),
-            sums,
-            on_step=lambda flat: sums.keep(flat.reshape(shape)),
-            maxiter=self.max_iter,
-            maxls=_MAX_LINE_SEARCH,
-            gtol=self.tol,
-            ftol=_RELATIVE_TOLERANCE,
+            evaluate, begin.ravel(), sums, on_step=lambda flat: sums.keep(flat.reshape(shape)),
+            maxiter=self.max_iter, maxls=_MAX_LINE_SEARCH, gtol=self.tol, ftol=_RELATIVE_TOLERANCE,
             maxfun=self.max_fun,
-        )
+        )  # fmt: skip
         return dataclasses.replace(found, w=found.w.reshape(shape))
 
     def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
@@ -170,15 +159,10 @@ class LBFGS(PenalisedSolver, RangedSolver):
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
         found = minimize_orthant_wise(
-            evaluate,
-            start,
-            l1,
-            max_iter=self.max_iter - ranges.n_done,
-            tol=self.tol,
-            should_stop=lambda: ranges.should_stop,
-            space=ranges,
+            evaluate, start, l1, max_iter=self.max_iter - ranges.n_done, tol=self.tol,
+            should_stop=lambda: ranges.should_stop, space=ranges,
             on_step=lambda n_iter, _: ranges.keep(n_iter),
-        )
+        )  # fmt: skip
         return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
 
@@ -195,14 +179,9 @@ def _minimize_lbfgsb(
             raise StopIteration
 
     found = minimize(
-        evaluate,
-        start,
-        method="L-BFGS-B",
-        jac=True,
-        bounds=bounds,
-        callback=callback,
+        evaluate, start, method="L-BFGS-B", jac=True, bounds=bounds, callback=callback,
         options={"maxiter": maxiter, **options},
-    )
+    )  # fmt: skip
     # A fit that the user stops counts as converged: there is nothing to warn of.
     return Solution(
         found.x, min(int(found.nit), maxiter), found.status == 0 or sums.should_stop,
@@ -593,14 +572,10 @@ class HuberScale(Solver):
             return found
 
         found = _minimize_lbfgsb(
-            evaluate,
-            np.append(begin.ravel(), self.scale),
-            sums,
-            maxiter=self.max_iter,
-            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)],
-            gtol=self.tol,
+            evaluate, np.append(begin.ravel(), self.scale), sums, maxiter=self.max_iter,
+            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)], gtol=self.tol,
             maxfun=self.max_passes,
-        )
+        )  # fmt: skip
         w, scale = found.w[:-1].reshape(shape), float(found.w[-1])
         return dataclasses.replace(found, w=w, extra={"scale": scale})
 

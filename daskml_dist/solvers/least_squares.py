@@ -367,13 +367,9 @@ class LeastSquaresSolver(Solver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows and solve."""
         reduced = reduce_rows(
-            model,
-            sums,
-            eps=self.eps,
-            l2=self._smallest_penalty,
-            cut=self._rank_cutoff,
+            model, sums, eps=self.eps, l2=self._smallest_penalty, cut=self._rank_cutoff,
             sparse=self.sparse,
-        )
+        )  # fmt: skip
         return self.of_reduced(model, reduced, sums.n_rows, start)
 
     def of_reduced(
@@ -602,18 +598,10 @@ class CoordinateDescent(LeastSquaresSolver):
         coef, gaps, n_iters = np.empty(xy.shape), list[float](), list[int]()
         for t, square in enumerate(squares):
             coefs, (gap,), (n_iter,) = follow_elastic_path(
-                gram,
-                xy[:, t],
-                square,
-                [self.alpha],
-                l1_ratio=self.l1_ratio,
-                coef_init=np.array(start[:, t]),
-                max_iter=self.max_iter,
-                tol=self.tol,
-                positive=self.positive,
-                selection=self.selection,
-                random_state=self.seed,
-            )
+                gram, xy[:, t], square, [self.alpha], l1_ratio=self.l1_ratio,
+                coef_init=np.array(start[:, t]), max_iter=self.max_iter, tol=self.tol,
+                positive=self.positive, selection=self.selection, random_state=self.seed,
+            )  # fmt: skip
             coef[:, t] = coefs[:, 0]
             gaps.append(float(gap))
             n_iters.append(int(n_iter))
@@ -646,13 +634,7 @@ def follow_elastic_path(
         # Beside the products it reads only the number of rows and the squares of y: one row whose
         # target is the root of y'y / n stands for all.
         _, coefs, gaps, n_iters = enet_path(
-            np.zeros((1, len(xy)), order="F"),
-            np.array([np.sqrt(square)]),
-            alphas=alphas,
-            precompute=gram,
-            Xy=xy,
-            return_n_iter=True,
-            check_input=False,
-            **options,
-        )
+            np.zeros((1, len(xy)), order="F"), np.array([np.sqrt(square)]), alphas=alphas,
+            precompute=gram, Xy=xy, return_n_iter=True, check_input=False, **options,
+        )  # fmt: skip
     return coefs, gaps, n_iters

@@ -19,18 +19,9 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "FUNCTIONS",
-    "LARGEST_SHARED",
-    "LOSSES",
-    "NUMBERS",
-    "TREE_LOSSES",
-    "Launch",
-    "has_kmeans_tiles",
-    "launch",
-    "optimizer_numbers",
-    "options",
-    "source",
-]
+    "FUNCTIONS", "LARGEST_SHARED", "LOSSES", "NUMBERS", "TREE_LOSSES", "Launch", "has_kmeans_tiles",
+    "launch", "optimizer_numbers", "options", "source",
+]  # fmt: skip
 
 #: The kernels of each source.
 FUNCTIONS = {
