@@ -223,15 +223,9 @@ class RowSteps:
         self._scratch: list[NDArray[Any]] = []
 
     def run(
-        self,
-        blocks: Sequence[Rows],
-        block: NDArray[np.intp],
-        row: NDArray[np.intp],
-        cells: NDArray[Any],
-        rate: float,
-        rate_sum: float,
-        sizes: Sequence[int] | None = None,
-    ) -> float:
+        self, blocks: Sequence[Rows], block: NDArray[np.intp], row: NDArray[np.intp],
+        cells: NDArray[Any], rate: float, rate_sum: float, sizes: Sequence[int] | None = None,
+    ) -> float:  # fmt: skip
         """Take a step along each row; return the sum of their losses.
 
         Parameters

@@ -101,18 +101,10 @@ class Block:
 
 
 def make_block(
-    index: int,
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    dtype: str | None = None,
-    classification: bool = False,
-    multi_output: bool = False,
-    tensors: bool = False,
-    row_shape: tuple[int, ...] | None = None,
-    on_device: bool = False,
-) -> Block:
+    index: int, X: Any, y: Any = None, sample_weight: Any = None, *, dtype: str | None = None,
+    classification: bool = False, multi_output: bool = False, tensors: bool = False,
+    row_shape: tuple[int, ...] | None = None, on_device: bool = False,
+) -> Block:  # fmt: skip
     """Make a block of what a worker holds; copies only what is not right already."""
     # Rows that already are as the fit wants them stay on the GPU; all others go through the host.
     on_device = on_device or _may_stay_on_device(X, dtype, tensors)

@@ -206,16 +206,10 @@ def _make_declared_block(
 
 
 def as_collection(
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    numeric: bool = True,
-    multi_output: bool = False,
-    classification: bool = False,
-    tensors: bool = False,
+    X: Any, y: Any = None, sample_weight: Any = None, *, numeric: bool = True,
+    multi_output: bool = False, classification: bool = False, tensors: bool = False,
     any_shape: bool = False,
-) -> Collection:
+) -> Collection:  # fmt: skip
     """Align X, y and sample_weight by rows, with no work on the data."""
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)

@@ -246,14 +246,9 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def as_rows(
-    X: Any,
-    *,
-    dtype: str | None = None,
-    index: int | None = None,
-    on_device: bool = False,
-    tensors: bool = False,
-    any_order: bool = False,
-) -> Rows:
+    X: Any, *, dtype: str | None = None, index: int | None = None, on_device: bool = False,
+    tensors: bool = False, any_order: bool = False,
+) -> Rows:  # fmt: skip
     """Make X a float array or CSR matrix; no copy where it is one already."""
     # Rows that stay on the GPU are only checked, never converted: their bits are the user's.
     if on_device and find_device(X) == "gpu":

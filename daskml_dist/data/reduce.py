@@ -56,11 +56,9 @@ _FAN_IN, _LEAST_FAN_IN = 16, 4
 
 
 def reduce_parts(
-    collection: Collection,
-    summarise: Callable[..., S | None],
-    merge: Callable[[list[S]], S],
+    collection: Collection, summarise: Callable[..., S | None], merge: Callable[[list[S]], S],
     *shared: Any,
-) -> S:
+) -> S:  # fmt: skip
     """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
 
     `merge` gets no summary that is None, which may stand for a part without rows.
@@ -153,11 +151,9 @@ def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]
 
 
 def reduce_lazily(
-    collection: Collection,
-    summarise: Callable[..., S | None],
-    merge: Callable[[list[S]], S],
+    collection: Collection, summarise: Callable[..., S | None], merge: Callable[[list[S]], S],
     finish: Callable[[S], Any],
-) -> Delayed:
+) -> Delayed:  # fmt: skip
     """Make the summary of :func:`reduce_parts` lazy, and what `finish` makes of it.
 
     Of a collection on Dask. Several such values are computed together in one pass, where the user
@@ -176,11 +172,9 @@ def _finish_summary(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> 
 
 
 def fold_parts(
-    collection: Collection,
-    step: Callable[[S, int, Any, Any, Any], S],
-    state: S,
+    collection: Collection, step: Callable[[S, int, Any, Any, Any], S], state: S,
     order: Iterable[int] | None = None,
-) -> S:
+) -> S:  # fmt: skip
     """Let the parts of a collection change a state, one after the other, each where its rows
     lie.
     """

@@ -322,11 +322,9 @@ class ScoredColumns:
         return call_sklearn_metric(metric, rows.y_true, rows.y_pred, **weights, **options)
 
     def reduce(
-        self,
-        summarise: Callable[[ScoredRows], S],
-        merge: Callable[[list[S]], S],
+        self, summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S],
         collection: Collection,
-    ) -> S:
+    ) -> S:  # fmt: skip
         """Return the merged summary of all rows, by one tree reduction."""
         summary: S = self.reduce_to_score(summarise, merge, collection, lambda whole: whole)
         return summary

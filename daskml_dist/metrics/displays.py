@@ -226,16 +226,9 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
 
     @classmethod
     def _draw_rows(
-        cls,
-        y_true: Any,
-        y_score: Any,
-        sample_weight: Any,
-        *,
-        pos_label: Any = None,
-        drop_intermediate: bool = False,
-        name: str | None = None,
-        **options: Any,
-    ) -> Self:
+        cls, y_true: Any, y_score: Any, sample_weight: Any, *, pos_label: Any = None,
+        drop_intermediate: bool = False, name: str | None = None, **options: Any,
+    ) -> Self:  # fmt: skip
         # Not scikit-learn's `from_predictions`: its level of chance is a share of the rows, and the
         # rows here may be entries of a run, whose number means nothing.
         if pos_label is None:

@@ -460,11 +460,9 @@ class _ColumnSums(NamedTuple):
 
 
 def _sum_by_label_column(
-    rows: ScoredRows,
-    table: NDArray[Any],
-    values: Callable[[NDArray[Any]], NDArray[Any]],
+    rows: ScoredRows, table: NDArray[Any], values: Callable[[NDArray[Any]], NDArray[Any]],
     classes: NDArray[Any] | None,
-) -> _ColumnSums:
+) -> _ColumnSums:  # fmt: skip
     """Return the weighted sums of ``values(table)`` of a block, by label and column."""
     labels, at = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, table.shape[1])

@@ -421,11 +421,9 @@ def _average_of_blocks(
 
 
 def _make_mean_metric(
-    source: Callable[..., Any],
-    summary: str,
-    transform: Callable[[Any], Any] = np.asarray,
+    source: Callable[..., Any], summary: str, transform: Callable[[Any], Any] = np.asarray,
     of_blocks: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., Any]:  # fmt: skip
     """Return the public function of a mean over rows.
 
     If `of_blocks` is given, the score of a collection is ``transform`` of that metric's mean: a

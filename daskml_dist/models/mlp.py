@@ -288,17 +288,9 @@ class MLP(StagedModel, ColumnModel):
         return outputs[-1], [x, *outputs]
 
     def backward(
-        self,
-        w: Any,
-        memory: Any,
-        gradient: Any,
-        out: Any,
-        layers: range,
-        rows: BatchRows,
-        backend: Backend,
-        *,
-        wants_input: bool,
-    ) -> Any:
+        self, w: Any, memory: Any, gradient: Any, out: Any, layers: range, rows: BatchRows,
+        backend: Backend, *, wants_input: bool,
+    ) -> Any:  # fmt: skip
         """Add the gradient of some layers' parameters to `out`.
 
         Return the gradient with respect to their input, if `wants_input`.

@@ -317,11 +317,9 @@ def _sample_rows(
 
 
 def _find_categories(
-    rows: OwnRows,
-    max_bins: int,
-    given: Sequence[NDArray[np.float64] | None],
+    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None],
     aside: HoldoutMask | None,
-) -> list[NDArray[np.float64] | None]:
+) -> list[NDArray[np.float64] | None]:  # fmt: skip
     """Return the categories of all features, reading the rows for those that are not known."""
     found = list(given)
     unknown = [j for j, known in enumerate(given) if known is not None and not len(known)]

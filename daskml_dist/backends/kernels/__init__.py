@@ -177,18 +177,10 @@ def source(name: str) -> str:
 
 @functools.lru_cache(_MAX_CACHED_ANSWERS)
 def options(
-    name: str,
-    dtype: Any,
-    *,
-    d: int = 1,
-    k: int = 1,
-    loss: str = "squared_error",
-    optimizer: str = "sgd",
-    result: Any = "float64",
-    index: Any = "int32",
-    alignment: int = 16,
+    name: str, dtype: Any, *, d: int = 1, k: int = 1, loss: str = "squared_error",
+    optimizer: str = "sgd", result: Any = "float64", index: Any = "int32", alignment: int = 16,
     capability: int = 90,
-) -> tuple[str, ...]:
+) -> tuple[str, ...]:  # fmt: skip
     """Return the options for NVRTC, beside the architecture's."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
@@ -236,16 +228,9 @@ def options(
 
 @functools.lru_cache(_MAX_CACHED_ANSWERS)
 def launch(
-    function: str,
-    n: int,
-    d: int,
-    dtype: Any,
-    n_sms: int,
-    *,
-    k: int = 1,
-    alignment: int = 16,
+    function: str, n: int, d: int, dtype: Any, n_sms: int, *, k: int = 1, alignment: int = 16,
     capability: int = 90,
-) -> Launch | None:
+) -> Launch | None:  # fmt: skip
     """Launch of a kernel; None where there is no version for such rows."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
