@@ -266,18 +266,10 @@ class BaseBoosting(BaseRounds):
     # -- fitting -------------------------------------------------------------------------------
 
     def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        X_val: Any = None,
-        y_val: Any = None,
-        sample_weight_val: Any = None,
-        eval_set: Any = None,
-        scoring: Any = None,
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, X_val: Any = None,
+        y_val: Any = None, sample_weight_val: Any = None, eval_set: Any = None, scoring: Any = None,
         client: Any = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Fit an ensemble of boosted trees.
 
         Parameters

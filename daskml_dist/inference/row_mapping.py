@@ -183,16 +183,10 @@ _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
 
 
 def map_rows(
-    function: Callable[[Any], NDArray[Any]],
-    X: Any,
-    *,
-    dtype: DTypeLike,
-    n_outputs: int | None = None,
-    row_shape: RowShape = None,
-    name: str = "estimator",
-    tensors: bool = False,
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
-) -> Any:
+    function: Callable[[Any], NDArray[Any]], X: Any, *, dtype: DTypeLike,
+    n_outputs: int | None = None, row_shape: RowShape = None, name: str = "estimator",
+    tensors: bool = False, then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
+) -> Any:  # fmt: skip
     """Apply a function of rows to X, lazily where X is a Dask collection.
 
     Parameters

@@ -73,13 +73,9 @@ _COUNT_BITS = 21
 
 @suggest_arguments
 def accuracy_score(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    normalize: bool = True,
-    sample_weight: Any = None,
+    y_true: Any, y_pred: Any, *, normalize: bool = True, sample_weight: Any = None,
     compute: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the share of the rows whose label is predicted (multilabel: whose labels all are).
 
     Parameters
@@ -138,13 +134,9 @@ def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
 
 @suggest_arguments
 def confusion_matrix(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    labels: Any = None,
-    sample_weight: Any = None,
+    y_true: Any, y_pred: Any, *, labels: Any = None, sample_weight: Any = None,
     normalize: str | None = None,
-) -> NDArray[Any]:
+) -> NDArray[Any]:  # fmt: skip
     """Count the rows of each pair of true and predicted label.
 
     Parameters

@@ -81,17 +81,10 @@ class _ThresholdCurveDisplay:
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        X: Any,
-        y: Any,
-        *,
-        sample_weight: Any = None,
-        response_method: Any = "auto",
-        pos_label: Any = None,
-        name: str | None = None,
+        cls, estimator: Any, X: Any, y: Any, *, sample_weight: Any = None,
+        response_method: Any = "auto", pos_label: Any = None, name: str | None = None,
         **options: Any,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Draw the curve of a fitted classifier of two labels.
 
         Parameters
@@ -131,14 +124,9 @@ class _ThresholdCurveDisplay:
 
     @classmethod
     def from_predictions(
-        cls,
-        y_true: Any,
-        y_score: Any,
-        *,
-        sample_weight: Any = None,
-        max_thresholds: int | None = MAX_THRESHOLDS,
-        **options: Any,
-    ) -> Self:
+        cls, y_true: Any, y_score: Any, *, sample_weight: Any = None,
+        max_thresholds: int | None = MAX_THRESHOLDS, **options: Any,
+    ) -> Self:  # fmt: skip
         """Draw the curve of labels and scores.
 
         Parameters
@@ -299,14 +287,9 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
 
     @classmethod
     def from_predictions(
-        cls,
-        y_true: Any,
-        y_pred: Any,
-        *,
-        labels: Any = None,
-        sample_weight: Any = None,
+        cls, y_true: Any, y_pred: Any, *, labels: Any = None, sample_weight: Any = None,
         **options: Any,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Draw the matrix of labels and predicted labels.
 
         Parameters

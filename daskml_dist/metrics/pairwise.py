@@ -112,13 +112,9 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
 
 
 def pairwise_kernels(
-    X: Any,
-    Y: Any = None,
-    metric: str | Callable[..., Any] = "linear",
-    *,
-    filter_params: bool = False,
-    **kwds: Any,
-) -> Any:
+    X: Any, Y: Any = None, metric: str | Callable[..., Any] = "linear", *,
+    filter_params: bool = False, **kwds: Any,
+) -> Any:  # fmt: skip
     """Calculate the kernel of each row of X and each row of Y.
 
     Inputs, results and errors are those of :func:`pairwise_distances`.
@@ -157,13 +153,9 @@ def pairwise_kernels(
 
 
 def pairwise_distances_argmin_min(
-    X: Any,
-    Y: Any,
-    *,
-    axis: int = 1,
-    metric: str = "euclidean",
+    X: Any, Y: Any, *, axis: int = 1, metric: str = "euclidean",
     metric_kwargs: dict[str, Any] | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Find the row of Y that is nearest to each row of X, and how far it is.
 
     No matrix of all distances is made: a block of X takes as much memory as scikit-learn's

@@ -51,15 +51,9 @@ INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba",
 
 @suggest_arguments
 def log_loss(
-    y_true: Any,
-    y_proba: Any = None,
-    *,
-    normalize: bool = True,
-    sample_weight: Any = None,
-    labels: Any = None,
-    y_pred: Any = "deprecated",
-    compute: bool = True,
-) -> Any:
+    y_true: Any, y_proba: Any = None, *, normalize: bool = True, sample_weight: Any = None,
+    labels: Any = None, y_pred: Any = "deprecated", compute: bool = True,
+) -> Any:  # fmt: skip
     """Return the mean negative logarithm of the probability given to the true label.
 
     Source: Bishop (2006), "Pattern Recognition and Machine Learning", p. 209.
@@ -229,14 +223,9 @@ def _finish_mean(found: _ColumnSums, summed: float, normalize: bool) -> float:
 
 @suggest_arguments
 def brier_score_loss(
-    y_true: Any,
-    y_proba: Any,
-    *,
-    sample_weight: Any = None,
-    pos_label: Any = None,
-    labels: Any = None,
-    scale_by_half: bool | str = "auto",
-) -> float:
+    y_true: Any, y_proba: Any, *, sample_weight: Any = None, pos_label: Any = None,
+    labels: Any = None, scale_by_half: bool | str = "auto",
+) -> float:  # fmt: skip
     """Return the mean squared distance of probabilities from 1 (true label) and 0 (all others).
 
     Source: Brier (1950), "Verification of forecasts expressed in terms of probability".

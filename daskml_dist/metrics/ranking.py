@@ -64,17 +64,10 @@ MAX_THRESHOLDS = 2**18
 
 @suggest_arguments
 def roc_auc_score(
-    y_true: Any,
-    y_score: Any,
-    *,
-    average: AverageOption = "macro",
-    sample_weight: Any = None,
-    max_fpr: float | None = None,
-    multi_class: str = "raise",
-    labels: Any = None,
-    max_thresholds: int | None = MAX_THRESHOLDS,
-    return_bound: bool = False,
-) -> Any:
+    y_true: Any, y_score: Any, *, average: AverageOption = "macro", sample_weight: Any = None,
+    max_fpr: float | None = None, multi_class: str = "raise", labels: Any = None,
+    max_thresholds: int | None = MAX_THRESHOLDS, return_bound: bool = False,
+) -> Any:  # fmt: skip
     """Return the area under the ROC curve: how often a positive row is ranked above a negative one.
 
     Source: Fawcett (2006), "An introduction to ROC analysis"; for several classes his one against
@@ -185,15 +178,10 @@ def roc_auc_score(
 
 @suggest_arguments
 def average_precision_score(
-    y_true: Any,
-    y_score: Any,
-    *,
-    average: AverageOption | Literal["samples"] = "macro",
-    pos_label: Any = 1,
-    sample_weight: Any = None,
-    max_thresholds: int | None = MAX_THRESHOLDS,
+    y_true: Any, y_score: Any, *, average: AverageOption | Literal["samples"] = "macro",
+    pos_label: Any = 1, sample_weight: Any = None, max_thresholds: int | None = MAX_THRESHOLDS,
     return_bound: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the mean, over the positive rows, of the precision at each one's score.
 
     Source: Davis and Goadrich (2006), "The relationship between precision-recall and ROC curves".

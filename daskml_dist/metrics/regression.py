@@ -72,13 +72,9 @@ _TARGETS_TEXT = (
 
 @suggest_arguments
 def mean_squared_error(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sample_weight: Any = None,
-    multioutput: Any = "uniform_average",
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the mean of the squared errors.
 
     Parameters
@@ -119,13 +115,9 @@ def mean_squared_error(
 
 @suggest_arguments
 def root_mean_squared_error(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sample_weight: Any = None,
-    multioutput: Any = "uniform_average",
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the square root of :func:`mean_squared_error`; parameters and errors as there.
 
     Returns
@@ -150,13 +142,9 @@ def root_mean_squared_error(
 
 @suggest_arguments
 def mean_absolute_error(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sample_weight: Any = None,
-    multioutput: Any = "uniform_average",
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the mean absolute error; parameters and errors as :func:`mean_squared_error`.
 
     Returns
@@ -219,14 +207,9 @@ def _measure_absolute_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDAr
 
 @suggest_arguments
 def r2_score(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sample_weight: Any = None,
-    multioutput: Any = "uniform_average",
-    force_finite: bool = True,
-    compute: bool = True,
-) -> Any:
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
+    force_finite: bool = True, compute: bool = True,
+) -> Any:  # fmt: skip
     """Return the coefficient of determination: the predicted share of the variance of `y_true`.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983), "Algorithms
@@ -270,14 +253,9 @@ def r2_score(
 
 @suggest_arguments
 def explained_variance_score(
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sample_weight: Any = None,
-    multioutput: Any = "uniform_average",
-    force_finite: bool = True,
-    compute: bool = True,
-) -> Any:
+    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
+    force_finite: bool = True, compute: bool = True,
+) -> Any:  # fmt: skip
     """Return 1 minus the variance of the errors over the variance of `y_true`.
 
     Parameters, results and errors are those of :func:`r2_score`, which unlike this score is lowered

@@ -311,12 +311,9 @@ def get_scorer_names() -> list[str]:
 
 @suggest_arguments
 def make_scorer(
-    score_func: Callable[..., Any],
-    *,
-    response_method: str | Iterable[str] = "predict",
-    greater_is_better: bool = True,
-    **kwargs: Any,
-) -> Scorer:
+    score_func: Callable[..., Any], *, response_method: str | Iterable[str] = "predict",
+    greater_is_better: bool = True, **kwargs: Any,
+) -> Scorer:  # fmt: skip
     """Make a scorer of a metric.
 
     Parameters

@@ -110,13 +110,9 @@ def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: fl
 
 
 async def _run_uvicorn(
-    uvicorn: Any,
-    config: Any,
-    place: ProcessSlot,
-    listener: socket.socket,
-    keep_alive: float,
+    uvicorn: Any, config: Any, place: ProcessSlot, listener: socket.socket, keep_alive: float,
     meanwhile: Iterable[Task],
-) -> None:
+) -> None:  # fmt: skip
     """Run uvicorn's server and the tasks beside it until the process is to end."""
 
     class Server(uvicorn.Server):

@@ -51,16 +51,10 @@ class Batch(NamedParameters):
 
 
 def folder(
-    pattern: str | os.PathLike[str],
-    *,
-    target: str | None = None,
-    read: Callable[[str], tuple[Any, Any]] | None = None,
-    order: str = "name",
-    after: Any = None,
-    marker: str | None = None,
-    idle: float | None = None,
-    poll: float = 0.2,
-) -> Iterator[Batch]:
+    pattern: str | os.PathLike[str], *, target: str | None = None,
+    read: Callable[[str], tuple[Any, Any]] | None = None, order: str = "name", after: Any = None,
+    marker: str | None = None, idle: float | None = None, poll: float = 0.2,
+) -> Iterator[Batch]:  # fmt: skip
     """Give the files of a pattern in order, and wait for those that come.
 
     Whoever writes them gives each its name once it is whole: write to a name that the pattern does
