@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import dask
 from distributed import Client, LocalCluster
 
+from benchmarks._hosts import Host, HostCluster, HostNetwork
 from daskml_dist.dask_internals.cluster import list_workers
 
-__all__ = ["Arena", "KilledArena", "NetworkArena", "ProcessArena", "network_problem"]
+__all__ = ["Arena", "KilledArena", "NetworkArena", "ProcessArena"]
 
 #: Seconds that a nanny may take to bring a worker back.
 _PATIENCE = 8.0
@@ -145,28 +142,14 @@ class KilledArena(ProcessArena):
         self._cluster.scale(self.n_workers)
 
 
-def network_problem() -> str | None:
-    """Why there can be no network namespaces here, or None."""
-    if not (shutil.which("ip") and shutil.which("bridge")):
-        return "no iproute2"
-    probe = f"{_prefix()}probe"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode:
-        return "may not make network namespaces (root may)"
-    subprocess.run(["ip", "netns", "del", probe], check=True)
-    return None
-
-
-def _prefix() -> str:
-    """Of the names of interfaces, which may have 15 letters."""
-    return f"dml{os.getpid() % 10**6}"
-
-
 class NetworkArena(Arena):
-    """Workers in network namespaces of their own, on a bridge, with the scheduler on it too."""
+    """Workers on hosts of their own, which network namespaces stand for."""
 
     def start(self) -> None:
         with ExitStack() as stack:
-            self._open(stack)
+            self._network = stack.enter_context(HostNetwork(self.n_workers))
+            self._host_cluster = HostCluster(self._network)
+            self.client = stack.enter_context(self._host_cluster)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -181,84 +164,17 @@ class NetworkArena(Arena):
         raise NotImplementedError
 
     def cut(self, addresses: list[str]) -> None:
-        self._set_ports(addresses, "0")
+        for host in self._hosts(addresses):
+            self._network.pull(host)
 
     def mend(self, addresses: list[str]) -> None:
-        self._set_ports(addresses, "3")
+        for host in self._hosts(addresses):
+            self._network.plug(host)
 
-    def _set_ports(self, addresses: list[str], state: str) -> None:
-        for address in addresses:
-            _set_port(self._ports[_host_of(address)], state)
-
-    def _open(self, stack: ExitStack) -> None:
-        prefix, net = _prefix(), f"10.{os.getpid() % 199 + 20}.77"
-        _ip("link", "add", prefix, "type", "bridge")
-        stack.callback(_ip, "link", "del", prefix)
-        _ip("addr", "add", f"{net}.1/24", "dev", prefix)
-        _ip("link", "set", prefix, "up")
-        self._ports: dict[str, str] = {}
-        self._nannies: dict[str, subprocess.Popen[bytes]] = {}
-        self._cluster = stack.enter_context(
-            LocalCluster(n_workers=0, host=f"{net}.1", dashboard_address=":0", silence_logs=50)
-        )
-        for number in range(self.n_workers):
-            self._add_place(stack, prefix, f"{prefix}n{number}", f"{net}.{number + 2}")
-        stack.callback(self._end_nannies)
-        self._refill()
-        self.client = Client(self._cluster)
-        stack.callback(self.client.close)  # in any thread, which the end of a context is not
-        self.client.wait_for_workers(self.n_workers, timeout=90)
-
-    def _add_place(self, stack: ExitStack, bridge: str, name: str, host: str) -> None:
-        _ip("netns", "add", name)
-        stack.callback(_ip, "netns", "del", name)
-        # The kernel may still be about to remove the link of an arena that has just ended.
-        subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
-        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("link", "set", name, "master", bridge, "up")
-        _ip("-n", name, "addr", "add", f"{host}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            _ip("-n", name, "link", "set", device, "up")
-        self._ports[host] = name
+    def _hosts(self, addresses: list[str]) -> list[Host]:
+        """Hosts of some workers."""
+        there = {address.removeprefix("tcp://").rpartition(":")[0] for address in addresses}
+        return [host for host in self._network.hosts if host.address in there]
 
     def _refill(self) -> None:
-        for host, name in self._ports.items():
-            _set_port(name, "3")
-            nanny = self._nannies.get(host)
-            if nanny is None or nanny.poll() is not None:
-                self._nannies[host] = self._start_nanny(name, host)
-
-    def _start_nanny(self, name: str, host: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "distributed.cli.dask_worker"]
-        command += [self._cluster.scheduler_address, "--host", host, "--nthreads", "1"]
-        return subprocess.Popen(
-            ["ip", "netns", "exec", name, *command, "--no-dashboard"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def _end_nannies(self) -> None:
-        for nanny in self._nannies.values():
-            nanny.terminate()
-        for nanny in self._nannies.values():
-            with suppress(subprocess.TimeoutExpired):
-                nanny.wait(5)
-            nanny.kill()
-            nanny.wait()
-
-
-def _ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True)
-
-
-def _set_port(name: str, state: str) -> None:
-    """Set the state of a bridge's port; the kernel refuses until it knows that the link is up."""
-    command = ["bridge", "link", "set", "dev", name, "state", state]
-    deadline = time.monotonic() + 60
-    while subprocess.run(command, capture_output=True).returncode:
-        assert time.monotonic() < deadline, f"no {shlex.join(command)}"
-        time.sleep(0.05)
-
-
-def _host_of(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0]
+        self._host_cluster.refill()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.arenas import Arena, KilledArena, NetworkArena, ProcessArena, network_problem
+from benchmarks._hosts import network_problem
+from chaos.arenas import Arena, KilledArena, NetworkArena, ProcessArena
 from chaos.faults import Striker
 from chaos.pipelines import PairArena
 

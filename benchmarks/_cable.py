@@ -1,0 +1,58 @@
+"""A cable of a host: ``python -m benchmarks._cable A B DELAY LOSS SEED`` (:mod:`benchmarks._hosts`).
+
+Moves Ethernet frames between two interfaces, whose file descriptors it is given, each after a delay
+(seconds), and loses some (share of all) at random.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import sys
+import time
+from collections import deque
+
+#: Bytes of a frame, at the most: the interfaces' frames are shorter.
+_FRAME = 1 << 16
+#: Frames under way each way, beyond which a full queue loses more, as that of a router does.
+_QUEUE = 4096
+
+
+def relay(ends: tuple[int, int], delay: float, loss: float, seed: int) -> None:
+    """Move frames until this process is ended."""
+    draw = random.Random(seed)
+    others = {ends[0]: ends[1], ends[1]: ends[0]}
+    under_way: deque[tuple[float, int, bytes]] = deque()
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    while True:
+        # The delay is one for all frames, so they arrive in the order in which they left.
+        wait = None if not under_way else max(0.0, under_way[0][0] - time.monotonic()) * 1e3
+        for end, _ in poll.poll(wait):
+            now = time.monotonic()
+            try:
+                while True:
+                    frame = os.read(end, _FRAME)
+                    if len(under_way) < _QUEUE and draw.random() >= loss:
+                        under_way.append((now + delay, others[end], frame))
+            except BlockingIOError:
+                pass
+        now = time.monotonic()
+        while under_way and under_way[0][0] <= now:
+            _, end, frame = under_way.popleft()
+            try:
+                os.write(end, frame)
+            except OSError:
+                pass  # the interface is down, or its queue is full: lost
+
+
+def main() -> None:
+    """Read the command line."""
+    near, far, delay, loss, seed = sys.argv[1:]
+    relay((int(near), int(far)), float(delay), float(loss), int(seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Several hosts on one machine: network namespaces on a bridge, with networks of chosen speed.
+
+Each host has a TCP stack, an address and an interface of its own, so that what runs there meets
+others over a network as on machines of their own: nothing goes by loopback or shared memory. The
+machine itself stands on the bridge, too, as the head node with the scheduler and the client. Only
+root may make namespaces.
+
+A rate is kept by the kernel (a token bucket at both ends of each cable). A delay or a loss is made
+by a process between the cable's two ends (:mod:`benchmarks._cable`), since not every kernel has
+netem.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from distributed import Client, LocalCluster
+
+__all__ = ["Cable", "Host", "HostCluster", "HostNetwork", "network_problem"]
+
+#: Bytes of a frame: 1,500 as on the internet would cost the process of a slow cable too much.
+MTU = 9000
+#: Seconds that the kernel may take to bring a link up on a busy machine.
+_LINK_SECONDS = 60.0
+#: Seconds that a worker may take to end by itself.
+_END_SECONDS = 5.0
+#: Of <linux/if_tun.h>: makes an interface of Ethernet frames, without a header before each.
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+
+
+@dataclass(frozen=True)
+class Cable:
+    """What joins a host to the switch.
+
+    Parameters
+    ----------
+    rate : float or None
+        Bits a second, each way; None: as fast as the kernel moves frames.
+    delay : float
+        Seconds that a frame takes from one end to the other.
+    loss : float
+        Share of the frames that are lost.
+    """
+
+    rate: float | None = None
+    delay: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether a process must stand between its ends."""
+        return self.delay > 0 or self.loss > 0
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            said = "unlimited"
+        elif self.rate >= 1e9:
+            said = f"{self.rate / 1e9:g} Gbit/s"
+        else:
+            said = f"{self.rate / 1e6:g} Mbit/s"
+        said += f", {self.delay * 1e3:g} ms" if self.delay else ""
+        return said + (f", {self.loss:.0%} lost" if self.loss else "")
+
+
+@dataclass
+class Host:
+    """One namespace.
+
+    Parameters
+    ----------
+    name : str
+        Of the namespace, and of the switch's port that its cable is plugged into.
+    address : str
+        On the network.
+    """
+
+    name: str
+    address: str
+
+    def command(self, *command: str) -> list[str]:
+        """Return what runs a command on this host."""
+        return ["ip", "netns", "exec", self.name, *command]
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return the bytes that have left this host, headers included."""
+        return self._count("rx_bytes")
+
+    @property
+    def bytes_received(self) -> int:
+        """Return the bytes that have come to this host, headers included."""
+        return self._count("tx_bytes")
+
+    def _count(self, counter: str) -> int:
+        """Return a counter of the switch's port, which receives what the host sends."""
+        return int(Path(f"/sys/class/net/{self.name}/statistics/{counter}").read_text())
+
+
+class HostNetwork:
+    """Hosts on one switch.
+
+    Parameters
+    ----------
+    n_hosts : int
+        At most 250.
+    cable : Cable
+        Of each host; the head node is on the switch itself.
+    """
+
+    def __init__(self, n_hosts: int, cable: Cable = Cable()) -> None:
+        # Names of interfaces have at most 15 letters; several networks may stand side by side.
+        self._switch = f"dml{os.getpid() % 10**6}"
+        self._net = f"10.{os.getpid() % 199 + 20}.77"
+        self._n_hosts = n_hosts
+        self._cable = cable
+        self.hosts: list[Host] = []
+
+    @property
+    def head(self) -> str:
+        """Return the address of the machine itself on this network."""
+        return f"{self._net}.1"
+
+    def __enter__(self) -> HostNetwork:
+        with ExitStack() as stack:
+            _ip("link", "add", self._switch, "type", "bridge")
+            stack.callback(_ip, "link", "del", self._switch)
+            _ip("addr", "add", f"{self.head}/24", "dev", self._switch)
+            _ip("link", "set", self._switch, "up")
+            for number in range(self._n_hosts):
+                host = Host(f"{self._switch}n{number}", f"{self._net}.{number + 2}")
+                self._add(stack, host)
+                self.hosts.append(host)
+            # The bridge takes the smallest of its ports' frames, or its own.
+            _ip("link", "set", self._switch, "mtu", str(MTU))
+            for host in self.hosts:
+                self.plug(host)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def pull(self, host: Host) -> None:
+        """Drop all frames to and from a host, which neither end is told of."""
+        _set_port(host.name, "0")
+
+    def plug(self, host: Host) -> None:
+        """Let frames through again."""
+        _set_port(host.name, "3")
+
+    def _add(self, stack: ExitStack, host: Host) -> None:
+        """Make a namespace and its cable."""
+        name, cable = host.name, self._cable
+        _ip("netns", "add", name)
+        stack.callback(_ip, "netns", "del", name)
+        # The kernel may still be about to remove the link of a network that has just ended.
+        subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
+        if cable.is_relayed:
+            self._add_relay(stack, host)
+        else:
+            _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", name, "mtu", str(MTU), "master", self._switch, "up")
+        _ip("-n", name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "mtu", str(MTU))
+        for device in ("eth0", "lo"):
+            _ip("-n", name, "link", "set", device, "up")
+        if cable.rate is not None:
+            # A bucket of 2 ms of traffic, at least two of the kernel's largest packets, and a
+            # queue of 50 ms before it, as a switch has.
+            burst = max(int(cable.rate / 8 * 0.002), 1 << 17)
+            bucket = ["root", "tbf", "rate", f"{cable.rate:.0f}bit", "burst", str(burst)]
+            bucket += ["latency", "50ms"]
+            for where in ([], ["-n", name]):
+                device = name if not where else "eth0"
+                _run("tc", *where, "qdisc", "add", "dev", device, *bucket)
+
+    def _add_relay(self, stack: ExitStack, host: Host) -> None:
+        """Make both ends of a cable, and start the process that moves frames between them."""
+        ends = [_open_tap(host.name), _open_tap(f"{host.name}t")]
+        _ip("link", "set", f"{host.name}t", "netns", host.name, "name", "eth0")
+        command = [sys.executable, "-m", "benchmarks._cable", *map(str, ends)]
+        command += [str(self._cable.delay), str(self._cable.loss), host.address.rpartition(".")[2]]
+        relay = subprocess.Popen(command, pass_fds=ends, cwd=Path(__file__).parents[1])
+        for end in ends:
+            os.close(end)
+        stack.callback(_end, [relay])
+
+
+class HostCluster:
+    """Dask's workers of one thread on the hosts of a network, the scheduler on the head node.
+
+    Parameters
+    ----------
+    network : HostNetwork
+        Entered.
+    workers_per_host : int
+        Processes on each host.
+    """
+
+    def __init__(self, network: HostNetwork, workers_per_host: int = 1) -> None:
+        self._network = network
+        self._per_host = workers_per_host
+        self.nannies: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def __enter__(self) -> Client:
+        with ExitStack() as stack:
+            self.cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=0,
+                    host=self._network.head,
+                    dashboard_address=":0",
+                    silence_logs=50,
+                )
+            )
+            stack.callback(lambda: _end([n for there in self.nannies.values() for n in there]))
+            self.refill()
+            client = Client(self.cluster)
+            stack.callback(client.close)  # in any thread, which the end of a context is not
+            client.wait_for_workers(len(self._network.hosts) * self._per_host, timeout=180)
+            self._stack = stack.pop_all()
+        return client
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def refill(self) -> None:
+        """Plug all cables in, and start what is missing."""
+        for host in self._network.hosts:
+            self._network.plug(host)
+            there = [n for n in self.nannies.get(host.address, []) if n.poll() is None]
+            while len(there) < self._per_host:
+                there.append(self._start_nanny(host))
+            self.nannies[host.address] = there
+
+    def _start_nanny(self, host: Host) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker"]
+        command += [self.cluster.scheduler_address, "--host", host.address, "--nthreads", "1"]
+        return subprocess.Popen(
+            host.command(*command, "--no-dashboard"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def network_problem() -> str | None:
+    """Return why there can be no hosts here, or None."""
+    if missing := [tool for tool in ("ip", "bridge", "tc") if shutil.which(tool) is None]:
+        return f"no {', '.join(missing)} (of iproute2)"
+    probe = f"dml{os.getpid() % 10**6}p"
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode:
+        return "may not make network namespaces (root may)"
+    subprocess.run(["ip", "netns", "del", probe], check=True)
+    return None
+
+
+def _run(*command: str) -> None:
+    """Run a command; the error tells what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()}")
+
+
+def _ip(*args: str) -> None:
+    """Run iproute2's `ip`."""
+    _run("ip", *args)
+
+
+def _open_tap(name: str) -> int:
+    """Make an interface whose frames a process reads and writes; return its file descriptor."""
+    end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+    return end
+
+
+def _set_port(name: str, state: str) -> None:
+    """Set the state of a switch's port; the kernel refuses until it knows that the link is up."""
+    command = ["bridge", "link", "set", "dev", name, "state", state]
+    deadline = time.monotonic() + _LINK_SECONDS
+    while subprocess.run(command, capture_output=True).returncode:
+        assert time.monotonic() < deadline, f"no {shlex.join(command)}"
+        time.sleep(0.05)
+
+
+def _end(processes: list[subprocess.Popen[Any]]) -> None:
+    """End processes, by force those that do not go."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        process.kill()
+        process.wait()
