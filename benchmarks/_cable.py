@@ -1,4 +1,4 @@
-"""A cable of a host: ``python -m benchmarks._cable A B DELAY LOSS SEED`` (:mod:`benchmarks._hosts`).
+"""The cable of a host (:mod:`benchmarks._hosts`): ``python -m benchmarks._cable A B DELAY LOSS N``.
 
 Moves Ethernet frames between two interfaces, whose file descriptors it is given, each after a delay
 (seconds), and loses some (share of all) at random.
