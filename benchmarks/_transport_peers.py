@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
 from daskml_dist.comm.meeting import choose_communicator
 from daskml_dist.comm.packing import MessageBounds
@@ -59,7 +59,7 @@ def copies(plan: Plan) -> list[float]:
 
 def allreduce_rank(rank: int, shared: bool, plan: Plan, pipe: Any) -> None:
     """Sum float32 arrays with another process."""
-    credentials = Credentials(SECRET, shared_memory=shared)
+    credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
     listener = PeerListener(HOST, credentials)
     pipe.send(listener.endpoint.port)
     endpoints = [Endpoint("", HOST, port) for port in pipe.recv()]
@@ -93,7 +93,7 @@ def gloo_rank(rank: int, meeting: str, size: int, plan: Plan, pipe: Any) -> None
 
 def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
     """Send 8 bytes forth and back; microseconds of one way."""
-    credentials = Credentials(SECRET, shared_memory=shared)
+    credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
     pairs: queue.SimpleQueue[tuple[Channel, Channel]] = queue.SimpleQueue()
     listener = Listener(HOST, credentials, on_pair=lambda *pair: pairs.put(pair))
     pipe.send(listener.port)
@@ -125,7 +125,9 @@ def server(shared: bool, sizes: list[int], pipe: Any) -> None:
         shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
         state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)
         answer = partial(serve_connection, state, bounds=MessageBounds("float32", n, 1, 2))
-        listener = Listener(HOST, Credentials(SECRET, shared_memory=shared), on_pair=answer)
+        listener = Listener(
+            HOST, Credentials(SECRET, settings=ConnectionSettings(shared)), on_pair=answer
+        )
         pipe.send(listener.port)
         pipe.recv()
         listener.close()
@@ -135,7 +137,7 @@ def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
     """Push and pull; tells the seconds of each repetition."""
     for n, times in plan:
         endpoint = Endpoint("", HOST, pipe.recv())
-        credentials = Credentials(SECRET, shared_memory=shared)
+        credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
         connection = RemoteConnection(
             endpoint, credentials, Wait(60), MessageBounds("float32", n, 1, 2)
         )

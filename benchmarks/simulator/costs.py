@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks._common import logistic_rows
 from benchmarks.simulator.server import make_server, run_server
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.channels import Inbox, Outbox
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.packing import MessageBounds
@@ -113,7 +113,7 @@ def _connection(n: int) -> Iterator[RemoteConnection]:
         if not ours.poll(60):
             raise TimeoutError("The server of the calibration did not start within a minute.")
         endpoint = Endpoint("", "127.0.0.1", ours.recv())
-        credentials = Credentials(secret, shared_memory=False)
+        credentials = Credentials(secret, settings=ConnectionSettings(False))
         connection = RemoteConnection(
             endpoint, credentials, Wait(60), MessageBounds("f8", n, 1, _IN_FLIGHT)
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskml_dist.comm.base import ConnectionSettings
 from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import serve_connection
@@ -44,7 +45,9 @@ def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
             daemon=True,
         ).start()
 
-    listener = Listener("127.0.0.1", Credentials(secret, shared_memory=False), on_pair=on_pair)
+    listener = Listener(
+        "127.0.0.1", Credentials(secret, settings=ConnectionSettings(False)), on_pair=on_pair
+    )
     pipe.send(listener.port)
     pipe.recv()
     listener.close()

@@ -75,6 +75,22 @@ CHECK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
+class ConnectionSettings:
+    """Behaviour of the connections between the processes of a fit.
+
+    Parameters
+    ----------
+    shared_memory : bool
+        Whether processes of one host may talk through memory that they share.
+    silence : float
+        Seconds after which a connection breaks whose other side's kernel acknowledges nothing.
+    """
+
+    shared_memory: bool = True
+    silence: float = 1.2
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """Address at which a server or a trainer listens.
 

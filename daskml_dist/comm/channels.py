@@ -10,6 +10,7 @@ that the ring was offered on carries nothing any more: its end of file is the en
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -34,13 +35,23 @@ from daskml_dist.comm.shared_memory import (
     identify_machine,
 )
 from daskml_dist.comm.wire import Buffers
-from daskml_dist.errors import CommunicationError, DaskMLDistError, WaitTimeoutError
+from daskml_dist.errors import (
+    CommunicationError,
+    DaskMLDistError,
+    SilentPeerError,
+    WaitTimeoutError,
+)
 
 #: Bytes of an inbox's buffer, and of a frame that is joined before it is sent: up to this size one
 #: system call costs more than a copy, and the system's own buffers surely hold it.
 _BUFFER_BYTES = 1 << 16
 #: Seconds that one send may take before the other side counts as gone.
 SEND_SECONDS = 60.0
+#: Seconds between two probes of a connection on which nothing travels: the least that TCP knows.
+_PROBE_SECONDS = 1
+#: What the kernel says of a connection whose other side cannot be reached. The last two come
+#: instead of the first where the route, or the last router, has noticed it before.
+_UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class Outbox:
@@ -74,7 +85,7 @@ class Outbox:
             # Half a frame may be out: what follows it could not be read.
             self.close()
             if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
-                raise CommunicationError(describe_lost_connection("sending to", error)) from error
+                raise _make_lost_error("sending to", error) from error
             raise
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
@@ -95,7 +106,9 @@ class Outbox:
         while rest:
             try:
                 rest = rest[self._sock.send(rest) :]
-            except TimeoutError:
+            except TimeoutError as error:
+                if error.errno in _UNREACHABLE:  # not our own timeout, which has no number
+                    raise
                 # The other side does not read: perhaps it is stopped, and replaced meanwhile.
                 self._wait.check(since, "the other side of a connection")
 
@@ -148,14 +161,13 @@ class Inbox:
         while True:
             try:
                 count = self.sock.recv_into(target)
-            except TimeoutError:
+            except OSError as error:
+                # The kernel's own timeout is a TimeoutError, too, but has a number.
+                if not isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
+                    raise _make_lost_error("receiving from", error) from error
                 if self._wait is not None:
                     self._wait.check(since, "the other side of a connection")
                 continue
-            except OSError as error:
-                raise CommunicationError(
-                    describe_lost_connection("receiving from", error)
-                ) from error
             if count == 0:
                 raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
             return count
@@ -179,6 +191,29 @@ def describe_lost_connection(doing: str, error: object) -> str:
         f"Lost the connection while {doing} another worker of the fit ({error}). A worker was "
         "probably closed or killed; look at the workers' logs and fit again."
     )
+
+
+def _make_lost_error(doing: str, error: OSError) -> CommunicationError:
+    """Return the error of a broken connection, which tells a silent host from a closed process."""
+    kind = SilentPeerError if error.errno in _UNREACHABLE else CommunicationError
+    return kind(describe_lost_connection(doing, error))
+
+
+def tune_socket(sock: socket.socket, silence: float) -> None:
+    """Send small frames at once, and notice within `silence` seconds that a host has fallen silent.
+
+    A host that lost its power or its cable closes nothing. But the kernel of a living one
+    acknowledges what comes, however busy or stopped its processes are. So a connection breaks where
+    no acknowledgement comes: neither of what was sent (TCP's user timeout, RFC 5482) nor, where
+    nothing travels, of probes (keepalive, RFC 1122), whose clock has whole seconds.
+    """
+    # Nothing is waited for to fill a packet (Nagle's algorithm).
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, others wait for Dask's heartbeats
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence * 1e3))
 
 
 def close_socket(sock: socket.socket) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.channels import (
     Inbox,
     Outbox,
@@ -31,6 +31,7 @@ from daskml_dist.comm.channels import (
     accept_ring_offer,
     close_socket,
     describe_lost_connection,
+    tune_socket,
 )
 from daskml_dist.comm.handshake import (
     DOWN,
@@ -67,8 +68,8 @@ class Credentials:
     ----------
     secret : bytes
     listen, connect : ssl.SSLContext, optional
-    shared_memory : bool
-        Whether processes of one host may use it, instead of their sockets.
+    settings : ConnectionSettings
+        How connections behave once they stand.
     patience : float
         Seconds that a whole handshake may take, TLS's included.
     """
@@ -76,7 +77,7 @@ class Credentials:
     secret: bytes = field(repr=False)
     listen: ssl.SSLContext | None = None
     connect: ssl.SSLContext | None = None
-    shared_memory: bool = True
+    settings: ConnectionSettings = field(default_factory=ConnectionSettings)
     patience: float = 15.0
 
 
@@ -272,8 +273,7 @@ class Listener:
     def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
         """Pass the handshake; return the role, name and channel of a caller that proved itself."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
-        # Small frames go out at once: nothing is waited for to fill a packet (Nagle's algorithm).
-        guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune_socket(guest.sock, credentials.settings.silence)
         if credentials.listen is not None:
             with self._changed:  # which also closes guests
                 guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
@@ -283,7 +283,7 @@ class Listener:
         ring = None
         # Trainers among themselves find shared memory all together (`meeting`), not by socket.
         if role != PEER:
-            ring, answer = accept_ring_offer(words, credentials.shared_memory)
+            ring, answer = accept_ring_offer(words, credentials.settings.shared_memory)
             session.send_words(ANSWER, answer)
         return role, name, Channel(guest.sock, ring)
 
@@ -365,7 +365,7 @@ class _ListenerCall:
         with self._reaching():
             address = endpoint.host, endpoint.port
             self._sock = sock = socket.create_connection(address, timeout=credentials.patience)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune_socket(sock, credentials.settings.silence)
             if credentials.connect is not None:
                 self._sock = sock = wrap_in_tls(sock, credentials.connect, host=endpoint.host)
                 do_tls_handshake(sock, self._deadline)
@@ -397,7 +397,7 @@ class _ListenerCall:
     def offer(self) -> None:
         """Offer shared memory for the channel, without waiting for the answer."""
         sock, session = self.verify()
-        offer = RingOffer(self._credentials.shared_memory)
+        offer = RingOffer(self._credentials.settings.shared_memory)
         self._open = sock, session, offer
         with self._connecting():
             session.send_words(CALLER, offer.data)

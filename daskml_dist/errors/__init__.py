@@ -159,6 +159,10 @@ class CommunicationError(TrainingError, ConnectionError):
     """A trainer or server closed the connection or refused the handshake."""
 
 
+class SilentPeerError(CommunicationError):
+    """The host of a trainer or server acknowledges nothing: it is off, or cut off."""
+
+
 class MessageError(CommunicationError):
     """A message of another part of the fit has no meaning for the one that took it."""
 

@@ -22,7 +22,7 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import Endpoint
+from daskml_dist.comm.base import ConnectionSettings, Endpoint
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows
@@ -641,6 +641,24 @@ class KeyedWork(SolverWork):
     loop = "keyed"
 
 
+#: Share of `daskml_dist.lease` after which a connection without acknowledgements breaks. Of the
+#: lease of 3 s, 1.2 s, in which Linux sends a packet four times (after .2, .6 and 1.2 s again).
+_SILENCE_SHARE = 0.4
+
+
+def configured_lease() -> float:
+    """Return the seconds without a sign of life after which a worker counts as lost."""
+    return float(dask.config.get("daskml_dist.lease", 3.0))
+
+
+def configured_connections() -> ConnectionSettings:
+    """Return how the connections of a run behave by the client's configuration."""
+    return ConnectionSettings(
+        bool(dask.config.get("daskml_dist.shared_memory", True)),
+        _SILENCE_SHARE * configured_lease(),
+    )
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """Settings of a fit's run.
@@ -653,8 +671,7 @@ class RunSpec:
     timeout : float
         Seconds that a wait may take.
     on_lost_data : {"raise", "skip"}
-    shared_memory : bool
-        Whether processes of one host may talk through memory that they share.
+    connections : ConnectionSettings
     name : str
         Of the estimator; trainers' tasks are named after it.
     """
@@ -663,7 +680,7 @@ class RunSpec:
     device: str
     timeout: float
     on_lost_data: str = "raise"
-    shared_memory: bool = True
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     name: str = "fit"
 
     @classmethod
@@ -676,7 +693,7 @@ class RunSpec:
             summary.device(settings.device, settings.deterministic),
             float(dask.config.get("daskml_dist.timeout", 300.0)),
             settings.on_lost_data,
-            bool(dask.config.get("daskml_dist.shared_memory", True)),
+            configured_connections(),
             settings.name,
         )
 

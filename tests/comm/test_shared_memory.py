@@ -20,7 +20,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist.comm import shared_memory
-from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.base import Communicator, ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.channels import (
     RING_BYTES,
     RingInbox,
@@ -172,9 +172,11 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     server = ParameterServer(Asynchronous(), [0], shard, None, 1)
     bounds = MessageBounds("float64", 5, 1, 1)
     answer = partial(serve_connection, server, bounds=bounds)
-    listener = Listener(HOST, Credentials(SECRET, shared_memory=listening), on_pair=answer)
+    listener = Listener(
+        HOST, Credentials(SECRET, settings=ConnectionSettings(listening)), on_pair=answer
+    )
     endpoint = Endpoint("", HOST, listener.port)
-    credentials = Credentials(SECRET, shared_memory=caller)
+    credentials = Credentials(SECRET, settings=ConnectionSettings(caller))
     connection = RemoteConnection(endpoint, credentials, Wait(20), bounds)
     try:
         assert isinstance(connection._in, RingInbox) == (caller and listening)

@@ -393,7 +393,7 @@ class LaneHost:
         self._early: dict[int, tuple[list[Step], Future[Any]]] = {}
         self._next_call = 0
         wait = Wait(fit.run.timeout, lambda: bool(tasks.ended))
-        credentials = credentials_of(worker, spec.secret, fit.run.shared_memory)
+        credentials = credentials_of(worker, spec.secret, fit.run.connections)
         trainer = _LaneTrainer(fit, spec, wait, credentials, find_reachable_host(worker))
         trainer.tasks, trainer.first = tasks, first
         # The scheduler drops the actor when its client goes away. The thread holds no reference to

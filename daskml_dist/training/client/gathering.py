@@ -228,8 +228,7 @@ class Gathering:
         """Return whether a worker works on anything; free tasks that wait for workers gone."""
         membership = self._membership
         # Silent workers are evicted, so that their tasks begin elsewhere.
-        for address in set(membership.call()):
-            membership.has_stopped_answering(address)
+        membership.evict_stopped(list(membership.call()))
         ready = set(membership.ready)
         busy = False
         with suppress(OSError):  # the scheduler is gone: the next roll call says so

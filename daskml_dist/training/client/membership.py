@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import dask
-
 from daskml_dist.dask_internals.cluster import evict_worker, list_workers
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
+from daskml_dist.training.spec import configured_lease
 
 #: Seconds for which a worker must be new, or paused, before the run acts on it.
 SETTLED = 1.0
@@ -22,6 +21,8 @@ _IMPORT = 30.0
 _GAP = 2.0
 #: Seconds for which a roll call that found workers need not be repeated.
 _FRESH = 0.1
+#: Lease of a worker that another one's connection says is silent: two of Dask's heartbeats.
+_SUSPECTED_LEASE = 1.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 
@@ -44,7 +45,7 @@ class Membership:
 
     def __init__(self, client: Any, lease: float | None = None) -> None:
         self._client = client
-        self._lease = float(lease or dask.config.get("daskml_dist.lease", 3.0))
+        self._lease = lease or configured_lease()
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
         self._at_work: set[str] = set()
@@ -114,7 +115,7 @@ class Membership:
     def is_there(self, address: str) -> bool:
         """Return whether a worker still counts; takes the roll."""
         there = address in self.call()
-        return there and not self.has_stopped_answering(address)
+        return there and not self.evict_stopped([address])
 
     def begins_new_work(self, address: str) -> bool:
         """Return whether a worker begins what it is given: one that is paused for long does not."""
@@ -125,23 +126,30 @@ class Membership:
         """Return the scheduler's facts of a worker, as of the last roll call."""
         return self._workers.get(address, {})
 
-    def has_stopped_answering(self, address: str) -> bool:
-        """Return whether a worker neither sends heartbeats nor answers; then evict it."""
-        if not self.find_silent([address]):
-            return False
-        # Busy event loops beat late; a direct question settles it.
-        if call_workers(self._client, _answer_true, {address: ()}, _CONFIRM):
-            return False
-        self.count_as_gone(address)
-        evict_worker(self._client, address)
-        return True
+    def evict_stopped(self, addresses: Iterable[str], suspected: bool = False) -> list[str]:
+        """Evict the workers that neither send heartbeats nor answer; return them.
 
-    def find_silent(self, addresses: Iterable[str]) -> list[str]:
+        Where they are `suspected`, since the kernel of some host has acknowledged nothing to
+        another worker, two missing heartbeats are enough to ask.
+        """
+        silent = self.find_silent(addresses, _SUSPECTED_LEASE if suspected else None)
+        if not silent:
+            return []
+        # Busy event loops beat late; a direct question settles it.
+        answers = call_workers(self._client, _answer_true, dict.fromkeys(silent, ()), _CONFIRM)
+        stopped = [address for address in silent if address not in answers]
+        for address in stopped:
+            self.count_as_gone(address)
+            evict_worker(self._client, address)
+        return stopped
+
+    def find_silent(self, addresses: Iterable[str], lease: float | None = None) -> list[str]:
         """Return those without a heartbeat for as long as the lease, as of the last roll call."""
         return [
             a
             for a in addresses
-            if a in self._seen and self._last_call - self._seen[a][1] > self._find_lease(a)
+            if a in self._seen
+            and self._last_call - self._seen[a][1] > (lease or self._find_lease(a))
         ]
 
     def _find_lease(self, address: str) -> float:

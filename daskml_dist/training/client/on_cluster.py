@@ -36,7 +36,7 @@ from daskml_dist.training.client.lane_assignments import (
 from daskml_dist.training.client.run_actors import EarlyHost
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.spec import FitSpec, Streaming
+from daskml_dist.training.spec import FitSpec, Streaming, configured_connections
 
 #: Rows of the fullest lane over those of an even one, from which moving blocks is considered.
 _UNEVEN_SKEW = 1.25
@@ -226,7 +226,7 @@ class ClusterEngine(Engine):
         """Return whether the lanes have several workers, all on one host, that may share memory."""
         workers = set() if self._placement is None else set(self._placement.workers)
         hosts = {get_address_host(worker) for worker in workers}
-        shares = bool(dask.config.get("daskml_dist.shared_memory", True))
+        shares = configured_connections().shared_memory
         return len(hosts) == 1 < len(workers) and shares and hasattr(os, "memfd_create")
 
     def scales(self) -> FeatureScales:

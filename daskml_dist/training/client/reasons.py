@@ -99,6 +99,8 @@ class Reasons:
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
             self.to_let_go.add(address)
+        if any(alarm.silent for alarm in alarms) and (reason := self._find_silent_worker()):
+            return reason
         if reason := self._find_leaving() or self._find_lost_worker():
             return reason
         # Nobody is gone: a trainer waits for orders all the same, or a standby's connection broke.
@@ -116,12 +118,8 @@ class Reasons:
         # Workers that the scheduler has removed.
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
-        if stopped := [
-            address
-            for address in sorted(members)
-            if self._membership.has_stopped_answering(address)
-        ]:
-            return f"worker {', '.join(stopped)} stopped answering"
+        if stopped := self._find_silent_worker(suspected=False):
+            return stopped
         if leaving := self._find_leaving():
             return leaving
         if self._rows.missing_blocks():
@@ -195,6 +193,13 @@ class Reasons:
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
+
+    def _find_silent_worker(self, suspected: bool = True) -> str | None:
+        """Return which members neither send heartbeats nor answer; None where all do."""
+        self._membership.call()
+        members = sorted(self._generations.members)
+        stopped = self._membership.evict_stopped(members, suspected)
+        return f"worker {', '.join(stopped)} stopped answering" if stopped else None
 
     def _find_stuck_trainer(self) -> str | None:
         """Return a reason to move trainers that have not begun yet; None where they may wait."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import dask
 from distributed import Client, Future
 
 from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
@@ -29,7 +28,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.membership import Membership, ignore_event
-from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.spec import FitSpec, TrainerSpec, configured_connections
 from daskml_dist.training.worker.host import ServerHost, load_fit_on_worker, pack_fit, run_trainer
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
@@ -493,8 +492,7 @@ class EarlyHost:
 
     def _host_arguments(self, name: str) -> tuple[Any, ...]:
         """Return the arguments of `ServerHost` that all actors of the run have."""
-        use_shared_memory = bool(dask.config.get("daskml_dist.shared_memory", True))
-        return self.run_id, name, self.secret, use_shared_memory
+        return self.run_id, name, self.secret, configured_connections()
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """Note the endpoint of the actor, which its worker reported."""

@@ -20,7 +20,7 @@ from typing import Any
 from daskml_dist.comm.base import CHECK_SECONDS
 from daskml_dist.comm.server_connections import count_servers
 from daskml_dist.dask_internals.cluster import count_actors, forget_before_closing
-from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
+from daskml_dist.errors import MessageError, RunAbortedError, SilentPeerError, TrainingError
 from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
 from daskml_dist.training.worker.notifications import note_trainer_end
@@ -218,6 +218,8 @@ class Alarm:
         Address of a worker that has begun its part; no cause for alarm.
     garbled : bool
         Whether its cause is a message without a meaning.
+    silent : bool
+        Whether its cause is a host that acknowledges nothing.
     job : str or None
         Job of Slurm that the worker has begun in.
     """
@@ -229,6 +231,7 @@ class Alarm:
     leaving: str | None = None
     at_work: str | None = None
     garbled: bool = False
+    silent: bool = False
     job: str | None = None
 
 
@@ -242,6 +245,7 @@ def raise_alarm(
     """Tell the client of a run at once that something is wrong."""
     told: dict[str, Any] = {"run": run_id, "message": str(cause)}
     told["garbled"] = isinstance(cause, MessageError)
+    told["silent"] = isinstance(cause, SilentPeerError)
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
         told["reached"] = list((reached or {}).items())
@@ -288,6 +292,7 @@ def parse_alarm(told: dict[str, Any]) -> Alarm:
         "leaving",
         "at_work",
         "garbled",
+        "silent",
         "job",
     )
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

@@ -20,7 +20,7 @@ from typing import Any
 
 from distributed import get_client, get_worker, secede
 
-from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, ServerConnection, Wait
 from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import connect_to_server, publish_server, serve_connection
@@ -34,7 +34,13 @@ from daskml_dist.dask_internals.cluster import (
 from daskml_dist.dask_internals.serialization import pickle
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import BlockRecipes, Bundle, unpack_bundles
-from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
+from daskml_dist.errors import (
+    CommunicationError,
+    MessageError,
+    SilentPeerError,
+    TrainingError,
+    is_consequence,
+)
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
@@ -62,12 +68,12 @@ _STANDBY_TIMEOUT = 10.0
 _SHIPPER_POLL = 0.5
 
 
-def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
+def credentials_of(worker: Any, secret: bytes, settings: ConnectionSettings) -> Credentials:
     """Return the run's secret, with the TLS contexts of the cluster's `Security` if any."""
     # The run's sockets use the cluster's own certificates.
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
-    return Credentials(secret, listen, connect, shared_memory)
+    return Credentials(secret, listen, connect, settings)
 
 
 def find_reachable_host(worker: Any) -> str:
@@ -136,20 +142,19 @@ class ServerHost:
     run_id, key : str
         The run, and the name under which trainers of the same process find the server.
     secret : bytes
-    shared_memory : bool
-        Whether processes of one host may talk through memory that they share.
+    connections : ConnectionSettings
     *part
         Arguments of :meth:`begin`, where they are known.
     """
 
     def __init__(
-        self, run_id: str, key: str, secret: bytes, shared_memory: bool, *part: Any
+        self, run_id: str, key: str, secret: bytes, connections: ConnectionSettings, *part: Any
     ) -> None:
         # Actors are made on their worker, in one of its threads.
         worker = get_worker()
         self.run_id = run_id
         self._worker, self._key = worker, key
-        self._credentials = credentials_of(worker, secret, shared_memory)
+        self._credentials = credentials_of(worker, secret, connections)
         self._shipper: SnapshotShipper | None = None
         # The threads get the gate, not the actor: a reference would keep the actor alive for ever.
         self._door = door = _CallerGate()
@@ -298,8 +303,8 @@ def _connect_to_standby(
 
 def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:
     """Tell the client that a trainer's connection to a server broke."""
-    garbled = isinstance(error, MessageError)
-    alarm(error if garbled else f"server {number}: a connection broke")
+    telling = isinstance(error, (MessageError, SilentPeerError))
+    alarm(error if telling else f"server {number}: a connection broke")
 
 
 def _close_at_end(
@@ -343,7 +348,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         fit,
         spec,
         wait,
-        credentials_of(worker, spec.secret, fit.run.shared_memory),
+        credentials_of(worker, spec.secret, fit.run.connections),
         find_reachable_host(worker),
         next_spec=line.next_spec,
         raise_if_stopped=line.raise_if_aborted,

@@ -334,7 +334,7 @@ class Trainer:
         """Return a communicator in memory that all trainers share; None where they cannot."""
         # Shared memory serves collectives of the CPU; pipelines send in pairs, GPUs use NCCL.
         enough = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
-        memory = OneHostMeeting(enough and self._credentials.shared_memory)
+        memory = OneHostMeeting(enough and self._credentials.settings.shared_memory)
         try:
             places = self._divide_cores(tell, memory.place)
             look = LONG_SPIN_SECONDS if self._cores else SPIN_SECONDS
@@ -353,7 +353,7 @@ class Trainer:
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
             if self._fit.work.sends_in_pairs:
                 return group
-            allowed = self._credentials.shared_memory
+            allowed = self._credentials.settings.shared_memory
             host = choose_communicator(group, self._wait, allowed, own_core=bool(self._cores))
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":

@@ -9,6 +9,7 @@ import pytest
 from distributed import Security
 
 from daskml_dist.comm import listener
+from daskml_dist.comm.base import ConnectionSettings
 from daskml_dist.comm.listener import Credentials
 from tests.comm.attacks.served import PATIENCE, SECRET, Served
 
@@ -33,7 +34,9 @@ def credentials(
     request: pytest.FixtureRequest, contexts: dict[bool, dict[str, ssl.SSLContext]]
 ) -> Credentials:
     """What the fit's own have; without shared memory, so that bytes go by the sockets."""
-    return Credentials(SECRET, shared_memory=False, patience=PATIENCE, **contexts[request.param])
+    return Credentials(
+        SECRET, settings=ConnectionSettings(False), patience=PATIENCE, **contexts[request.param]
+    )
 
 
 @pytest.fixture

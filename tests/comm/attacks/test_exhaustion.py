@@ -14,7 +14,7 @@ import pytest
 
 from daskml_dist.comm import handshake
 from daskml_dist.comm import listener as module
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.handshake import NAME_BYTES, UP
 from daskml_dist.comm.listener import Channel, Credentials, call_peer
 from daskml_dist.comm.socket_group import PeerListener
@@ -85,7 +85,7 @@ def test_the_listener_outlives_what_the_system_lacks(
 
         return call
 
-    served = Served(Credentials(SECRET, shared_memory=False, patience=PATIENCE))
+    served = Served(Credentials(SECRET, settings=ConnectionSettings(False), patience=PATIENCE))
     try:
         if fault == "descriptors":
             no_file = OSError(errno.EMFILE, "Too many open files")
