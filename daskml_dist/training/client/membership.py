@@ -21,8 +21,9 @@ _IMPORT = 30.0
 _GAP = 2.0
 #: Seconds for which a roll call that found workers need not be repeated.
 _FRESH = 0.1
-#: Lease of a worker that another one's connection says is silent: two of Dask's heartbeats.
+#: Lease while some host is said to be silent: two of Dask's heartbeats. And for how many seconds.
 _SUSPECTED_LEASE = 1.0
+_SUSPICION = 4.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 
@@ -48,6 +49,7 @@ class Membership:
         self._lease = lease or configured_lease()
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
+        self._suspected_at = -1e9
         self._at_work: set[str] = set()
         #: Threads of each worker that may take a part.
         self.threads: dict[str, int] = {}
@@ -126,13 +128,9 @@ class Membership:
         """Return the scheduler's facts of a worker, as of the last roll call."""
         return self._workers.get(address, {})
 
-    def evict_stopped(self, addresses: Iterable[str], suspected: bool = False) -> list[str]:
-        """Evict the workers that neither send heartbeats nor answer; return them.
-
-        Where they are `suspected`, since the kernel of some host has acknowledged nothing to
-        another worker, two missing heartbeats are enough to ask.
-        """
-        silent = self.find_silent(addresses, _SUSPECTED_LEASE if suspected else None)
+    def evict_stopped(self, addresses: Iterable[str]) -> list[str]:
+        """Evict the workers that neither send heartbeats nor answer; return them."""
+        silent = self.find_silent(addresses)
         if not silent:
             return []
         # Busy event loops beat late; a direct question settles it.
@@ -143,17 +141,20 @@ class Membership:
             evict_worker(self._client, address)
         return stopped
 
-    def find_silent(self, addresses: Iterable[str], lease: float | None = None) -> list[str]:
+    def find_silent(self, addresses: Iterable[str]) -> list[str]:
         """Return those without a heartbeat for as long as the lease, as of the last roll call."""
         return [
             a
             for a in addresses
-            if a in self._seen
-            and self._last_call - self._seen[a][1] > (lease or self._find_lease(a))
+            if a in self._seen and self._last_call - self._seen[a][1] > self._find_lease(a)
         ]
 
     def _find_lease(self, address: str) -> float:
         """Return the seconds of silence after which a worker counts as stopped."""
+        # A silent host is told of by those that it acknowledges nothing to: then two missing
+        # heartbeats are enough to ask a worker.
+        if time.monotonic() - self._suspected_at < _SUSPICION:
+            return min(self._lease, _SUSPECTED_LEASE)
         # Dask beats less often on large clusters.
         lease = max(self._lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
@@ -162,6 +163,10 @@ class Membership:
         """Note that a worker has begun its part: from now on silence means a loss."""
         self._at_work.add(address)
         self._seen.pop(address, None)
+
+    def suspect_silence(self) -> None:
+        """Note that some worker's host is said to acknowledge nothing; in any thread."""
+        self._suspected_at = time.monotonic()
 
     def count_as_gone(self, address: str) -> None:
         """Count a worker as gone for as long as the scheduler lists it."""

@@ -75,6 +75,8 @@ class Reasons:
 
     def take_message(self, alarm: Alarm) -> None:
         """Take an alarm, in any thread."""
+        if alarm.silent:
+            self._membership.suspect_silence()
         self._alarms.append(alarm)
 
     def take_garbled(self) -> str:
@@ -99,7 +101,7 @@ class Reasons:
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
             self.to_let_go.add(address)
-        if any(alarm.silent for alarm in alarms) and (reason := self._find_silent_worker()):
+        if any(alarm.silent for alarm in alarms) and (reason := self._find_stopped_worker()):
             return reason
         if reason := self._find_leaving() or self._find_lost_worker():
             return reason
@@ -118,7 +120,7 @@ class Reasons:
         # Workers that the scheduler has removed.
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
-        if stopped := self._find_silent_worker(suspected=False):
+        if stopped := self._find_stopped_worker():
             return stopped
         if leaving := self._find_leaving():
             return leaving
@@ -194,11 +196,10 @@ class Reasons:
                 return None
             time.sleep(0.01)
 
-    def _find_silent_worker(self, suspected: bool = True) -> str | None:
+    def _find_stopped_worker(self) -> str | None:
         """Return which members neither send heartbeats nor answer; None where all do."""
         self._membership.call()
-        members = sorted(self._generations.members)
-        stopped = self._membership.evict_stopped(members, suspected)
+        stopped = self._membership.evict_stopped(sorted(self._generations.members))
         return f"worker {', '.join(stopped)} stopped answering" if stopped else None
 
     def _find_stuck_trainer(self) -> str | None:
