@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm import wire
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import ConnectionSettings, Wait
 from daskml_dist.comm.listener import Credentials, Listener, call_listener
 from daskml_dist.comm.packing import (
     name_classes,
@@ -104,7 +104,7 @@ MALFORMED = {
 @pytest.fixture(scope="module")
 def inner() -> Iterator[Served]:
     """A server without TLS that all malformed frames share."""
-    served = Served(Credentials(SECRET, shared_memory=False))
+    served = Served(Credentials(SECRET, settings=ConnectionSettings(False)))
     yield served
     served.listener.close()
 
@@ -200,7 +200,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
         up.close()
         down.close()
 
-    credentials = Credentials(SECRET, shared_memory=False)
+    credentials = Credentials(SECRET, settings=ConnectionSettings(False))
     with closing(Listener(HOST, credentials, on_pair=answer)) as listener:
         connection = RemoteConnection(listener.endpoint, credentials, Wait(20), BOUNDS)
         connection.send(ServerRequest((0,), 0, 1))
