@@ -13,7 +13,6 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,35 +204,8 @@ class ServerConnection(ABC):
 Merge = Callable[[Arrays, Arrays], Arrays]
 
 
-class PendingSum:
-    """An all-reduce that is under way while its caller computes (`Communicator.begin`)."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    @classmethod
-    def of(cls, total: Any) -> PendingSum:
-        """Return a sum that is done already."""
-        future: Future[Any] = Future()
-        future.set_result(total)
-        return cls(future)
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the sum is there."""
-        return self._future.done() and self._future.exception() is None
-
-    def wait(self) -> Any:
-        """Wait for the sum."""
-        return self._future.result()
-
-
 class Communicator(ABC):
-    """All trainers of a fit, who meet without a server. Every rank makes the same calls.
-
-    A collective first waits for earlier ones that are still under way, so that all ranks make them
-    in one order. A subclass makes the collectives whose names begin with an underscore.
-    """
+    """All trainers of a fit, who meet without a server; every rank makes the same calls in turn."""
 
     rank: int
     size: int
@@ -243,9 +215,6 @@ class Communicator(ABC):
     transport: str = "one process"
     #: Whether sums of arrays on a GPU are made there, the same on all ranks.
     sums_on_device: bool = False
-    #: What was begun and may still be under way, and the thread that does it.
-    _begun: tuple[PendingSum, ...] = ()
-    _background: ThreadPoolExecutor | None = None
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -254,33 +223,23 @@ class Communicator(ABC):
 
     # -- sums ----------------------------------------------------------------------------------
 
+    @abstractmethod
     def allreduce(self, array: Any, out: Any = None) -> Any:
         """Return the sum of all ranks' arrays, the same to the bit on all of them."""
-        if self._begun:
-            self._wait_for_begun()
-        return self._allreduce(array, out)
 
     def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
         """Return this rank's range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``."""
-        if self._begun:
-            self._wait_for_begun()
         return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
+
+    def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
+        """Return this rank's range of the sum of the ranks' arrays."""
+        # The plain way, for communicators without a better one: sum all, keep the own range.
+        total = self.allreduce(array, np.empty_like(array))
+        return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
 
     def bounds(self, n: int) -> list[int]:
         """Return where each rank's nearly even range of `n` elements begins, and `n`."""
         return [n * rank // self.size for rank in range(self.size + 1)]
-
-    def begin(self, array: Any) -> PendingSum:
-        """Begin an :meth:`allreduce`, which uses `array` until its :meth:`Pending.wait` returns.
-
-        Several may be under way: all ranks begin them in the same order.
-        """
-        if self._background is None:
-            self._background = ThreadPoolExecutor(1, thread_name_prefix="daskml-begin")
-        pending = PendingSum(self._background.submit(self._allreduce, array, None))
-        # One background thread makes them one after the other, in the same order on every rank.
-        self._begun = (*(one for one in self._begun if not one.is_over), pending)
-        return pending
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
@@ -290,72 +249,34 @@ class Communicator(ABC):
         """
         return None
 
-    def _wait_for_begun(self) -> None:
-        """Wait for what was begun; where it failed, nothing that follows can be right."""
-        begun, self._begun = self._begun, ()
-        for pending in begun:
-            pending.wait()
-
     # -- what each rank has --------------------------------------------------------------------
 
+    @abstractmethod
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of every rank, by rank; shapes may differ from rank to rank."""
-        if self._begun:
-            self._wait_for_begun()
-        return self._allgather(arrays)
 
+    @abstractmethod
     def alltoall(self, arrays: Arrays) -> Arrays:
         """Return the arrays that each rank has for this one, by rank."""
-        if self._begun:
-            self._wait_for_begun()
-        return self._alltoall(arrays)
 
+    @abstractmethod
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         """Return all ranks' arrays, merged in pairs, then pairs of pairs; the same on all ranks.
 
         For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
         the order is that of the ranks, whichever comes first.
         """
-        if self._begun:
-            self._wait_for_begun()
-        return self._reduce(arrays, merge)
 
+    @abstractmethod
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         """Return the bytes of rank 0's buffers, joined, on every rank but rank 0 itself.
 
         Rank 0 gets an empty array, and what others give is not sent.
         """
-        if self._begun:
-            self._wait_for_begun()
-        return self._broadcast_bytes(buffers)
-
-    # -- what a subclass makes -----------------------------------------------------------------
 
     @abstractmethod
-    def _allreduce(self, array: Any, out: Any) -> Any: ...
-
-    @abstractmethod
-    def _allgather(self, arrays: Arrays) -> list[Arrays]: ...
-
-    @abstractmethod
-    def _alltoall(self, arrays: Arrays) -> Arrays: ...
-
-    @abstractmethod
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]: ...
-
-    def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
-        """Return this rank's range of the sum of the ranks' arrays."""
-        # The plain way, for communicators without a better one: sum all, keep the own range.
-        total = self._allreduce(array, np.empty_like(array))
-        return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
-
-    @abstractmethod
-    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays: ...
-
     def close(self) -> None:
-        """Close; may be called twice. What is under way ends with an error."""
-        if self._background is not None:
-            self._background.shutdown(wait=False)
+        """Close; may be called twice."""
 
 
 #: Gives arrays to a lower rank (`to`), or takes a higher one's (`source`); all ranks call it.

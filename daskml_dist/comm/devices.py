@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.comm.base import Arrays, Communicator, Merge, PendingSum, Wait
+from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
@@ -176,7 +176,7 @@ class DeviceCommunicator(Communicator):
             found.update({} if part is None else part.traffic)
         return dict(found)
 
-    def _allreduce(self, array: Any, out: Any) -> Any:
+    def allreduce(self, array: Any, out: Any = None) -> Any:
         if is_host(array):
             total = self._host.allreduce(array, out)
         elif self.route.problem:
@@ -207,38 +207,31 @@ class DeviceCommunicator(Communicator):
             raise
         return array
 
-    def begin(self, array: Any) -> PendingSum:
-        """Begin an all-reduce; that of a device's array is over when this returns.
-
-        The device of a thread is its own affair, so no other thread may add for it.
-        """
-        return super().begin(array) if is_host(array) else PendingSum.of(self.allreduce(array))
-
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
             # NCCL's sum is on every GPU anyhow: the own range is a part of it.
             own = slice(bounds[self.rank], bounds[self.rank + 1])
-            return self._allreduce(array, None)[own]
+            return self.allreduce(array)[own]
         own = self._host.reduce_scatter(array, bounds)
         self._count_traffic()
         return own
 
-    def _allgather(self, arrays: list[Any]) -> list[Arrays]:
+    def allgather(self, arrays: list[Any]) -> list[Arrays]:
         gathered = self._host.allgather(self._copy_to_host(arrays))
         self._count_traffic()
         return gathered
 
-    def _alltoall(self, arrays: list[Any]) -> Arrays:
+    def alltoall(self, arrays: list[Any]) -> Arrays:
         had = self._host.alltoall(self._copy_to_host(arrays))
         self._count_traffic()
         return had
 
-    def _reduce(self, arrays: list[Any], merge: Merge) -> Arrays:
+    def reduce(self, arrays: list[Any], merge: Merge) -> Arrays:
         merged = self._host.reduce(self._copy_to_host(arrays), merge)
         self._count_traffic()
         return merged
 
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         data = self._host.broadcast_bytes(buffers)
         self._count_traffic()
         return data
@@ -262,7 +255,6 @@ class DeviceCommunicator(Communicator):
 
     def close(self) -> None:
         """Close the group and the host's communicator."""
-        super().close()
         try:
             if self._group is not None:
                 self._group.close()

@@ -178,7 +178,7 @@ class SharedGroup(Communicator):
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+    def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
         if out is None:
             out = array if array.flags.writeable else array.copy()
@@ -273,20 +273,20 @@ class SharedGroup(Communicator):
                 self.bytes_sent += piece.nbytes * (self.size - 1)
         return array
 
-    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+    def allgather(self, arrays: Arrays) -> list[Arrays]:
         others = [r for r in range(self.size) if r != self.rank]
         had = self._exchange_messages([pack_array_parts(arrays)], others)
         return [arrays if r == self.rank else unpack_arrays(had[r]) for r in range(self.size)]
 
-    def _alltoall(self, arrays: Arrays) -> Arrays:
+    def alltoall(self, arrays: Arrays) -> Arrays:
         others = [r for r in range(self.size) if r != self.rank]
         messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
         had = self._exchange_messages(messages, others)
         return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
 
-    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+    def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
-        data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
+        data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
@@ -295,7 +295,7 @@ class SharedGroup(Communicator):
         had = self._exchange_messages([message], [] if source is None else [source])
         return [] if source is None else unpack_arrays(had[source])
 
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         """Return the first rank's bytes, which its areas hold piece by piece."""
         data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
         # Each area begins with the length of the message (int64); the others learn it in the first
@@ -356,7 +356,6 @@ class SharedGroup(Communicator):
 
     def close(self) -> None:
         """Tell the others that this rank is done; the memory goes with its last user."""
-        super().close()
         # Other ranks may sleep, waiting for a turn of this one that will not come.
         self._words[ENDED_WORD] = 1
         fence_memory()
@@ -532,7 +531,7 @@ class TwoLevelGroup(Communicator):
             found.update({} if part is None else part.traffic)
         return dict(found)
 
-    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+    def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         total = array
         if self._local is not None:
             total = self._local.allreduce(total, out)
@@ -550,7 +549,7 @@ class TwoLevelGroup(Communicator):
         self._count_traffic()
         return total
 
-    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+    def allgather(self, arrays: Arrays) -> list[Arrays]:
         # One array, which other ranks may pass on unread.
         data = [np.frombuffer(pack_arrays(arrays), np.uint8)]
         if self._local is not None:
@@ -565,7 +564,7 @@ class TwoLevelGroup(Communicator):
         by_rank = dict(zip(self._order, data, strict=True))
         return [unpack_arrays(by_rank[rank]) for rank in range(self.size)]
 
-    def _alltoall(self, arrays: Arrays) -> Arrays:
+    def alltoall(self, arrays: Arrays) -> Arrays:
         """Exchange within the host by its memory, and with ranks of other hosts by sockets."""
         # Sockets between ranks of a host only tell that both live.
         others = [rank for rank in self._order if rank not in self._here]
@@ -577,7 +576,7 @@ class TwoLevelGroup(Communicator):
         self._count_traffic()
         return [had[rank] for rank in range(self.size)]
 
-    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+    def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         """Merge in the order of the hosts, and of the ranks of each."""
         if self._local is not None:
             arrays = self._local.reduce(arrays, merge)
@@ -589,7 +588,7 @@ class TwoLevelGroup(Communicator):
         self._count_traffic()
         return arrays
 
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         data = np.empty(0, np.uint8)
         if self._first is not None:
             data = self._first.broadcast_bytes(buffers)
@@ -609,7 +608,6 @@ class TwoLevelGroup(Communicator):
 
     def close(self) -> None:
         """Close the sockets; the memory goes with its last user."""
-        super().close()
         self._peers.close()
 
 

@@ -27,7 +27,6 @@ from daskml_dist.comm.base import (
     Communicator,
     Endpoint,
     Merge,
-    PendingSum,
     ServerConnection,
     Wait,
     raise_for_status,
@@ -289,13 +288,13 @@ class SoloCommunicator(Communicator):
     rank = 0
     size = 1
 
-    def _allreduce(self, array: Any, out: Any) -> Any:
+    def allreduce(self, array: Any, out: Any = None) -> Any:
         if out is None:
             return array
         out[...] = array
         return out
 
-    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+    def allgather(self, arrays: Arrays) -> list[Arrays]:
         return [arrays]
 
     def board(
@@ -304,18 +303,17 @@ class SoloCommunicator(Communicator):
         """Return a buffer of the own gradients, where these are in few of the parameters."""
         return LocalBuffer(lanes[0]) if n is None else None
 
-    def _alltoall(self, arrays: Arrays) -> Arrays:
+    def alltoall(self, arrays: Arrays) -> Arrays:
         return [arrays[0]]
 
-    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+    def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         return arrays
 
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         return np.empty(0, np.uint8)
 
-    def begin(self, array: Any) -> PendingSum:
-        """Return the array as a sum that is there already."""
-        return PendingSum.of(array)
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
 
 
 def connect_to_server(

@@ -161,7 +161,7 @@ class PeerGroup(Communicator):
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+    def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
         if array.size and array.nbytes <= MAX_MESH_BYTES:
             return self._allreduce_mesh(array, out)
@@ -241,14 +241,14 @@ class PeerGroup(Communicator):
 
     # -- what each rank has --------------------------------------------------------------------
 
-    def _allgather(self, arrays: Arrays) -> list[Arrays]:
+    def allgather(self, arrays: Arrays) -> list[Arrays]:
         sending = self._send(self._others, *_pack_frame(arrays))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
 
-    def _alltoall(self, arrays: Arrays) -> Arrays:
+    def alltoall(self, arrays: Arrays) -> Arrays:
         had = self.exchange(arrays, self._others)
         had[self.rank] = arrays[self.rank]
         return [had[r] for r in range(self.size)]
@@ -264,10 +264,10 @@ class PeerGroup(Communicator):
                 sending.result()
         return had
 
-    def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+    def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         # Up the tree to rank 0, and down again with the result: 2 log2(n) rounds.
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
-        data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
+        data = self.broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
@@ -276,7 +276,7 @@ class PeerGroup(Communicator):
             sending.result()
         return [] if source is None else self._receive_arrays(source)
 
-    def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
+    def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         data = np.empty(0, np.uint8)
         if self.rank:
             data = self._receive_frame(find_parent(self.rank))
@@ -316,7 +316,6 @@ class PeerGroup(Communicator):
         group = copy.copy(self)
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
-        group._begun, group._background = (), None
         # The sockets are shared with the whole group: collectives of both never run at one time.
         group._others = [place for place in range(group.size) if place != group.rank]
         group._out = {place: self._out[ranks[place]] for place in group._others}
@@ -329,7 +328,6 @@ class PeerGroup(Communicator):
 
     def close(self) -> None:
         """Close all sockets and the threads."""
-        super().close()
         for outbox in self._out.values():
             outbox.close()
         for inbox in self._in.values():

@@ -146,31 +146,11 @@ def test_rank_0_tells_all(some: Any) -> None:
     some.each(act)
 
 
-def test_sums_go_on_while_their_callers_compute(some: Any) -> None:
-    """What comes after them waits for them, whether anybody has asked for them or not."""
-
-    def act(group: Communicator) -> None:
-        parts = [np.full(n, float(group.rank + n)) for n in (7, 150_000, 33)]
-        pending = [group.begin(part) for part in parts]
-        (total,) = group.allreduce(np.ones(1))
-        assert total == group.size
-        for part, sum_of in zip(parts, pending, strict=True):
-            truth = sum(range(group.size)) + group.size * len(part)
-            np.testing.assert_array_equal(sum_of.wait(), np.full(len(part), float(truth)))
-        for _ in range(50):
-            group.begin(np.ones(3)).wait()
-        assert len(group._begun) <= 1
-
-    some.each(act)
-
-
 CALLS: dict[str, Callable[[Communicator], Any]] = {
     "allreduce": lambda group: group.allreduce(np.ones(5)),
     "reduce_scatter": lambda group: group.reduce_scatter(np.ones(5)),
     "alltoall": lambda group: group.alltoall([np.ones(5)] * group.size),
     "reduce": lambda group: group.reduce([np.ones(5)], lambda a, b: a),
-    "begin": lambda group: group.begin(np.ones(5)).wait(),
-    "after begin": lambda group: (group.begin(np.ones(5)), group.allreduce(np.ones(5))),
 }
 
 
