@@ -381,14 +381,10 @@ class RingOutbox(Outbox):
             self._publish_head()
             self._tail = self._words[_TAIL_WORD]
             if self._head - self._tail == RING_BYTES:
-                self._await_room()
+                if not self._sleeper.wait_until(self._words, _TAIL_WORD, self._tail + 1):
+                    raise CommunicationError(describe_lost_connection("sending to", "end of file"))
+                self._tail = self._words[_TAIL_WORD]
         return RING_BYTES - (self._head - self._tail)
-
-    def _await_room(self) -> None:
-        """Wait until the reader has read some bytes; raise where it is gone."""
-        if not self._sleeper.wait_until(self._words, _TAIL_WORD, self._tail + 1):
-            raise CommunicationError(describe_lost_connection("sending to", "end of file"))
-        self._tail = self._words[_TAIL_WORD]
 
     def _publish_head(self) -> None:
         """Tell the reader how far the bytes are written, and wake it if it sleeps."""
@@ -439,16 +435,14 @@ class RingInbox(Inbox):
         if self._head == self._tail:
             self._head = self._words[_HEAD_WORD]
             if self._head == self._tail:
-                self._await_more()
+                self._publish_tail()
+                if not self._sleeper.wait_until(self._words, _HEAD_WORD, self._head + 1):
+                    raise CommunicationError(
+                        describe_lost_connection("receiving from", "end of file")
+                    )
+                self._head = self._words[_HEAD_WORD]
             fence_memory()  # no byte is read before the head that announces it
         return self._head - self._tail
-
-    def _await_more(self) -> None:
-        """Wait until the writer has written more; before, give it all room that there is."""
-        self._publish_tail()
-        if not self._sleeper.wait_until(self._words, _HEAD_WORD, self._head + 1):
-            raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
-        self._head = self._words[_HEAD_WORD]
 
     def _publish_tail(self) -> None:
         """Give the room of the bytes that were read to the writer, and wake it if it sleeps."""

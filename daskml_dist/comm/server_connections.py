@@ -224,11 +224,6 @@ def publish_server(key: str, server: ParameterServer) -> None:
     _local_servers[key] = server
 
 
-def find_server(key: str) -> ParameterServer | None:
-    """Return the server of that name, if it lives in this process."""
-    return _local_servers.get(key)
-
-
 def count_servers(prefix: str) -> int:
     """Return how many servers of this process have keys that begin so, and are not over."""
     return sum(key.startswith(prefix) and not s.is_over for key, s in list(_local_servers.items()))
@@ -321,7 +316,7 @@ def connect_to_server(
 ) -> ServerConnection:
     """Connect to a server."""
     # In one process calls go to the server directly: nothing is copied or sent.
-    server = find_server(endpoint.key)
+    server = _local_servers.get(endpoint.key)
     if server is not None:
         return LocalConnection(server, wait)
     return RemoteConnection(endpoint, credentials, wait, bounds)

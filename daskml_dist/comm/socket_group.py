@@ -236,14 +236,14 @@ class PeerGroup(Communicator):
             self.bytes_sent += sum(len(buffer) for buffer in frame)
 
     def receive(self, rank: int) -> Arrays:
-        """Wait for what a rank sends next."""
-        return self._receive_arrays(rank)
+        """Wait for the arrays that a rank sends next."""
+        return unpack_arrays(self._receive_frame(rank))
 
     # -- what each rank has --------------------------------------------------------------------
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         sending = self._send(self._others, *_pack_frame(arrays))
-        gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
+        gathered = [arrays if r == self.rank else self.receive(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
         return gathered
@@ -259,7 +259,7 @@ class PeerGroup(Communicator):
         for to, source in self._pair_turns():
             sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
             if source in ranks:
-                had[source] = _unwrap_single(self._receive_arrays(source))
+                had[source] = _unwrap_single(self.receive(source))
             if sending is not None:
                 sending.result()
         return had
@@ -274,7 +274,7 @@ class PeerGroup(Communicator):
         """Give arrays to a lower rank, or take those of a higher one."""
         if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
             sending.result()
-        return [] if source is None else self._receive_arrays(source)
+        return [] if source is None else self.receive(source)
 
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
         data = np.empty(0, np.uint8)
@@ -292,10 +292,6 @@ class PeerGroup(Communicator):
         length = np.empty(1, dtype="<i8")
         self._receive(rank, length)
         return self._receive_bytes(rank, int(length[0]))
-
-    def _receive_arrays(self, rank: int) -> Arrays:
-        """Return the arrays of the next frame of a rank."""
-        return unpack_arrays(self._receive_frame(rank))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
         """Return `length` bytes; memory is taken for at most twice those that have come."""

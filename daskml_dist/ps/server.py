@@ -326,7 +326,7 @@ class ParameterServer:
                 now = self._state.place()
                 clocks[now] = self._state.clocks()
             self.generation, self._paused = generation, True
-            self._snapshots.pause()
+            self._snapshots.begin(None, 0)  # no more snapshots are made
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
@@ -382,11 +382,6 @@ class ParameterServer:
         """Return a copy of the shard's state, penalties applied."""
         with self._lock:
             return None if self.shard is None else self.shard.state()
-
-    def published(self) -> NDArray[Any] | None:
-        """Return read-only parameters of the shard."""
-        with self._lock:
-            return None if self.shard is None else self.shard.published()
 
 
 #: Answers that are ready. They are given without the server's lock, since a reply may take long, or
@@ -521,15 +516,12 @@ class ServerState:
         while group := self._gate.pop_due_lanes():
             pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
             if pushes:
-                self._apply_pushes(pushes)
-
-    def _apply_pushes(self, pushes: list[ServerRequest]) -> None:
-        """Apply pushes as one step, and make a snapshot if one is due."""
-        shard = self._shard
-        assert shard is not None
-        with flush_denormals(shard.rule.flushes):
-            self._step_shard(shard, pushes)
-        self._snapshot_when_due(shard.version)
+                # One step along their sum.
+                shard = self._shard
+                assert shard is not None
+                with flush_denormals(shard.rule.flushes):
+                    self._step_shard(shard, pushes)
+                self._snapshot_when_due(shard.version)
 
     def _step_shard(self, shard: Shard, pushes: list[ServerRequest]) -> None:
         """Step the shard along the sum of pushes, and count them in the ledger."""

@@ -414,9 +414,22 @@ class Shard:
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
             if index is None:
-                self._step_all_rows(grad, rows, rate)
+                # All rows, group by group. A step is made in the same way in each run: which way,
+                # its number says.
+                if not self._fused:
+                    n_rows, width = self.w.shape
+                    self._fused = self._backend.updates_at(
+                        self.version, n_rows * width, self._any_way
+                    )
+                for steps in self._steps:
+                    part = grad if steps.covers_shard else grad[steps.rows, ...]
+                    steps(part, rows, rate, self.step, self._fused)
             elif len(index):
-                self._step_touched_rows(grad, rows, index, rate)
+                if self._few is None:
+                    given = self.w, self.opt_state, self._row_rate_sums, self._backend
+                    self._few = [TouchedRowSteps(group, *given) for group in self._groups]
+                for few in self._few:
+                    few(grad, rows, index, rate, self.step, self._rate_sum)
         self._add_to_average()
 
     def _count_step(self, rows: float, scale: float = 1.0) -> float:
@@ -498,16 +511,6 @@ class Shard:
         self.rows += sum(rows)
         self._published = None
 
-    def _step_all_rows(self, grad: NDArray[Any], rows: float, rate: float) -> None:
-        """Step all rows along a gradient, group by group."""
-        # A step is made in the same way in each run: which way, its number says.
-        if not self._fused:
-            n_rows, width = self.w.shape
-            self._fused = self._backend.updates_at(self.version, n_rows * width, self._any_way)
-        for steps in self._steps:
-            part = grad if steps.covers_shard else grad[steps.rows, ...]
-            steps(part, rows, rate, self.step, self._fused)
-
     def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
         """Clip the mean gradient to the largest norm; untouched rows add nothing to it."""
         xp = namespace(grad)
@@ -522,16 +525,6 @@ class Shard:
         if norm > self.rule.clip:
             for part in parts:
                 part *= self.rule.clip / norm
-
-    def _step_touched_rows(
-        self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float
-    ) -> None:
-        """Step the rows of an index along their gradient, group by group."""
-        if self._few is None:
-            given = self.w, self.opt_state, self._row_rate_sums, self._backend
-            self._few = [TouchedRowSteps(group, *given) for group in self._groups]
-        for few in self._few:
-            few(grad, rows, index, rate, self.step, self._rate_sum)
 
     def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
         """Add what another process changed (``"hogwild"``), of all rows or of distinct ones."""

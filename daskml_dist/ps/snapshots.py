@@ -247,10 +247,6 @@ class SnapshotStore:
 
     # -- generations ---------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Have no more snapshots made."""
-        self.begin(None, 0)
-
     def renew(self) -> None:
         """Begin a new generation: snapshots of some lanes alone are dropped."""
         self._storing.clear()

@@ -188,7 +188,7 @@ def describe_first_rows(
     if classes is None and any(info.targets is not None for info in summary.infos):
         # A linear model subtracts a shift, its origin, from the targets: made-up rows with this
         # target in each row lead to the same shift.
-        one = origin if isinstance(origin, list) and origin else summary.target_means.tolist()
+        one = origin if isinstance(origin, list) and origin else summary.targets.mean.tolist()
         targets = one if summary.n_targets is not None else one[:1]
     return {
         "dtype": summary.rows_dtype,

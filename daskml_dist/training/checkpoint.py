@@ -354,7 +354,11 @@ class CheckpointFiles:
                 # Removed first, since a local file is opened as one that must be new (`_WRITE`).
                 if exists:
                     os.remove(name)
-                _write_local_file(name, data)
+                with open(os.open(name, _WRITE, 0o600), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    # On the disk before it is moved over an older one.
+                    os.fsync(file.fileno())
             else:
                 self.fs.pipe_file(name, data)
         except FileExistsError:  # somebody else's
@@ -405,15 +409,6 @@ def _read_local_file(name: str) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("no regular file")
         return file.read()
-
-
-def _write_local_file(name: str, data: bytes) -> None:
-    """Write a local file that was not there."""
-    with open(os.open(name, _WRITE, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        # On the disk before it is moved over an older one.
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: str) -> None:

@@ -156,11 +156,6 @@ class DataSummary:
         return found
 
     @property
-    def weight_sum(self) -> float:
-        """Return the sum of the users' weights; 1 where all are zero, so that it can divide."""
-        return sum(info.weight_sum for info in self.infos) or 1.0
-
-    @property
     def target_range(self) -> NDArray[np.float64]:
         """Return the smallest and largest target of each block that has rows."""
         ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
@@ -217,11 +212,6 @@ class DataSummary:
         """Return one summary a target; for one-dimensional targets this one alone."""
         n_targets = self.n_targets
         return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
-
-    @property
-    def target_means(self) -> NDArray[np.float64]:
-        """Return the weighted mean of each column of the targets."""
-        return self.targets.mean
 
     @property
     def nonzeros_per_row(self) -> float | None:

@@ -328,7 +328,12 @@ class StepsProgress(FitProgress):
         """Take over the result of a part."""
         super().add(result, stopped)
         if self._adaptive_rate is None:
-            _check_finite_state(self.state)
+            # Parameters that are not finite must not reach a checkpoint.
+            if not np.isfinite(self.state.w).all():
+                raise DivergedError(
+                    "The parameters became NaN or infinite. Lower learning_rate, or scale the "
+                    "features (StandardScaler). The last checkpoint is of an earlier pass."
+                )
         work = self.fit.work
         # The next part starts from this state, and its stopping rule keeps the best loss.
         self.fit = self.fit.replace_work(
@@ -459,15 +464,6 @@ class RoundsProgress(FitProgress):
 
 
 # -- checkpoints of fits by steps ------------------------------------------------------------------
-
-
-def _check_finite_state(state: ShardState) -> None:
-    """Raise `DivergedError` before parameters that are not finite reach a checkpoint."""
-    if not np.isfinite(state.w).all():
-        raise DivergedError(
-            "The parameters became NaN or infinite. Lower learning_rate, or scale the features "
-            "(StandardScaler). The last checkpoint is of an earlier pass."
-        )
 
 
 def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:

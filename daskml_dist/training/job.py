@@ -377,7 +377,12 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         return ClusterEngine.on_own_cluster(collection, run.memory_budget, run.device)
     with ExitStack() as stack:
         if in_task:
-            client = _leave_worker_pool(stack, client)
+            from distributed import worker_client
+
+            # Leave the worker's thread pool until the stack closes: a fit in a task would wait for
+            # tasks that wait for the slot of its own task.
+            found = stack.enter_context(worker_client())
+            client = found if client is None else client
         assert client is not None
         check_synchronous(client, "fit")
         # On an error before `pop_all` the stack closes here, and the thread rejoins the pool.
@@ -415,17 +420,6 @@ def _is_in_dask_task() -> bool:
         get_worker()
         return True
     return False
-
-
-def _leave_worker_pool(stack: ExitStack, client: Any | None) -> Any:
-    """Leave the worker's thread pool until the stack closes; return a client of the cluster.
-
-    Otherwise a fit in a task deadlocks: it waits for tasks that wait for the slot of its own task.
-    """
-    from distributed import worker_client
-
-    found = stack.enter_context(worker_client())
-    return found if client is None else client
 
 
 def _current_client(in_task: bool, kind: str) -> Any | None:

@@ -262,7 +262,7 @@ def make_target_shift(loss: Loss, fit_intercept: bool, summary: DataSummary) -> 
     if not fit_intercept or loss.center is None:
         return ()
     if loss.center == "mean":
-        return tuple(summary.target_means.tolist())
+        return tuple(summary.targets.mean.tolist())
     return tuple(float(one.target_quartiles[1]) for one in summary.of_each_target)
 
 

@@ -184,10 +184,6 @@ class RowsSpec:
             weight *= self.class_weight[np.searchsorted(self.classes, block.y)]
         return weight.astype(self.dtype)
 
-    def count_lane_rows(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
-        """Return the number of training rows of each lane."""
-        return count_training_rows(lanes, self.validation_fraction)
-
 
 def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
     """Return the number of rows of each lane, without the share held out of each block."""

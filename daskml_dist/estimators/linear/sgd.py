@@ -225,7 +225,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
         # intercept at the best constant prediction instead.
         if not self._classification and fit_intercept and not shift:
-            first_intercept = tuple(loss.constant(float(mean)) for mean in summary.target_means)
+            first_intercept = tuple(loss.constant(float(mean)) for mean in summary.targets.mean)
         return LinearModel(
             loss,
             summary.n_features,

@@ -236,7 +236,11 @@ class ClusterRows:
         # Read wave by wave, so that memory is never filled by more than one wave beyond the budget.
         bundles, done = self._held.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
-        fit = self._fit_for_certain()
+        # Whether all blocks fit in the budget, whatever their rows are.
+        room = self.share * self.budget * len(self.membership.ready)
+        fit = fit_surely_in_memory(
+            self._client, self._collection, room, persisted=bool(self.home_workers)
+        )
         wave = len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
         wave = self._collection.bundles_at_once or wave
         while done < len(bundles):
@@ -259,13 +263,6 @@ class ClusterRows:
     def _repeats_work(self) -> bool:
         """Return whether blocks, made one by one, repeat much work (a shuffle, a join)."""
         return not self._held.is_made_directly and self._held.recipes.repeated_work > _REPEATED_WORK
-
-    def _fit_for_certain(self) -> bool:
-        """Return whether all blocks fit in the budget, whatever their rows are."""
-        room = self.share * self.budget * len(self.membership.ready)
-        return fit_surely_in_memory(
-            self._client, self._collection, room, persisted=bool(self.home_workers)
-        )
 
     def _switch_to_streaming(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""

@@ -67,9 +67,6 @@ from daskml_dist.training.worker.servers import (
     revive_servers,
 )
 
-__all__ = ["GenerationEvent", "PassRecords", "RunEnding", "TrainingRun"]
-
-
 #: Seconds between two looks at the fit: short at first, so that its first passes are told soon.
 _FIRST_LOOK, _LOOK = 0.05, 0.2
 #: Seconds between two roll calls.
@@ -276,7 +273,6 @@ class TrainingRun:
     def _on_worker_event(self, address: str, told: Any) -> None:
         """Take an event of a worker: a retirement that our actor is in the way of."""
         # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
-        # Dask tried to retire a worker; help it by moving our actor.
         if isinstance(told, dict) and told.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
             self._to_retire.add(address)
@@ -659,7 +655,7 @@ class RunEnding:
 
     def _recover_from_snapshots(self) -> FitResult | None:
         """Return what the client's snapshots hold, where workers are lost."""
-        fit, saved = self._fit, self._generations.saved
+        fit, saved = self._fit, self._generations.saved.get()
         if not saved:
             return None
         servers, (snapshot, _) = revive_servers(fit, saved), saved[0]

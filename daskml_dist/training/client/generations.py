@@ -23,9 +23,7 @@ import dask
 import numpy as np
 from distributed import Client
 
-from daskml_dist.comm.base import Endpoint
 from daskml_dist.dask_internals.cluster import flush_client
-from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.client.calls import call_workers
@@ -107,13 +105,8 @@ class Generations:
         # Updates between snapshots: the price of a loss against that of copying.
         self._every = _choose_snapshot_interval(fit)
         #: Snapshot and records of each server, that the client keeps.
-        self._saved = SavedSnapshots()
+        self.saved = SavedSnapshots()
         self._standbys = Standbys(actors, membership, self._every, self.visited_workers.add)
-
-    @property
-    def _current_lanes(self) -> list[LaneSpec]:
-        """Return the lanes of the run."""
-        return self.assignments.lanes
 
     @property
     def members(self) -> set[str]:
@@ -144,7 +137,7 @@ class Generations:
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
         # No server is left: the client's own snapshots.
-        if go_on is None and (saved := self._saved.get()):
+        if go_on is None and (saved := self.saved.get()):
             go_on = self._restore_saved(saved)
         # Rows first: which lanes a trainer can run depends on the blocks that are there.
         self._mend_rows()
@@ -152,7 +145,7 @@ class Generations:
         n_trainers = sum(bool(part.lanes) for part in parts)
         if go_on is None:
             self._start_servers(n_trainers)
-            clocks = {lane.lane: self._fit.work.first_clock for lane in self._current_lanes}
+            clocks = {lane.lane: self._fit.work.first_clock for lane in self.assignments.lanes}
         else:
             self._renew_servers(go_on, n_trainers)
             clocks = go_on.clocks
@@ -238,7 +231,7 @@ class Generations:
         trainers = [trainer for trainer in self.trainers if self._may_stay_trainer(trainer)]
         for trainer in self.trainers:
             if trainer not in trainers:
-                self._actors.discard_trainer(trainer)
+                self._actors.discard_futures([trainer.future])
         parts = self.assignments.assign_lanes(trainers, even)
         # Where somebody is lost before all have their parts, these are still there.
         self.trainers, self.kept = trainers, len(trainers)
@@ -301,7 +294,7 @@ class Generations:
             tuple(part.lanes),
             tuple(clocks[lane.lane] for lane in part.lanes),
             self._membership.threads.get(part.address, 1),
-            tuple(_known_endpoint(server.host) for server in self.servers),
+            tuple(e for server in self.servers if (e := server.host.endpoint) is not None),
             self._secret,
             0 if self._fit.work.uses_shards else self._every,
             self.assignments.lane_rows,
@@ -331,7 +324,7 @@ class Generations:
             saved.append(self._actors.ask(server.host, "snapshot_at", place))
         if all(saved):
             try:
-                self._saved.put(saved, on_disk=not self._has_small_snapshots)
+                self.saved.put(saved, on_disk=not self._has_small_snapshots)
             except OSError as error:
                 # The fit goes on, with an older snapshot or none.
                 # A full disk must not end a fit that needs the snapshot only after a loss.
@@ -357,13 +350,8 @@ class Generations:
         arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.state_names))
         policy = fit.steps.policy
         one = policy.uses_shards or policy.sums_gradients
-        copies = 1 if one else len(self._current_lanes)
+        copies = 1 if one else len(self.assignments.lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
-
-    @property
-    def saved(self) -> list[Saved]:
-        """Return the snapshots that the client has; empty where there are none."""
-        return self._saved.get()
 
     def release_run(self) -> bool:
         """Release all that the run holds; return False where a clean-up is needed too."""
@@ -372,22 +360,16 @@ class Generations:
             return False
         if not self._actors.release_if_ended():
             return False
-        self._saved.close()
+        self.saved.close()
         self.servers, self.trainers = [], []
         return True
 
     def close(self) -> None:
         """Leave nothing on the cluster."""
         hosts = [host for server in self.servers for host in server.hosts]
-        self._actors.close([*hosts, *self.old_hosts], [*self.trainers, *self.dismissed])
-        self._saved.close()
+        self._actors.close([*hosts, *self.old_hosts])
+        self.saved.close()
         self.servers, self.trainers, self.dismissed, self.old_hosts = [], [], [], []
-
-
-def _known_endpoint(host: Host) -> Endpoint:
-    """Return the address at which a server listens."""
-    assert host.endpoint is not None
-    return host.endpoint
 
 
 def _choose_snapshot_interval(fit: FitSpec) -> int:
@@ -522,7 +504,7 @@ class Standbys:
                 self._actors.ask(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
         elif not server.standby_ships and self._actors.is_ready(standby):
-            endpoint = standby.endpoint or self._actors.wait_for_endpoint(standby)
+            endpoint = standby.endpoint or self._actors.wait_for_endpoints([standby])[0]
             self._actors.ask(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 

@@ -81,14 +81,10 @@ class HeldBlocks:
 
     # -- making --------------------------------------------------------------------------------
 
-    def make_lazy_blocks(self) -> list[Any]:
-        """Return all blocks as Dask makes them, under new keys."""
-        return self._collection.delayed_blocks()
-
     @cached_property
     def first(self) -> list[Any]:
         """Return all blocks as they were made at first, lazy."""
-        return self.make_lazy_blocks()
+        return self._collection.delayed_blocks()
 
     @cached_property
     def recipes(self) -> BlockRecipes:
@@ -113,11 +109,8 @@ class HeldBlocks:
             self.bundles = group_into_bundles(self.home_workers, self._membership.threads, nbytes)
             return
         self.bundles = self._collection.bundles
-        self._hold_sources(self.recipes)
-
-    def _hold_sources(self, recipes: BlockRecipes) -> None:
-        """Hold data on workers that blocks are made of."""
-        for key in recipes.held.difference(self._sources):
+        # Data on workers that the blocks are made of is held, too.
+        for key in self.recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
                     f"X, y or sample_weight is made of {key}, which no task makes and nobody "
@@ -196,7 +189,10 @@ class HeldBlocks:
             tasks: dict[Any, Any] = {}
             for key, bundle in keys.items():
                 # Persisted rows are given as futures, so they do not travel.
-                sources = [[self._resolve_source(value) for value in parts[i]] for i in bundle]
+                sources = [
+                    [self._sources[v.key] if isinstance(v, Delayed) else v for v in parts[i]]
+                    for i in bundle
+                ]
                 tasks[key] = make_bundle, (maker, bundle, sources)
             homes = {key: self._find_home(bundle[0]) for key, bundle in keys.items()}
             start = partial(submit_tasks, self._client) if self.early is None else self.early.start
@@ -206,10 +202,6 @@ class HeldBlocks:
         lazy = {b[0]: make(maker, b, [list(parts[i]) for i in b]) for b in bundles}
         futures = self.start(lazy)
         return {bundle: futures[bundle[0]] for bundle in bundles}
-
-    def _resolve_source(self, value: Any) -> Any:
-        """Return the future of data on workers, or the data itself."""
-        return self._sources[value.key] if isinstance(value, Delayed) else value
 
     def _scatter_rows(self, numbers: list[int]) -> dict[int, Any]:
         """Scatter rows of the client's memory, and make blocks of them."""

@@ -25,7 +25,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
-from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.spec import FitSpec, count_training_rows
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane: lanes are
 #: then at most half as long again as even ones, and fewer blocks are needed by two workers.
@@ -279,7 +279,7 @@ class LaneAssignments:
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
             for lane in self.lanes
         ]
-        self.lane_rows = self._fit.rows.count_lane_rows(self.lanes)
+        self.lane_rows = count_training_rows(self.lanes, self._fit.rows.validation_fraction)
         return before - sum(lane.n_rows for lane in self.lanes)
 
     # -- workers -------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class Newcomers:
         """Return the workers besides the known ones that stayed for a moment, and are ready."""
         now, here = time.monotonic(), set(self._membership.ready) - known
         for address in self._tasks.keys() - here:
-            self._actors.discard_task(self._tasks.pop(address))
+            self._actors.discard_futures([self._tasks.pop(address)])
         for address in sorted(here - self._ready - self._unfit):
             self._since.setdefault(address, now)
             self._check_newcomer(address)
@@ -267,7 +267,7 @@ class Newcomers:
         if task.status == "pending":
             return
         error = task.exception() if task.status == "error" else None
-        self._actors.discard_task(self._tasks.pop(address))
+        self._actors.discard_futures([self._tasks.pop(address)])
         if error is not None and not is_dask_error(error):
             self._unfit.add(address)
             logger.warning(

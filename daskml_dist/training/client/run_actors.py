@@ -249,10 +249,6 @@ class RunActors(ActorCalls):
         self._futures.append(host.future)
         return host
 
-    def wait_for_endpoint(self, host: Host) -> Endpoint:
-        """Wait until an actor runs; return the endpoint of its server."""
-        return self.wait_for_endpoints([host])[0]
-
     def wait_for_endpoints(self, hosts: Sequence[Host]) -> list[Endpoint]:
         """Wait until several actors run; return the endpoints of their servers."""
         # First start all calls, then wait for all answers.
@@ -303,7 +299,7 @@ class RunActors(ActorCalls):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
         host.proxy = None
-        self._cancel_futures([host.future])
+        self.discard_futures([host.future])
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -387,16 +383,8 @@ class RunActors(ActorCalls):
         self._futures.append(future)
         return future
 
-    def discard_trainer(self, trainer: TrainerTask) -> None:
-        """Release a trainer's task, finished or not."""
-        self._cancel_futures([trainer.future])
-
-    def discard_task(self, future: Future[Any]) -> None:
-        """Release a task, finished or not."""
-        self._cancel_futures([future])
-
-    def _cancel_futures(self, futures: Iterable[Future[Any]]) -> None:
-        """Cancel unfinished tasks and all actors, and release all futures."""
+    def discard_futures(self, futures: Iterable[Future[Any]]) -> None:
+        """Cancel unfinished tasks and all actors among some, and release all their futures."""
         futures = list(futures)
         # Actors are cancelled even if finished: else one would live as long as any proxy of it.
         unfinished = [
@@ -421,17 +409,15 @@ class RunActors(ActorCalls):
         # A task that still runs must be cancelled and waited for: the caller calls `close` then.
         if not all(self._has_ended(future) for future in self._futures):
             return False
-        self._cancel_futures(self._futures)
+        self.discard_futures(self._futures)
         self._fit_future = None
         return True
 
-    def close(self, hosts: Iterable[Host], trainers: Iterable[TrainerTask]) -> None:
+    def close(self, hosts: Iterable[Host]) -> None:
         """Stop and release all actors and tasks of the run."""
         for host in hosts:
             self.discard_host_actor(host)
-        for trainer in trainers:
-            self.discard_trainer(trainer)
-        self._cancel_futures(self._futures)
+        self.discard_futures(self._futures)
         self._fit_future = None
 
 

@@ -222,7 +222,6 @@ class BatchReader:
     def __init__(
         self, lane: int, fit: FitSpec, rows: LaneRows, blocks: Blocks, backend: Backend
     ) -> None:
-        self._lane = lane
         self._fit = fit
         self._rows = rows
         self._blocks = blocks

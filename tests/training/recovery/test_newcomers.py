@@ -136,8 +136,8 @@ class _Tasks:
         self.tasks[address] = task = SimpleNamespace(status="pending", exception=lambda: None)
         return task
 
-    def discard_task(self, task: Any) -> None:
-        self.let_go.append(task)
+    def discard_futures(self, futures: Any) -> None:
+        self.let_go.extend(futures)
 
 
 def _some(*addresses: str) -> tuple[Any, _Tasks, Newcomers]:

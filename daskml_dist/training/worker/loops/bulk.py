@@ -82,32 +82,24 @@ class BulkSteps:
             self.step()
             # The server's clock is ahead: it went on without these lanes.
             if self._pulled[0].clock > self._clock:
-                self._catch_up(min(self._pulled[0].clock, end))
+                self._clock = min(self._pulled[0].clock, end)
+                self.draw_first_batches()
 
     def step(self) -> None:
         """Make one step; the batches and the parameters of the next one are then at hand."""
         if self._apart:
             self._push_each_lane(self._batches)
         else:
-            self._push_summed(self._batches)
+            total = self._sum_gradients(self._pulled[0].w, self._batches)
+            rows = sum(batch.n_rows for batch in self._batches)
+            ((lanes, _),) = self._list_messages()
+            loss = sum(lane.last_batch_loss for lane in self._lanes)
+            whole = self._fit.steps.pushes_uncompressed(self._clock + 1)
+            self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
+            # The next batches are gathered while the push travels.
+            self._batches = [lane.draw_next_batch() for lane in self._lanes]
         self._receive_parameters()
         self._clock += 1
-
-    def _catch_up(self, clock: int) -> None:
-        """Move to the open round where one closed without these lanes (backup workers)."""
-        self._clock = clock
-        self.draw_first_batches()
-
-    def _push_summed(self, batches: list[LaneBatch]) -> None:
-        """Push the sum of all lanes' gradients in one message."""
-        total = self._sum_gradients(self._pulled[0].w, batches)
-        rows = sum(batch.n_rows for batch in batches)
-        ((lanes, _),) = self._list_messages()
-        loss = sum(lane.last_batch_loss for lane in self._lanes)
-        whole = self._fit.steps.pushes_uncompressed(self._clock + 1)
-        self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
-        # The next batches are gathered while the push travels.
-        self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
     def _sum_gradients(self, w: Any, batches: list[LaneBatch]) -> NDArray[Any]:
         """Return the sum of the gradients of all lanes."""

@@ -230,7 +230,14 @@ class Context:
             total.add_validation(part.validation)
         if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)
-        total.bytes_pushed, total.bytes_pulled = self._count_new_bytes(connection)
+        # Bytes that were moved since the connection's last report.
+        pushed, pulled = connection.bytes_moved
+        if not self.fit.work.uses_shards:
+            pushed += self.communicator.bytes_sent
+            pulled += self.communicator.bytes_received
+        before = self._reported.get(id(connection), (0, 0))
+        self._reported[id(connection)] = pushed, pulled
+        total.bytes_pushed, total.bytes_pulled = pushed - before[0], pulled - before[1]
         # Diverged: say so here, with the pass, before more passes are made of NaN.
         if not np.isfinite(total.loss):
             raise DivergedError(
@@ -247,17 +254,6 @@ class Context:
     def end_pass(self) -> None:
         """Let the trainer's own thread do its work after a pass, such as callbacks."""
         self._idle()
-
-    def _count_new_bytes(self, connection: ShardedConnection) -> tuple[int, int]:
-        """Return the bytes sent and received by a connection since its last report."""
-        pushed, pulled = connection.bytes_moved
-        if not self.fit.work.uses_shards:
-            pushed += self.communicator.bytes_sent
-            pulled += self.communicator.bytes_received
-        # Counters only grow; a report has the difference.
-        before = self._reported.get(id(connection), (0, 0))
-        self._reported[id(connection)] = pushed, pulled
-        return pushed - before[0], pulled - before[1]
 
     def count_moved_bytes(self) -> tuple[int, int]:
         """Return the bytes sent to, and received from, other trainers since the last call."""

@@ -302,17 +302,13 @@ class ExchangeBuffers:
         )
         # Grown when needed, never shrunk.
         if kept is None or not known or len(kept) < n:
-            kept = self._kept[name] = _aligned_empty((n, *values.shape[1:]), values.dtype)
+            shape = (n, *values.shape[1:])
+            size = math.prod(shape) * values.dtype.itemsize
+            room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+            # Values begin at a cache line: skip the bytes up to it.
+            start = -room.ctypes.data % _CACHE_LINE_BYTES
+            kept = self._kept[name] = room[start : start + size].view(values.dtype).reshape(shape)
         return kept[:n]
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialised array that begins at a cache line."""
-    size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
-    # Skip the bytes up to the next cache line.
-    start = -room.ctypes.data % _CACHE_LINE_BYTES
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 class Halo:

@@ -71,7 +71,12 @@ class PipelineSteps:
         peers = context.communicator
         self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}
-        self._jobs = self._list_micro_batches()
+        # The micro-batches of a step in this pipeline, in lane order.
+        own = np.array([lane.number for lane in self._context.lanes])
+        lanes = self._context.communicator.allgather([own])
+        owner = {n: rank for rank in self._stages.members for n in lanes[rank][0].tolist()}
+        of = [lane for lane in sorted(owner) for _ in range(self._m)]
+        self._jobs = [_MicroBatch(number, lane, owner[lane]) for number, lane in enumerate(of)]
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
             self._alike = peers.among(self._stages.ranks_of_same_stage)
@@ -93,14 +98,6 @@ class PipelineSteps:
         (first, *_) = context.communicator.allgather([np.array(seconds)])
         cuts = cut_layers_evenly(first[0].tolist(), min(n_stages, n))
         return Stages(context.rank, context.communicator.size, cuts)
-
-    def _list_micro_batches(self) -> list[_MicroBatch]:
-        """Return the micro-batches of a step in this pipeline, in lane order."""
-        own = np.array([lane.number for lane in self._context.lanes])
-        lanes = self._context.communicator.allgather([own])
-        owner = {n: rank for rank in self._stages.members for n in lanes[rank][0].tolist()}
-        of = [lane for lane in sorted(owner) for _ in range(self._m)]
-        return [_MicroBatch(number, lane, owner[lane]) for number, lane in enumerate(of)]
 
     # -- messages ------------------------------------------------------------------------------
 

@@ -46,7 +46,15 @@ def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
         for lane in context.lanes:
             lane.seek(context.clock)
         if context.resumed:
-            _restore_lanes(context, connection, run)
+            # Lanes and replicas go on from snapshots.
+            own = [lane.number for lane in context.lanes]
+            # Lanes of columns need no other lane's parameters.
+            some = {} if context.fit.steps.columns is None else {"lanes": own}
+            snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
+            for lane in context.lanes:
+                snapshot = snapshots[lane.number]
+                lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
+            run.restore(snapshots)
         context.set_left_behind(run.left)
         _run_passes(context, connection, run)
         state = run.state()
@@ -94,18 +102,6 @@ def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
     """Draw the rows of the next steps while others' reports come in."""
     if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
         run.draw_rows_ahead(done, _steps_to_stop(context, done))
-
-
-def _restore_lanes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
-    """Restore lanes and replicas from the snapshots that the fit recovers from."""
-    own = [lane.number for lane in context.lanes]
-    # Lanes of columns need no other lane's parameters.
-    some = {} if context.fit.steps.columns is None else {"lanes": own}
-    snapshots: dict[int, LaneSnapshot] = connection.call("restore", **some)["blob"]
-    for lane in context.lanes:
-        snapshot = snapshots[lane.number]
-        lane.sums = snapshot.loss, snapshot.rows, snapshot.steps
-    run.restore(snapshots)
 
 
 class SummedSteps:
@@ -554,7 +550,11 @@ class ReplicaTeamSteps:
             self._shared_buffer = self._open_shared_buffer()
         step = self._replica.empty_step()
         if self._shared_buffer is not None and not (self._recorded and self._recorded.serves(step)):
-            self._recorded = self._make_recorder(self._shared_buffer)
+            gathers = [lane.gather if lane.n_rows else None for lane in self._context.lanes]
+            optimizer = self._replica.rule.only.optimizer
+            self._recorded = self._backend.team_recorder(
+                gathers, optimizer, step, self._shared_buffer
+            )
         if self._shared_buffer is None or self._recorded is None:
             self._first_team_step = None
             return 0
@@ -586,13 +586,6 @@ class ReplicaTeamSteps:
         if not lanes or self._context.pool is not None or self._replica.on_device:
             return False
         return all(lane.gather is not None for lane in lanes)
-
-    def _make_recorder(self, board: SharedBuffer) -> Any | None:
-        """Return the compiled loop over steps of all lanes."""
-        gathers = [lane.gather if lane.n_rows else None for lane in self._context.lanes]
-        replica = self._replica
-        optimizer = replica.rule.only.optimizer
-        return self._backend.team_recorder(gathers, optimizer, replica.empty_step(), board)
 
     def _run_steps(self, clock: int, count: int) -> None:
         """Take steps in one call of the compiled loop, and count those that were made."""

@@ -351,20 +351,16 @@ class LaneSums:
     ) -> tuple[int, NDArray[np.float64]]:
         """Return a lane's number and its sum."""
         shape = statistic.shape(self._context.fit.work.model)
-        out = self._zeroed_buffer(lane.number, math.prod(shape) + EXTRA)
+        n = math.prod(shape) + EXTRA
+        buffer = self._buffers.get(lane.number)
+        if buffer is None or len(buffer) < n:
+            buffer = self._buffers[lane.number] = np.empty(n)
+        out = buffer[:n]
+        out.fill(0.0)
         sums = out[:-EXTRA].reshape(shape)
         # Loss and rows travel with the sum, so one all-reduce carries both.
         out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
         return lane.number, out
-
-    def _zeroed_buffer(self, lane: int, n: int) -> NDArray[np.float64]:
-        """Return a lane's buffer, filled with zeros."""
-        buffer = self._buffers.get(lane)
-        if buffer is None or len(buffer) < n:
-            buffer = self._buffers[lane] = np.empty(n)
-        out = buffer[:n]
-        out.fill(0.0)
-        return out
 
 
 class SumReports:

@@ -183,7 +183,12 @@ class SharedReplica:
     def step(self, lane: Lane) -> None:
         """Make a lane's next step."""
         if self._rows is None:
-            n_rows = self._step_batch(lane)
+            replica, batch = self.replica, lane.draw_next_batch()
+            w = replica.w if batch.index is None else replica.w[batch.index]
+            grad = lane.compute_gradient(w, batch)
+            with self._turns.alone():
+                replica.apply(grad, batch.n_rows, batch.index)
+            n_rows = batch.n_rows
         else:
             with self._turns.together():
                 n_rows = self._rows.step(lane)
@@ -191,15 +196,6 @@ class SharedReplica:
         _, rows, loss = self._done[lane.number]
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
         self._steps += 1
-
-    def _step_batch(self, lane: Lane) -> int:
-        """Step by a batch's gradient; return its rows."""
-        replica, batch = self.replica, lane.draw_next_batch()
-        w = replica.w if batch.index is None else replica.w[batch.index]
-        grad = lane.compute_gradient(w, batch)
-        with self._turns.alone():
-            replica.apply(grad, batch.n_rows, batch.index)
-        return batch.n_rows
 
     def _is_meeting_due(self) -> bool:
         """Return whether the trainer should meet the others at the servers."""
@@ -219,7 +215,14 @@ class SharedReplica:
         """
         since, self._steps_met = time.perf_counter(), self._steps
         # Rows and losses are counted where the changes are applied: at the server.
-        progress = self._take_progress()
+        # Clock of each lane, with rows and loss since the last meeting.
+        told, self._told = self._told, dict(self._done)
+        progress = np.array(
+            [
+                (self._told[n][0], self._told[n][1] - told[n][1], self._told[n][2] - told[n][2])
+                for n in self._lanes
+            ]
+        )
         # Memory is reused: the first write to new memory takes longer than the sums.
         if index is None:
             delta = np.subtract(self.replica.w, self._base, out=self._delta)
@@ -253,16 +256,6 @@ class SharedReplica:
         self._met = time.perf_counter()
         self._meeting_took = self._met - since
         return pulled.w
-
-    def _take_progress(self) -> NDArray[np.float64]:
-        """Return the clock of each lane, with rows and loss since the last meeting."""
-        told, self._told = self._told, dict(self._done)
-        return np.array(
-            [
-                (self._told[n][0], self._told[n][1] - told[n][1], self._told[n][2] - told[n][2])
-                for n in self._lanes
-            ]
-        )
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
         """Replace the replica's parameters, or some rows of them, by those of the servers."""

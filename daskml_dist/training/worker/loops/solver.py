@@ -132,17 +132,14 @@ class _SumMaker:
         elif isinstance(statistic, ReduceScatterStatistic):
             total = self._reduce_scatter(self._sums.total(statistic, number, left), statistic)
         else:
-            total = self._all_reduce(self._sums.total(statistic, number, left))
+            total = self._sums.total(statistic, number, left)
+            total[2 - EXTRA :] = self._context.count_moved_bytes()
+            # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
+            out = self.log.allocate(len(total))
+            total = np.asarray(self._context.communicator.allreduce(total, out))
         # All numbers but the bytes moved are the same on every rank, to the bit.
         self.log.add(number, total, statistic.remembered)
         return total
-
-    def _all_reduce(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the all-reduced sum."""
-        total[2 - EXTRA :] = self._context.count_moved_bytes()
-        # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
-        out = self.log.allocate(len(total))
-        return np.asarray(self._context.communicator.allreduce(total, out))
 
     def _merge_in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
@@ -242,19 +239,21 @@ class _AskedSums:
         left = self._find_state_source(statistic.state)
         # Not in the log: check the bounds, ask all trainers, and sum.
         if total is None:
-            self._check_max_passes()
-            self._pause_if_due()
+            solver, pause_at = self._context.fit.rounds.solver, self._context.fit.rounds.pause_at
+            if self._n_asked > solver.max_passes:
+                raise InvalidParameterError(
+                    f"The solver {type(solver).__name__} asks for more than its max_passes="
+                    f"{solver.max_passes} sums. Let max_passes say how many it may need."
+                )
+            # This part of the fit ends here, once its log is whole.
+            log = self._rounds.log
+            if pause_at is not None and self._n_asked > pause_at and log.is_whole:
+                raise PausedError(log.packed())
             self._broadcast_checked(statistic, _ASK, self._n_asked, left)
             total = self._rounds.sum(statistic, self._n_asked, left)
         self._reports.add(total[-EXTRA:])
         self._context.end_pass()
         return total[:-EXTRA].reshape(statistic.answer_shape(self._context.fit.work.model))
-
-    def _pause_if_due(self) -> None:
-        """Raise `PausedError` where this part of the fit ends and its log is whole."""
-        pause_at, log = self._context.fit.rounds.pause_at, self._rounds.log
-        if pause_at is not None and self._n_asked > pause_at and log.is_whole:
-            raise PausedError(log.packed())
 
     def _find_state_source(self, state: RowState | None) -> int:
         """Return the number of the last sum that wrote a row state; 0: none."""
@@ -263,15 +262,6 @@ class _AskedSums:
         left = self._left.get(state.name, 0)
         self._left[state.name] = self._n_asked
         return left
-
-    def _check_max_passes(self) -> None:
-        """Raise where the solver asks for more sums than it announced."""
-        solver = self._context.fit.rounds.solver
-        if self._n_asked > solver.max_passes:
-            raise InvalidParameterError(
-                f"The solver {type(solver).__name__} asks for more than its max_passes="
-                f"{solver.max_passes} sums. Let max_passes say how many it may need."
-            )
 
     def _broadcast_checked(self, thing: Any, *numbers: int) -> None:
         """Send something to all trainers; raise with a remedy where it cannot be packed."""
@@ -294,7 +284,14 @@ class _AskedSums:
         `again` is how many of the last sums the solver asks for again when it continues.
         """
         self._n_iter += 1
-        w = self._copy_point(w)
+        # A copy in memory that two points take turns to use: an interrupt may come while one is
+        # written, and the other is then whole.
+        room = np.empty_like(w)
+        if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
+            room = old
+        room[...] = w
+        self._points.append(room)
+        w = room
         # What an interrupted fit returns.
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.set_left_behind(lambda: InterruptedState(found))
@@ -303,18 +300,6 @@ class _AskedSums:
             made = {name: np.array(array) for name, array in state().items()}
             self._broadcast_checked(made, _KEEP, self._n_iter, again)
             self._rounds.log.keep(made, self._n_iter, again)
-
-    def _copy_point(self, w: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a copy of a point, in memory that two points take turns to use.
-
-        An interrupt may come while one is written: the other is then whole.
-        """
-        room = np.empty_like(w)
-        if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
-            room = old
-        room[...] = w
-        self._points.append(room)
-        return room
 
     def end(self) -> None:
         """Report the last sums, and release the other trainers."""
