@@ -141,10 +141,10 @@ def _iterate_shifted_rows(
     """
     step = (backend.entries_at_once or _PRODUCTS_AT_ONCE) // max(width, 1)
     for at in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
-        rows = X[at] if _is_sparse(X) else backend.rows(X, at)
+        rows = X[at] if is_sparse(X) else backend.rows(X, at)
         # Near the origin the products of `_nearest` cancel fewer digits. Shifted rows are dense.
         if shift is not None:
-            whole = rows.toarray() if _is_sparse(X) else rows
+            whole = rows.toarray() if is_sparse(X) else rows
             rows = cast(whole, arithmetic_dtype(whole)) - shift
         yield at, rows
 
@@ -162,7 +162,7 @@ def _nearest(backend: Any, X: Any, centroids: Any) -> tuple[Any, Any]:
 
 def _squared_norms(backend: Any, X: Any) -> Any:
     """Return the squared norm of each row, dense or sparse."""
-    if not _is_sparse(X):
+    if not is_sparse(X):
         return total(X * X, axis=1)
     # Of sparse rows: squared entries times a column of ones, which any backend's product does.
     values = X.values
@@ -170,9 +170,9 @@ def _squared_norms(backend: Any, X: Any) -> Any:
     return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))
 
 
-def _is_sparse(X: Any) -> bool:
+def is_sparse(X: Any) -> bool:
     """Return whether rows are sparse rows of a backend."""
-    return hasattr(X, "with_values")
+    return isinstance(X, SparseRows)
 
 
 class SparseRows:

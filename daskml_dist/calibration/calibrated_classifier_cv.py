@@ -31,7 +31,13 @@ from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection, count_rows_of_block
-from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host, take_rows
+from daskml_dist.data.conversion import (
+    as_column,
+    convert_named_columns,
+    convert_to_host,
+    expand_weights,
+    take_rows,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import add_arrays, reduce_parts
 from daskml_dist.diagnostics.operation_progress import (
@@ -416,10 +422,7 @@ def _predict_scores(classifier: Any, X: Any, classes: NDArray[Any] | None) -> ND
 
 def _check_weights(weight: Any, n_rows: int) -> NDArray[np.float64]:
     """Return the weights of a block's rows, 1 where none are given."""
-    if weight is None or np.ndim(weight) == 0:
-        weights = np.full(n_rows, 1.0 if weight is None else weight)
-    else:
-        weights = as_column(weight, name="weight")
+    weights = as_column(expand_weights(weight, n_rows), name="weight")
     if (weights < 0).any():
         raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
     return weights.astype(np.float64)

@@ -64,7 +64,7 @@ def _draw_centroids(sample: _Array, k: int, init: Any, rng: np.random.RandomStat
     return np.resize(centroids, (k, sample.shape[1]))
 
 
-def count_step_rows(fit: FitSpec) -> int:
+def count_joint_step_rows(fit: FitSpec) -> int:
     """Return the number of rows of one step of every lane, whatever the policy."""
     return max(1, sum(fit.rows.lane_rows) // fit.work.n_steps)
 

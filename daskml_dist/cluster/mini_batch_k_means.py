@@ -19,7 +19,7 @@ from daskml_dist.cluster._mini_batches import (
     CentroidsSettled,
     choose_first_centroids,
     compute_shift,
-    count_step_rows,
+    count_joint_step_rows,
     reassign_low_centroids,
 )
 from daskml_dist.cluster._streaming import ROWS_PER_REASSIGNMENT, StreamedCentroids
@@ -321,7 +321,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
                 RuntimeWarning,
                 stacklevel=user_stack_level(),
             )
-        size = 3 * count_step_rows(fit) if size is None else int(size)
+        size = 3 * count_joint_step_rows(fit) if size is None else int(size)
         size = 3 * k if size < k else size
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
@@ -332,7 +332,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         """Return the rule that moves centroids of low counts to rows of the (shifted) sample."""
         if not self.reassignment_ratio:
             return None
-        k, batch = int(self.n_clusters), count_step_rows(fit)
+        k, batch = int(self.n_clusters), count_joint_step_rows(fit)
         # Centroids are dealt out among lanes that have rows. At most half of a step's rows become
         # centroids, as in scikit-learn.
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
@@ -375,7 +375,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         Lanes reassign at the beginning of each step but the first, and such a fit has one only.
         """
         before = fit.make_start_state().w
-        model, n_since = fit.steps.model, count_step_rows(fit)
+        model, n_since = fit.steps.model, count_joint_step_rows(fit)
         if fit.steps.initial is not None:
             n_since += self._n_since
         assert isinstance(model, CentroidModel)

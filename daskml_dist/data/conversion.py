@@ -261,7 +261,7 @@ def as_rows(
             return _convert_frame(X, dtype, index, kept, any_order)
         X = entries
     # Of the sparse formats only CSR can be cut by rows.
-    rows = X.tocsr() if hasattr(X, "tocsr") else _convert_to_array(X, "X", index)
+    rows = X.tocsr() if hasattr(X, "tocsr") else convert_to_array(X, "X", index)
     check_dimensions(rows, index, tensors=tensors, given=X)
     wanted = dtype or kept(rows.dtype)
     if sparse.issparse(rows):
@@ -281,9 +281,7 @@ def as_column(
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
     array = (
-        _convert_series(values)
-        if is_series_like(values)
-        else _convert_to_array(values, name, index)
+        _convert_series(values) if is_series_like(values) else convert_to_array(values, name, index)
     )
     if several and array.ndim == 2:
         return array
@@ -332,8 +330,24 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
     if not isinstance(values, list | tuple):
         return values
     # Dask lets blocks of an array be lists, for which it has no shape to check.
-    array = _convert_to_array(values, name, index)
+    array = convert_to_array(values, name, index)
     return np.asarray(values, dtype=object) if array.dtype.kind in "US" else array
+
+
+def join_blocks(pieces: list[Any]) -> Any:
+    """Return the rows of several blocks in one piece of their kind; frames keep their index."""
+    if hasattr(pieces[0], "iloc"):
+        return load_pandas().concat(pieces)
+    if sparse.issparse(pieces[0]):
+        return sparse.vstack(pieces, format="csr")
+    return np.concatenate(pieces)
+
+
+def expand_weights(weight: Any, n_rows: int) -> Any:
+    """Return a weight for each row of a block: 1 without any, a single number repeated."""
+    if weight is None or np.ndim(weight) == 0:
+        return np.full(n_rows, 1.0 if weight is None else weight)
+    return weight
 
 
 def take_rows(rows: Any, at: Any) -> Any:
@@ -518,7 +532,7 @@ def _check_device_rows(X: Any, index: int | None, tensors: bool) -> Rows:
     return rows if rows.has_canonical_format else rows.copy()
 
 
-def _convert_to_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
+def convert_to_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return values as an array; raise for rows of several lengths."""
     try:
         return np.asarray(values)

@@ -32,6 +32,7 @@ from daskml_dist.data.conversion import (
     check_unique_names,
     convert_foreign,
     convert_object_columns,
+    convert_to_array,
     describe_block,
     find_device,
     get_column_names,
@@ -40,7 +41,6 @@ from daskml_dist.data.conversion import (
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
-from daskml_dist.sklearn_internals import compare_feature_names
 
 #: Kinds of rows that have no names.
 _NAMELESS_TYPES = (np.ndarray, list)
@@ -70,7 +70,7 @@ def check_rows(
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
     elif not is_dask(X) and find_device(X) == "cpu":
-        X = _convert_to_array(X)
+        X = convert_to_array(X, "X", None)
     if not (any_shape and X.ndim):
         check_dimensions(X, tensors=tensors, given=given)
     if numeric:
@@ -129,14 +129,6 @@ def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
         "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
         "or bag.to_dataframe()."
     )
-
-
-def _convert_to_array(X: Any) -> NDArray[Any]:
-    """Return rows in memory as an array; raise for rows of unequal length."""
-    try:
-        return np.asarray(X)
-    except ValueError as error:
-        raise InvalidDataError(f"X is not an array: {error}. Pass rows of equal length.") from error
 
 
 def check_weight_shape(weights: Any) -> None:
@@ -335,6 +327,9 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
         return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
     if isinstance(X, RowsPlaceholder):
         return
+    # Workers import this module, and need not load scikit-learn.
+    from daskml_dist.sklearn_internals import compare_feature_names
+
     X = convert_foreign(X)
     check_unique_names(X)
     if (names := get_column_names(X)) is not None:

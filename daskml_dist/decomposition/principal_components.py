@@ -28,7 +28,7 @@ from daskml_dist.data.row_checks import check_feature_names, make_no_rows_error
 from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.estimators.transformer import BlockTransformer
-from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer
+from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer, score_mean_log_likelihood
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import (
     check_count,
@@ -741,17 +741,7 @@ class PCA(BaseComponents):
         self._check_fitted(X)
         return self._map_raw_predictions(None, X, np.float64, None)
 
-    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Return the weighted mean of the log-likelihoods of the rows.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-        y : ignored
-        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
-        """
-        total, weight = self._sum_and_weight(X, sample_weight)
-        return total / weight
+    score = score_mean_log_likelihood
 
     def _raw_prediction(self) -> _NormalLogLikelihood:
         precision = self.get_precision()

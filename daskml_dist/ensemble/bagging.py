@@ -31,7 +31,12 @@ from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection, join_lazy_blocks
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.data.conversion import as_column, convert_named_columns, convert_to_host
+from daskml_dist.data.conversion import (
+    as_column,
+    convert_named_columns,
+    convert_to_host,
+    expand_weights,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.permutations import Permutation, hash_numbers
 from daskml_dist.data.reduce import count_rows, reduce_parts
@@ -55,7 +60,6 @@ from daskml_dist.meta_estimators.members import (
     prepare_in_memory,
     prepare_lazy_inputs,
     route_member_params,
-    weights_of_rows,
 )
 from daskml_dist.models.base import r2_of_sums
 from daskml_dist.models.batched import FoldAssignment
@@ -177,7 +181,7 @@ def _repeat_row_numbers(
 
 def _expand_weights(n: int, given: Any) -> NDArray[np.float64] | None:
     """Return a weight for each of a block's `n` rows, given one for all too; None stays None."""
-    return None if given is None else np.asarray(weights_of_rows(given, n), np.float64)
+    return None if given is None else np.asarray(expand_weights(given, n), np.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,7 +131,6 @@ class BaseSteps(BaseOnRows):
         "pipeline": None,
         "dtype": None,
         "average": False,
-        "class_weight": None,
         "early_stopping": False,
         "validation_fraction": 0.1,
         "warm_start": False,

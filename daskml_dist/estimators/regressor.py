@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.column_statistics import WeightedMoments
+from daskml_dist.models.base import r2_of_sums
 from daskml_dist.parameters.checks import check_some_weight
 
 if TYPE_CHECKING:
@@ -30,16 +32,17 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
     Returns
     -------
     float
-        NaN where y is constant; the mean over the targets where there are several.
+        The mean over the targets where there are several. A constant target scores 1 if it is
+        predicted exactly, else 0; fewer than two rows have no score: NaN.
     """
     # The method `score` of every regressor; its `_inverse_link` turns raw predictions into targets.
     statistic = partial(_sum_squares, self._inverse_link())
     sums: _SquareSums = self._sum_over_blocks(statistic, X, y, sample_weight)
     check_some_weight(sums.targets.weight)
-    # R^2 = 1 - (squared errors) / (squared deviations of the targets from their mean), by target.
-    errors, spread = sums.errors, sums.targets.squares
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())
+    if sums.n_rows < 2:
+        return math.nan
+    # Moments are of deviations from the mean, whose sum is 0.
+    return float(r2_of_sums(sums.targets.weight, sums.errors, 0.0, sums.targets.squares).mean())
 
 
 def partial_fit(
@@ -65,11 +68,14 @@ def partial_fit(
 class _SquareSums:
     """Sums that R^2 follows from: moments of the targets, and their weighted squared errors."""
 
+    n_rows: int
     targets: WeightedMoments
     errors: NDArray[np.float64]
 
     def __add__(self, other: _SquareSums) -> _SquareSums:
-        return _SquareSums(self.targets + other.targets, self.errors + other.errors)
+        return _SquareSums(
+            self.n_rows + other.n_rows, self.targets + other.targets, self.errors + other.errors
+        )
 
 
 def _sum_squares(
@@ -78,4 +84,5 @@ def _sum_squares(
     """Return the sums of some rows."""
     predicted = inverse_link(raw).reshape(y.shape)
     residual = np.subtract(y, predicted, dtype=np.float64)
-    return _SquareSums(WeightedMoments.of(y, weight), np.atleast_1d(weight @ residual**2))
+    squared_errors = np.atleast_1d(weight @ residual**2)
+    return _SquareSums(len(y), WeightedMoments.of(y, weight), squared_errors)

@@ -439,30 +439,6 @@ def _makes_frames(transformer: Any) -> bool:
     return bool(get_output_config("transform", transformer)["dense"] != "default")
 
 
-class CopyingTransformer(BlockTransformer):
-    """Base class of transformers that may write to rows in memory, with a parameter `copy`."""
-
-    def transform(self, X: Any, copy: bool | None = None) -> Any:
-        """Transform rows; lazily, block by block, where X is a Dask collection.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-        copy : bool or None, default=None
-            Whether rows in memory are left unchanged; None: as the constructor says. Rows of Dask
-            collections always are.
-
-        Returns
-        -------
-        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
-        """
-        return self._transformed(X, copy=copy)
-
-    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
-        """Undo :meth:`transform`, with its `copy`; lazily where X is a Dask collection."""
-        return self._inverse_transformed(X, copy=copy)
-
-
 def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
     """Return the lazy results of an estimator's method for the blocks of a Dask collection."""
     check_fitted(estimator)

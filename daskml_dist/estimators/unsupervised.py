@@ -69,6 +69,22 @@ class BaseUnlabelledTransformer(
         return self.fit(X, None, sample_weight, client=client).transform(X)
 
 
+def score_mean_log_likelihood(
+    self: Any, X: Any, y: None = None, sample_weight: Any = None
+) -> float:
+    """Return the weighted mean of the log-likelihoods of the rows.
+
+    Parameters
+    ----------
+    X : as in :meth:`fit`
+    y : ignored
+    sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
+    """
+    # The method `score` of estimators whose raw predictions are log-likelihoods.
+    total, weight = self._sum_and_weight(X, sample_weight)
+    return float(total / weight)
+
+
 def _sum_weighted(
     y: None, values: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:

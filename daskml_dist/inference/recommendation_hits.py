@@ -42,7 +42,7 @@ def find_hits(
 
 
 def compute_precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the share of hits among the recommended items of each user."""
+    """Return the precision at k of each user: the share of hits among the k places of a ranking."""
     return np.asarray(hits.mean(axis=1))
 
 

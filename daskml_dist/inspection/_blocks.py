@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,13 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.conversion import as_column, copy_to_host, densify_columns, describe_block
+from daskml_dist.data.conversion import (
+    as_column,
+    copy_to_host,
+    densify_columns,
+    describe_block,
+    expand_weights,
+)
 from daskml_dist.errors import InvalidDataError
 
 
@@ -39,6 +44,4 @@ def check_column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
 
 def check_weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
     """Return the weights of a block's `n` rows, 1 where none are given."""
-    if values is None or isinstance(values, Real):  # a number for all rows
-        return np.full(n, 1.0 if values is None else float(values))
-    return check_column(values, "sample_weight", index, n).astype(np.float64)
+    return check_column(expand_weights(values, n), "sample_weight", index, n).astype(np.float64)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.conversion import convert_named_columns
+from daskml_dist.data.conversion import convert_named_columns, join_blocks
 from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import concatenate_lists, reduce_parts
 from daskml_dist.data.row_checks import make_no_rows_error
@@ -461,16 +461,7 @@ def _join_columns(parts: list[tuple[int, list[Any]]]) -> list[Any]:
     """Return whole columns, joined from the columns of blocks in the order of these."""
     parts = sorted(parts, key=lambda part: part[0])
     by_column = zip(*(columns for _, columns in parts), strict=True)
-    return [_concatenate_pieces(list(pieces)) for pieces in by_column]
-
-
-def _concatenate_pieces(pieces: list[Any]) -> Any:
-    """Return a whole column, an ndarray or a pandas Series, as its pieces are."""
-    if not hasattr(pieces[0], "iloc"):
-        return np.concatenate(pieces)
-    import pandas as pd
-
-    return pd.concat(pieces, ignore_index=True)
+    return [join_blocks(list(pieces)) for pieces in by_column]
 
 
 def _take_column(rows: Any, j: int) -> Any:

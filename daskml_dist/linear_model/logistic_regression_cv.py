@@ -414,12 +414,12 @@ class LogisticRegressionCV(LinearClassifier):
         """Return the weight of each class, given the summed weights of all rows by label."""
         if self.class_weight is None:
             return None
-        from daskml_dist.model_selection._batched_fits import resolve_class_weights
+        from daskml_dist.model_selection._batched_fits import weigh_classes_by_sums
 
         # "balanced" is of all rows, as in scikit-learn, and not of the training rows of a split.
         classes = batch.rows.classes
         assert classes is not None
-        return resolve_class_weights(self.class_weight, classes, lambda: label_weights)
+        return weigh_classes_by_sums(self.class_weight, classes, lambda: label_weights)
 
     def _candidates(self) -> list[LogisticRegression]:
         """Return an unfitted estimator for each C and share of l1, C being the outer loop."""

@@ -39,6 +39,8 @@ from daskml_dist.data.conversion import (
     check_no_missing,
     check_unique_names,
     convert_object_values,
+    expand_weights,
+    join_blocks,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
@@ -52,7 +54,6 @@ from daskml_dist.errors.sklearn_errors import translate_parameter_errors
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.base import as_column
 from daskml_dist.model_selection._batched_fits import fit_batched
-from daskml_dist.model_selection._fold_rows import join_blocks
 from daskml_dist.model_selection._validation import (
     Splits,
     fit_clone,
@@ -225,7 +226,7 @@ def _fit_gathered(
     params = dict(unweighted_params)
     if weight[0] is not None:
         sizes = zip(weight, map(count_rows_of_block, X), strict=True)
-        params["sample_weight"] = join_blocks([weights_of_rows(own, n) for own, n in sizes])
+        params["sample_weight"] = join_blocks([expand_weights(own, n) for own, n in sizes])
     y = None if y[0] is None else join_blocks(y)
     return _fit_catching_warnings(member, join_blocks(X), y, params)
 
@@ -255,11 +256,6 @@ def copy_feature_attributes(fitted: Any, member: Any) -> None:
         fitted.__dict__.pop(name, None)
         if hasattr(member, name):
             setattr(fitted, name, getattr(member, name))
-
-
-def weights_of_rows(weight: Any, n_rows: int) -> Any:
-    """Return a weight for each row of a block, which may be given as a single number."""
-    return np.full(n_rows, weight) if np.ndim(weight) == 0 else weight
 
 
 def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:

@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.backends.mixture import log_densities
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.unsupervised import BaseUnlabelled
+from daskml_dist.estimators.unsupervised import BaseUnlabelled, score_mean_log_likelihood
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import (
@@ -376,17 +376,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         """
         return self._map_function(_sum_densities, X, np.float64, None)
 
-    def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
-        """Return the weighted mean of the log-likelihoods of the rows.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-        y : ignored
-        sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
-        """
-        total, weight = self._sum_and_weight(X, sample_weight)
-        return total / weight
+    score = score_mean_log_likelihood
 
     def bic(self, X: Any, sample_weight: Any = None) -> float:
         """Return the Bayesian information criterion (lower is better); see :meth:`score`."""

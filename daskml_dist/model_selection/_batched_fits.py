@@ -60,7 +60,7 @@ from daskml_dist.model_selection._fold_rows import (
     FoldsByRange,
     Ints,
     ThinnedCodes,
-    count_labels,
+    count_labels_by_block,
 )
 from daskml_dist.model_selection._validation import (
     SplitFit,
@@ -469,7 +469,7 @@ def align_targets(
     factors = None
     if class_weight is not None and classes is not None:
         sums = partial(_sum_label_weights, collection, classes)
-        factors = resolve_class_weights(class_weight, classes, sums)
+        factors = weigh_classes_by_sums(class_weight, classes, sums)
     join = partial(_join_targets_and_codes, classes)
     weigh = partial(_multiply_weights, classes, factors)
     if collection.kind == "memory":
@@ -492,7 +492,7 @@ def align_targets(
     ), classes  # fmt: skip
 
 
-def resolve_class_weights(
+def weigh_classes_by_sums(
     class_weight: Any, classes: NDArray[Any], sums: Callable[[], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """Return one weight a class from "balanced" or a dict of labels.
@@ -553,7 +553,7 @@ def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
         codes = splits.rows.codes
         codes = codes.codes if isinstance(codes, ThinnedCodes) else codes
         known = codes.order.labels if isinstance(codes, FoldsByPlace | FoldsByRange) else None
-        labels = count_labels(collection, first_seen=False)[0] if known is None else known
+        labels = count_labels_by_block(collection, first_seen=False)[0] if known is None else known
         labels = np.unique(labels)
     if len(labels) < 2:
         raise InvalidDataError(

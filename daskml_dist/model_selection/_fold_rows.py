@@ -27,7 +27,6 @@ from dask.base import persist
 from dask.delayed import Delayed, delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
-from scipy import sparse
 
 from daskml_dist.data.block_errors import make_unread_error
 from daskml_dist.data.blocks import check_length
@@ -37,7 +36,7 @@ from daskml_dist.data.collection import (
     count_rows_of_block,
     join_lazy_blocks,
 )
-from daskml_dist.data.conversion import take_rows
+from daskml_dist.data.conversion import join_blocks, take_rows
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import (
     PassGenerator,
@@ -578,18 +577,7 @@ def _gather_sides(
     return train, test
 
 
-def join_blocks(pieces: list[Any]) -> Any:
-    """Return the rows of several blocks in one piece of their kind."""
-    if hasattr(pieces[0], "iloc"):
-        import pandas
-
-        return pandas.concat(pieces)
-    if sparse.issparse(pieces[0]):
-        return sparse.vstack(pieces, format="csr")
-    return np.concatenate(pieces)
-
-
-def count_labels(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
+def count_labels_by_block(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
     """Return the labels, and how many rows of each block have each, in one pass.
 
     Labels, of shape (n_labels,), are sorted, or in the order in which rows show them first; counts

@@ -40,7 +40,7 @@ from daskml_dist.model_selection._fold_rows import (
     RowsOfSplits,
     SpreadSplits,
     TableRoles,
-    count_labels,
+    count_labels_by_block,
 )
 from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment
 
@@ -204,7 +204,7 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
     _column = "groups"
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
-        groups, counts = count_labels(columns, first_seen=False)
+        groups, counts = count_labels_by_block(columns, first_seen=False)
         sizes, k = counts.sum(axis=0), self.n_splits
         if k > len(groups):
             raise InvalidDataError(
@@ -489,7 +489,7 @@ def _find_block_starts(counts: Ints) -> Ints:
 def _order_by_label(columns: Collection, seed: int | None) -> tuple[RowOrder, Ints]:
     """Return the order of rows by label, then block, and how many each block has of each label."""
     # Labels in the order in which rows show them first, as scikit-learn's StratifiedKFold has them.
-    labels, counts = count_labels(columns, first_seen=True)
+    labels, counts = count_labels_by_block(columns, first_seen=True)
     of_label = counts.sum(axis=0)
     first = of_label.cumsum() - of_label  # rows of earlier labels
     before = counts.cumsum(axis=0) - counts  # rows of the same label in earlier blocks

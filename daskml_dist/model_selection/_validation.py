@@ -64,7 +64,7 @@ from daskml_dist.model_selection._fold_rows import (
     RowsOfSplits,
     TableRoles,
     TrainedRows,
-    count_labels,
+    count_labels_by_block,
     count_training_rows,
     thin_rows,
 )
@@ -244,7 +244,7 @@ class Splits:
             return np.unique(np.asarray(y))
         columns = as_collection(X, y, numeric=False, classification=True, any_shape=True)
         try:
-            labels, _ = count_labels(columns, first_seen=False)
+            labels, _ = count_labels_by_block(columns, first_seen=False)
         except DaskMLDistError:
             raise
         except Exception as error:

@@ -32,11 +32,11 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.transformer import BlockTransformer, CopyingTransformer
+from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
 
-class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
+class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
     """:class:`sklearn.preprocessing.StandardScaler` for Dask collections.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983).
@@ -95,6 +95,26 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         with explain_row_errors(X):
             preprocessing.StandardScaler.partial_fit(self, self._plain(X), y, sample_weight)
         return self
+
+    def transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        copy : bool or None, default=None
+            Whether rows in memory are left unchanged; None: as the constructor says. Rows of Dask
+            collections always are.
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+        """
+        return self._transformed(X, copy=copy)
+
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Undo :meth:`transform`, with its `copy`; lazily where X is a Dask collection."""
+        return self._inverse_transformed(X, copy=copy)
 
     def _summary(self) -> Any:
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)

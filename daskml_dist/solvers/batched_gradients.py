@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total, zeros
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.batched import TRAIN, BatchedLinear
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.newton import LossHessian
-from daskml_dist.solvers.rows import is_sparse, row_tiles, to_rows_dtype
+from daskml_dist.solvers.rows import row_tiles, to_rows_dtype
 
 #: The splits that train on a row are the bits of an int64; this many splits and more are summed one
 #: by one.

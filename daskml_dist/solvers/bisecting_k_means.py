@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
@@ -34,7 +34,7 @@ from daskml_dist.solvers.base import (
     known_loss,
 )
 from daskml_dist.solvers.k_means import KMeansSolver
-from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
+from daskml_dist.solvers.rows import to_rows_dtype
 
 #: Entries of dense rows among which a leaf's rows are selected at once: 8 MiB of float64.
 _CHUNK_ENTRIES = 1 << 20

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from threadpoolctl import ThreadpoolController
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import (
     arithmetic_dtype,
     cast,
@@ -45,7 +45,7 @@ from daskml_dist.backends.namespace import (
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import is_sparse, request_finite_sum, to_rows_dtype
+from daskml_dist.solvers.rows import request_finite_sum, to_rows_dtype
 
 #: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13

@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.topics import DocumentFit, check_counts, log_expectations, topics_bound
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import is_sparse
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.base import Backend, SparseRows, is_sparse
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import merge_moments, to_categories
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.rows import is_sparse, map_entries, row_tiles, to_dense_float64
+from daskml_dist.solvers.rows import map_entries, row_tiles, to_dense_float64
 
 #: Most categories of all features together, for each class (80 MB a class).
 _MAX_CATEGORIES = 10**7

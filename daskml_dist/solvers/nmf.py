@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import ndtri
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.backends.nonnegative import (
     descend_coordinates,
@@ -39,7 +39,6 @@ from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs, m
 from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.solvers.rows import (
-    is_sparse,
     map_entries,
     row_tiles,
     sum_of_rows,

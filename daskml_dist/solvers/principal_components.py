@@ -24,13 +24,12 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from daskml_dist.backends.base import Backend
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
 from daskml_dist.backends.numpy_backend import add_matmul
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import (
-    is_sparse,
     request_finite_sum,
     row_tiles,
     sum_of_squares,

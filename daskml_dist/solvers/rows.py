@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import DivergedError
@@ -47,11 +47,6 @@ def row_tiles(
     return row_slices(n_rows, step)
 
 
-def is_sparse(X: Any) -> bool:
-    """Return whether rows are sparse."""
-    return isinstance(X, SparseRows)
-
-
 def to_rows_dtype(array: Array, X: Any, backend: Backend) -> Any:
     """Copy a statistic's array to where the rows are, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
@@ -59,29 +54,29 @@ def to_rows_dtype(array: Array, X: Any, backend: Backend) -> Any:
 
 def to_float64(X: Any) -> Any:
     """Return the rows in float64, dense or sparse as they are."""
-    if isinstance(X, SparseRows):
+    if is_sparse(X):
         return X.with_values(to_float64(X.values))
     return cast(X, namespace(X).float64)
 
 
 def map_entries(function: Callable[[Any], Any], X: Any) -> Any:
     """Apply a function that keeps zeros to all entries, in their dtype."""
-    if isinstance(X, SparseRows):
+    if is_sparse(X):
         return X.with_values(map_entries(function, X.values))
     return cast(function(X), X.dtype)
 
 
 def to_dense_float64(X: Any) -> Any:
     """Return the rows as a dense float64 array."""
-    rows = X.toarray() if isinstance(X, SparseRows) else X
+    rows = X.toarray() if is_sparse(X) else X
     return cast(rows, namespace(rows).float64)
 
 
 def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
     """Return the weighted sum of all entries of some rows, in float64, where they are."""
-    if weight is None and not isinstance(X, SparseRows):
+    if weight is None and not is_sparse(X):
         return total(X, dtype=namespace(X).float64)
-    values = X.values if isinstance(X, SparseRows) else X
+    values = X.values if is_sparse(X) else X
     xp = namespace(values)
     each = ones((X.shape[1], 1), arithmetic_dtype(values), like=values)
     of_rows = xp.reshape(backend.dot(X, each), (-1,))

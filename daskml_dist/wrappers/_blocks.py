@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.data.conversion import convert_missing_to_nan, copy_to_host
+from daskml_dist.data.conversion import convert_missing_to_nan, copy_to_host, expand_weights
 from daskml_dist.errors import as_ours
-from daskml_dist.meta_estimators.members import plain_labels, weights_of_rows
+from daskml_dist.meta_estimators.members import plain_labels
 
 
 def teach_block(
@@ -28,7 +28,7 @@ def teach_block(
     # Estimators of other packages read rows in host memory.
     X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:
-        params["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))
+        params["sample_weight"] = np.asarray(expand_weights(weight, n_rows))
     # Transformers' fit and partial_fit may take no y at all, not even None.
     targets = () if y is None else (plain_labels(y),)
     try:

@@ -211,3 +211,13 @@ def test_a_column_is_one_target_and_others_are_not_gone_on_from() -> None:
     for other in (Y[:, :2], Y[:, 0]):
         with pytest.raises(InvalidDataError, match="targets of the first fit, 3 columns"):
             model.partial_fit(X, other)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_constant_target_scores_1_where_it_is_predicted_exactly_else_0(shift: float) -> None:
+    """As in scikit-learn, whose score of one row is NaN too."""
+    model = sgd().fit(X, Y[:, 0])
+    model.coef_, model.intercept_ = np.zeros(D), np.array([2.0 + shift])
+    y = np.full(N, 2.0)
+    assert model.score(lazy(X), lazy(y)) == model.score(X, y) == r2_score(y, model.predict(X))
+    assert np.isnan(model.score(X[:1], y[:1]))

@@ -1,9 +1,10 @@
 """Generations of a run: who is server, standby or trainer, and how the next generation begins.
 
 When a worker is lost, leaves or joins, `Generations.renew` pauses the servers, chooses the latest
-state from which all can continue (`recovery.choose`), moves lanes (`lane_assignments.py`), and
-gives servers and trainers their parts. Generation 0 begins the same way, with nothing to recover.
-`Standbys` keeps a copy of each server on another worker, `SavedSnapshots` one at the client.
+state from which all can continue (`choose_recovery_point`), moves lanes (`lane_assignments.py`),
+and gives servers and trainers their parts. Generation 0 begins the same way, with nothing to
+recover. `Standbys` keeps a copy of each server on another worker, `SavedSnapshots` one at the
+client.
 """
 
 from __future__ import annotations
