@@ -15,7 +15,7 @@ from daskml_dist.backends.cupy_backend import CupyBackend
 
 
 class DeviceArray:
-    """A dense array, with what CuPy's has and predictions use."""
+    """A dense array that computes as CuPy's does, and mixes with no array of NumPy's."""
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
     __array_ufunc__ = None
@@ -30,6 +30,9 @@ class DeviceArray:
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def get(self) -> NDArray[Any]:
         DeviceArray.copied += self.values.size
         return self.values.copy()
@@ -42,7 +45,15 @@ class DeviceArray:
         return DeviceArray(self.values.dot(other.values))
 
     def __getitem__(self, at: Any) -> DeviceArray:
-        return DeviceArray(self.values[at])
+        # CuPy copies positions in the host's memory to the device.
+        return DeviceArray(self.values[at if isinstance(at, np.ndarray) else _unpack(at)])
+
+    def __setitem__(self, at: Any, values: Any) -> None:
+        self.values[_unpack(at)] = _unpack(values)
+
+    @property
+    def T(self) -> DeviceArray:
+        return DeviceArray(self.values.T)
 
     @property
     def nbytes(self) -> int:
@@ -59,11 +70,44 @@ class DeviceArray:
     def __float__(self) -> float:
         return float(self.values)
 
-    def __invert__(self) -> DeviceArray:
-        return DeviceArray(~self.values)
-
     def __array_namespace__(self) -> Any:
         return _Module()
+
+
+def _unpack(value: Any) -> Any:
+    """NumPy's array of one on the device; others are refused, as CuPy does."""
+    if isinstance(value, DeviceArray):
+        return value.values
+    if isinstance(value, tuple | list):
+        return type(value)(map(_unpack, value))
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"Unsupported type {type(value)}")
+    return value
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wrap, value))
+    return DeviceArray(np.asarray(value)) if isinstance(value, _HOST) else value
+
+
+_HOST = np.ndarray, np.generic
+
+
+def _operate(name: str) -> Any:
+    def method(self: DeviceArray, *others: Any) -> Any:
+        found = _wrap(getattr(self.values, name)(*map(_unpack, others)))
+        return self if name.startswith("__i") and name != "__invert__" else found
+
+    return method
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor".split()
+for _name in (
+    *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY),
+    *"neg abs invert eq ne lt le gt ge".split(),
+):  # fmt: skip
+    setattr(DeviceArray, f"__{_name}__", _operate(f"__{_name}__"))
 
 
 class DeviceCSR:
@@ -96,22 +140,44 @@ class DeviceCSR:
         self.values.sum_duplicates()  # in place, as CuPy does
         return DeviceArray(self.values @ other.values)
 
+    def toarray(self) -> DeviceArray:
+        return DeviceArray(self.values.toarray())
+
     def __getitem__(self, at: slice) -> DeviceCSR:
         return DeviceCSR(self.values[at])
 
 
+#: Functions of the array API standard, which CuPy has too, that the package calls.
+_FUNCTIONS = set(
+    "abs add all any argmax argmin argsort astype broadcast_to clip concat count_nonzero divide "
+    "equal exp floor isfinite isinf isnan log log1p max maximum mean min minimum multiply nonzero "
+    "arange ones permute_dims reshape searchsorted sort sqrt square stack subtract sum take "
+    "unique_counts unique_values where zeros zeros_like".split()
+)
+
+
 class _Module:
-    """The functions of CuPy that predictions and checks call."""
+    """The functions of CuPy, on arrays of the device alone."""
+
+    float32, float64, int32, int64, bool = np.float32, np.float64, np.int32, np.int64, np.bool_
+    __name__ = "cupy"
 
     def __getattr__(self, name: str) -> Any:
-        assert name in {"any", "argmax", "isfinite", "reshape", "sum"}
+        assert name in _FUNCTIONS, name
         function = getattr(np, name)
-        return lambda array, *rest, **named: DeviceArray(
-            np.asarray(function(array.values, *rest, **named))
-        )
 
-    def asarray(self, array: Any, order: str = "K") -> DeviceArray:
-        return array if isinstance(array, DeviceArray) else DeviceArray(np.array(array))
+        def call(*given: Any, **named: Any) -> Any:
+            with np.errstate(all="ignore"):  # CuPy warns of nothing
+                return _wrap(
+                    function(*map(_unpack, given), **{k: _unpack(v) for k, v in named.items()})
+                )
+
+        return call
+
+    def asarray(self, array: Any, dtype: Any = None, order: str = "K") -> DeviceArray:
+        if isinstance(array, DeviceArray):
+            return array if dtype is None else array.astype(dtype, copy=False)
+        return DeviceArray(np.array(array, dtype))
 
     def asnumpy(self, array: DeviceArray) -> NDArray[Any]:
         return array.get()
@@ -120,11 +186,14 @@ class _Module:
         return DeviceArray(np.concatenate([array.values for array in arrays]))
 
 
+_SPARSE = SimpleNamespace(issparse=lambda X: isinstance(X, DeviceCSR))
+
+
 class FakeCupy(CupyBackend):
     """The GPU backend's own code on these arrays."""
 
     def __init__(self) -> None:
-        super().__init__(_Module(), sparse)
+        super().__init__(_Module(), _SPARSE)
 
     @classmethod
     def problem(cls) -> str | None:

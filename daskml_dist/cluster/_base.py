@@ -15,7 +15,9 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.namespace import cast, namespace, total
 from daskml_dist.backends.numpy_backend import load_centroid_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
@@ -279,12 +281,34 @@ class _CentroidFunction(ABC):
         shifted = (self.centroids - self.shift).astype(dtype)
         return backend.nearest(X, self.shift.astype(dtype), shifted)
 
+    def _find_nearest_on_device(
+        self, backend: Backend, dtype: Any
+    ) -> Callable[[Any], tuple[Any, Any]]:
+        """Return :meth:`_find_nearest` of rows of a dtype on a device."""
+        shifted = self.centroids if self.shift is None else self.centroids - self.shift
+        centroids, near = (backend.to_device(c.astype(dtype)) for c in (self.centroids, shifted))
+        shift = None if self.shift is None else backend.to_device(self.shift.astype(dtype))
+
+        def find(X: Any) -> tuple[Any, Any]:
+            if hasattr(X, "tocsr"):
+                return backend.nearest(backend.rows(X, slice(0, X.shape[0])), None, centroids)
+            return backend.nearest(X, shift, near)
+
+        return find
+
 
 class _Labels(_CentroidFunction):
     """Index of the nearest centroid of each row."""
 
+    hides_not_finite = True
+
     def __call__(self, X: Any) -> NDArray[Any]:
         return self._find_nearest(X)[0].astype(np.int32)
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """Return the function of rows on a device; only the labels leave it."""
+        find = self._find_nearest_on_device(backend, dtype)
+        return lambda X: backend.to_numpy(find(X)[0]).astype(np.int32)
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the same function of dense rows of a dtype, with the terms of centroids cached."""
@@ -311,12 +335,34 @@ class _SquaredDistances(_CentroidFunction):
     def __call__(self, X: Any) -> NDArray[Any]:
         return self._find_nearest(X)[1]
 
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """Return the function of rows on a device; only the distances leave it."""
+        find = self._find_nearest_on_device(backend, dtype)
+        return lambda X: backend.to_numpy(find(X)[1])
+
 
 class _Distances(_CentroidFunction):
     """Distance of each row to each centroid."""
 
+    stays_on_device = True
+    makes_dense = True
+
     def __call__(self, X: Any) -> NDArray[Any]:
         return np.asarray(euclidean_distances(X, self.centroids.astype(X.dtype)))
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
+        """Return the function of rows of a dtype on a device, where the distances stay."""
+        centroids = backend.to_device(self.centroids.astype(dtype).astype(np.float64))
+        norms = total(centroids * centroids, axis=1)
+
+        def apply(X: Any) -> Any:
+            # |x|^2 + |c|^2 - 2 x c in float64, as in scikit-learn; rounding may make it negative.
+            rows = cast(X.toarray() if hasattr(X, "toarray") else X, centroids.dtype)
+            squares = total(rows * rows, axis=1)[:, None] + norms - 2 * (rows @ centroids.T)
+            xp = namespace(squares)
+            return xp.sqrt(xp.where(squares > 0, squares, 0 * squares))
+
+        return apply
 
 
 def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.cluster._base import BaseCentroidSolver
 from daskml_dist.errors.stack_level import user_stack_level
@@ -175,6 +177,7 @@ class _TreeDescent:
 
     leaves: LeafAssignment
     labels: NDArray[np.int32]
+    hides_not_finite: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[Any]:
         # The nodes of rows as in the fit, where they say which rows a split is of.
@@ -182,3 +185,15 @@ class _TreeDescent:
         rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
         labels: NDArray[Any] = self.labels[self.leaves.make(None, rows, backend)]
         return labels
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """Return the function of rows on a device; only the leaves leave it."""
+
+        def apply(X: Any) -> NDArray[Any]:
+            rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
+            labels: NDArray[Any] = self.labels[
+                backend.to_numpy(self.leaves.make(None, rows, backend))
+            ]
+            return labels
+
+        return apply

@@ -17,8 +17,9 @@ from dask.utils import is_dataframe_like
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
+from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import copy_to_host, load_pandas
 from daskml_dist.errors import InvalidDataError
 
 #: Values that a sketch keeps of a column (128 KiB with their weights): ranks are then wrong by some
@@ -132,7 +133,9 @@ def sketch_columns(
 ) -> list[ColumnSketch]:
     """Sketch each column of some rows; NaN counts as missing."""
     if not sparse.issparse(rows):
-        return [sketch_column(column, weight) for column in rows.T]
+        if is_host(rows):
+            return [sketch_column(column, weight) for column in rows.T]
+        return [_sketch_device_column(rows[:, j]) for j in range(rows.shape[1])]
     columns = rows.tocsc()
     found = []
     for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
@@ -208,6 +211,8 @@ _TILE_VALUES, _TILE_BYTES, _TILE_COLUMNS = 8192, 2**19, 256
 
 def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the least and the greatest value of each column; NaN counts as missing."""
+    if not is_host(rows):
+        return _compute_device_ranges(rows)
     # NaN to begin with: fmin and fmax ignore it as soon as there is a value.
     low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
     for at, tile in _iterate_tiles(rows, rows.dtype):
@@ -225,8 +230,10 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
     merged as in Chan, Golub and LeVeque (1983), so that no digits are lost to a large mean.
     """
     count, mean, squares = np.zeros((3, rows.shape[1]))
-    for at, tile in _iterate_tiles(rows, np.float64):
-        n, m, s = _compute_moments(tile)
+    for at, tile in (
+        _iterate_tiles(rows, np.float64) if is_host(rows) else _iterate_device_pieces(rows)
+    ):
+        n, m, s = _compute_moments(tile) if is_host(tile) else _compute_device_moments(tile)
         # Chan, Golub and LeVeque's update of count, mean and squared deviations by one tile.
         together = count[at] + n
         share = n / np.maximum(together, 1)
@@ -240,7 +247,8 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
 
 def check_no_infinity(values: NDArray[Any]) -> None:
     """Raise `InvalidDataError` where values, or sums that would show it, hold infinity."""
-    if np.isinf(values).any():
+    xp = namespace(values)
+    if xp.any(xp.isinf(values)):
         raise InvalidDataError(
             "Input X contains infinity. Replace it, for example X.replace([inf, -inf], nan)."
         )
@@ -284,6 +292,79 @@ def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
     if missing is not None:
         np.copyto(apart, 0.0, where=missing)
     return n, mean, np.einsum("ij,ij->i", apart, apart)
+
+
+# Rows on a GPU, in array API functions; what leaves it has the size of a row.
+
+#: Bytes of a piece of rows, counted as float64, of which a few copies are made.
+_DEVICE_PIECE_BYTES = 2**28
+
+
+def _iterate_device_pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
+    """Yield a slice of all columns and some rows in float64, of shape (n, n_columns)."""
+    n_rows, n_columns = rows.shape
+    for some in row_slices(n_rows, max(_DEVICE_PIECE_BYTES // (8 * max(n_columns, 1)), 1)):
+        yield slice(0, n_columns), cast(rows[some], np.dtype(np.float64))
+
+
+def _compute_device_moments(piece: Any) -> tuple[Any, Numbers, Numbers]:
+    """Return :func:`_compute_moments` of the columns of rows on a device."""
+    xp = namespace(piece)
+    missing = xp.isnan(piece)
+    n = cast(total(cast(~missing, np.dtype(np.int64)), axis=0), piece.dtype)
+    sums = total(xp.where(missing, 0.0, piece), axis=0)
+    if not xp.isfinite(total(sums)) and xp.any(xp.isinf(piece)):
+        check_no_infinity(np.array(np.inf))
+    mean = sums / xp.maximum(n, xp.ones(n.shape, dtype=n.dtype))
+    apart = xp.where(missing, 0.0, piece - mean)
+    found = xp.stack([n, mean, total(apart * apart, axis=0)])
+    count, means, squares = copy_to_host(found)
+    return count, means, squares
+
+
+def _compute_device_ranges(rows: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the least and the greatest value of each column of rows on a device."""
+    xp = namespace(rows)
+    missing = xp.isnan(rows)
+    low = copy_to_host(xp.min(xp.where(missing, np.inf, rows), axis=0)).astype(rows.dtype)
+    high = copy_to_host(xp.max(xp.where(missing, -np.inf, rows), axis=0)).astype(rows.dtype)
+    # A column without a value has the ends of the range the wrong way round.
+    without = low > high
+    low[without] = high[without] = np.nan
+    check_no_infinity(low)
+    check_no_infinity(high)
+    return low, high
+
+
+def _sketch_device_column(column: Any) -> ColumnSketch:
+    """Return :func:`sketch_column` of a column on a device, where it is sorted; the same bits."""
+    xp = namespace(column)
+    values = xp.sort(column)  # NaN comes last
+    values = values[: column.shape[0] - int(xp.count_nonzero(xp.isnan(column)))]
+    if not (n := values.shape[0]):
+        return ColumnSketch(np.empty(0), np.empty(0))
+    firsts = xp.nonzero(values[1:] != values[:-1])[0] + 1
+    if firsts.shape[0] < SKETCH_SIZE:
+        at = np.concatenate([[0], copy_to_host(firsts)])
+        kept = xp.take(values, xp.asarray(at), axis=0)
+        return ColumnSketch(copy_to_host(kept).astype(np.float64), np.diff(at, append=n) * 1.0)
+    # Rows of weight 1: the row in the middle of each run follows from their number alone.
+    at, weights = _choose_runs(n)
+    kept = copy_to_host(xp.take(values, xp.asarray(at), axis=0)).astype(np.float64)
+    return ColumnSketch(kept, weights, n / (SKETCH_SIZE - 2) / 2 + 1)
+
+
+def _choose_runs(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return which of n sorted rows :func:`_shorten_sketch` keeps, and what each stands for."""
+    n_runs = SKETCH_SIZE - 2
+    bounds = np.rint(np.arange(n_runs + 1) * (n / n_runs))
+    middle = np.ceil((bounds[1:] + bounds[:-1]) / 2).astype(np.int64) - 1
+    at = np.concatenate([[0], np.clip(middle, 0, n - 1), [n - 1]])
+    weights = np.concatenate([[0.0], np.diff(bounds), [0.0]])
+    for end, beside in ((0, 1), (-1, -2)):
+        weights[end] = min(1.0, weights[beside])
+        weights[beside] -= weights[end]
+    return at, weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -335,7 +335,11 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
 
 
 def join_blocks(pieces: list[Any]) -> Any:
-    """Return the rows of several blocks in one piece of their kind; frames keep their index."""
+    """Return the rows of several blocks in one piece of their kind; frames keep their index.
+
+    In host memory, to which blocks on a GPU are copied.
+    """
+    pieces = [copy_to_host(piece) for piece in pieces]
     if hasattr(pieces[0], "iloc"):
         return load_pandas().concat(pieces)
     if sparse.issparse(pieces[0]):

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from scipy import linalg
 from sklearn import decomposition
 from sklearn.utils import gen_batches
 
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.namespace import namespace, total
 from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.conversion import as_rows, convert_to_host
@@ -137,6 +139,7 @@ class AffineProjection:
     matrix: Array
     before: Array | None = None
     after: Array | None = None
+    stays_on_device: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the projections, in the dtype of the rows."""
@@ -149,6 +152,29 @@ class AffineProjection:
         if self.before is not None and not isinstance(X, np.ndarray):
             found = found - (self.before @ self.matrix).astype(X.dtype)
         return found if self.after is None else found + self.after.astype(X.dtype)
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
+        """Return the function of rows of a dtype on a device, where the projections stay."""
+        matrix = backend.to_device(np.ascontiguousarray(self.matrix, dtype))
+        before, after = (
+            None if one is None else backend.to_device(one.astype(dtype))
+            for one in (self.before, self.after)
+        )
+        # As above: dense rows are centred, of sparse ones the projection of the point is taken off.
+        shift = (
+            None
+            if self.before is None
+            else backend.to_device((self.before @ self.matrix).astype(dtype))
+        )
+
+        def apply(X: Any) -> Any:
+            is_sparse = hasattr(X, "tocsr")
+            rows = X if before is None or is_sparse else X - before
+            found = namespace(matrix).reshape(backend.dot(rows, matrix), (X.shape[0], -1))
+            found = found - shift if is_sparse and shift is not None else found
+            return found if after is None else found + after
+
+        return apply
 
 
 def _resolve_result_dtype(X: Any) -> np.dtype[Any]:
@@ -763,6 +789,7 @@ class _NormalLogLikelihood:
     mean: Array
     precision: Array
     constant: float
+    makes_dense: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
         """Return the log-likelihood of each row."""
@@ -771,3 +798,14 @@ class _NormalLogLikelihood:
         # Squared Mahalanobis distances.
         squares: NDArray[np.float64] = np.einsum("ij,ij->i", centred, centred @ self.precision)
         return self.constant - squares / 2
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[np.float64]]:
+        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        mean, precision = backend.to_device(self.mean), backend.to_device(self.precision)
+
+        def apply(X: Any) -> NDArray[np.float64]:
+            centred = (X.toarray() if hasattr(X, "toarray") else X) - mean
+            squares = total(centred * (centred @ precision), axis=1)
+            return backend.to_numpy(self.constant - squares / 2)
+
+        return apply

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -23,13 +24,17 @@ from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.pipeline import Pipeline
 from sklearn.utils.metaestimators import available_if
 
+from daskml_dist.backends.namespace import cast
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import (
+    choose_float_dtype,
+    convert_foreign,
     convert_missing_to_nan,
     convert_named_columns,
     convert_sparse_bools,
     convert_to_host,
     copy_to_host,
+    find_device,
     get_column_names,
     restore_chunk_sizes,
 )
@@ -61,6 +66,7 @@ from daskml_dist.inference.few_transformed_rows import (
     find_plain_transform,
     is_wrapped_for_output,
     returns_arrays,
+    scale_device_rows,
     scale_few_rows,
     unscale_few_rows,
 )
@@ -85,6 +91,8 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     _of_rows: ClassVar[bool] = True
     #: Whether `transform` uses the position of a column and not its name, once names are checked.
     _by_place: ClassVar[bool] = True
+    #: Whether :meth:`_summarise` takes dense rows on a GPU, without weights, as they are.
+    _summarises_on_device: ClassVar[bool] = False
     #: Remedy that is added to the error for a block that cannot be transformed.
     _remedy: ClassVar[str] = ""
 
@@ -122,6 +130,13 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     def _keep(self, X: Any) -> None:
         """Keep facts about rows in memory that later calls need, such as their dtypes."""
         remember_dtypes(self, X)
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        """Return rows on a GPU transformed where they lie; None where the host does it.
+
+        With `undo` as ``inverse_transform`` does.
+        """
+        return scale_device_rows(self, X, undo)
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -246,9 +261,12 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             pass
         elif (values := extract_few_rows(self, X, options)) is not None:
             rows, transformer = values, drop_feature_names(self)
-        elif is_dask(X := convert_to_host(X)):
+        elif is_dask(X := convert_foreign(X)):
             return self._map("transform", X)
+        elif find_device(X) == "gpu" and (found := self._apply_on_device(X, False)) is not None:
+            return found
         else:
+            X = copy_to_host(X)
             if self._numeric:
                 check_no_times(X)
             rows = self._rows_to_transform(X)
@@ -287,12 +305,14 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """Return the rows before :meth:`transform`; scikit-learn's `options` as there."""
         if options.get("copy") is None and (few := unscale_few_rows(self, X)) is not None:
             return few
-        X = convert_to_host(X)
-        if not is_dask(X):
-            if self._numeric:
-                check_no_times(X)
-            return super().inverse_transform(X, **options)
-        return self._map("inverse_transform", X)
+        if is_dask(X := convert_foreign(X)):
+            return self._map("inverse_transform", X)
+        if find_device(X) == "gpu" and (found := self._apply_on_device(X, True)) is not None:
+            return found
+        X = copy_to_host(X)
+        if self._numeric:
+            check_no_times(X)
+        return super().inverse_transform(X, **options)
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
         """Fit and transform.
@@ -324,7 +344,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             X = convert_named_columns(X)  # so that scikit-learn finds the names in each block
         try:
             estimator = self._match_names(X) if is_forward else copy.copy(self)
-            function = partial(_apply_to_block, estimator, method)
+            function = _BlockMethod(estimator, method)
             # The result for one row tells Dask the columns, the dtype and the kind of container.
             meta = function(self._sample(X) if is_forward else make_sample_row(X))
         except (ValueError, TypeError) as error:
@@ -462,14 +482,26 @@ def _call_method(estimator: Any, name: str, params: dict[str, Any], X: Any) -> A
     return getattr(estimator, name)(X, **params)
 
 
-def _apply_to_block(estimator: Any, method: str, X: Any) -> Any:
-    """Return the result of a method for a block; an error names the remedy of the transformer."""
-    prepare = estimator._rows_to_transform if method == "transform" else estimator._plain
-    try:
-        return getattr(estimator, method)(prepare(X))
-    except ValueError as error:
-        message = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
-        raise ValueError(message + estimator._remedy) from error
+@dataclass(frozen=True, eq=False)
+class _BlockMethod:
+    """Function of a block: a method of a transformer, `transform` or `inverse_transform`."""
+
+    estimator: Any
+    method: str
+
+    def __call__(self, X: Any) -> Any:
+        """Return the method's result; an error names the remedy of the transformer."""
+        estimator, is_forward = self.estimator, self.method == "transform"
+        prepare = estimator._rows_to_transform if is_forward else estimator._plain
+        try:
+            return getattr(estimator, self.method)(prepare(X))
+        except ValueError as error:
+            message = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
+            raise ValueError(message + estimator._remedy) from error
+
+    def on_device(self, X: Any) -> Any:
+        """Return the result for rows on a GPU, where it stays; None if the host computes it."""
+        return self.estimator._apply_on_device(X, self.method == "inverse_transform")
 
 
 def _summarise_block(
@@ -478,7 +510,10 @@ def _summarise_block(
     """Return the number of columns and the summary of a block; None for an empty one."""
     if X.shape[0] == 0:
         return None
-    X, sample_weight = copy_to_host(X), copy_to_host(sample_weight)
+    is_dense_there = find_device(X) == "gpu" and not hasattr(X, "tocsr") and X.dtype.kind in "fiub"
+    stays = is_dense_there and sample_weight is None and unfitted._summarises_on_device
+    X = cast(X, np.dtype(choose_float_dtype(X.dtype))) if stays else copy_to_host(X)
+    sample_weight = copy_to_host(sample_weight)
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
     elif sample_weight is not None:  # without the labels of a Series
@@ -488,7 +523,8 @@ def _summarise_block(
         # block has no mean there (0 / 0), which the merge expects.
         with np.errstate(invalid="ignore", divide="ignore"):
             own = clone(unfitted)
-            return int(X.shape[1]), own._summarise(own._read(X), sample_weight)
+            rows = X if stays else own._read(X)
+            return int(X.shape[1]), own._summarise(rows, sample_weight)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of X: ") from error
 

@@ -30,7 +30,12 @@ from daskml_dist.data.block_errors import (
     find_declared_numbers,
 )
 from daskml_dist.data.computing import scatter_values
-from daskml_dist.data.conversion import as_array_block, convert_foreign, copy_to_host
+from daskml_dist.data.conversion import (
+    as_array_block,
+    convert_foreign,
+    copy_to_host,
+    find_device,
+)
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
@@ -69,7 +74,11 @@ def current_client() -> Any | None:
 
 
 def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
-    """Return a collection of the function's results for every block of rows, like `meta`."""
+    """Return a collection of the function's results for every block of rows, like `meta`.
+
+    Blocks on a GPU are copied to the host, unless the function has a method `on_device` that
+    returns a result on the GPU, and not None.
+    """
     return map_pieces(partial(_transform_block, empty=meta[:0]), function, X, meta[:0])
 
 
@@ -160,6 +169,9 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
 
 def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
     """Return the function's result for one block; for one without rows `empty`."""
+    if find_device(rows) == "gpu" and hasattr(function, "on_device"):
+        if (found := function.on_device(rows)) is not None:
+            return found
     # The blocks of a Bag may be iterators.
     if not hasattr(rows, "shape"):
         rows = list(rows)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.data.plain_rows import (
     FLOAT_DTYPES,
     convert_few_rows,
@@ -103,6 +104,29 @@ def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
     if rows is None or not _matches_sklearn(kind):
         return None
     return _undo_steps(kind, scaler, rows)
+
+
+def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
+    """Return dense rows on a GPU scaled where they lie; None where the host's way is needed.
+
+    With `undo` as ``inverse_transform`` does. The host tells of rows that cannot be scaled.
+    """
+    kind, known = _find_sklearn_class(scaler.__class__), vars(scaler)
+    if kind is None or hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in known:
+        return None
+    if known.get("n_features_in_") != X.shape[1] or not returns_arrays(scaler):
+        return None
+    if X.dtype.kind not in "fiub" or not _matches_sklearn(kind):
+        return None
+    xp = namespace(X)
+    rows = cast(X, X.dtype if X.dtype in FLOAT_DTYPES else np.dtype(np.float64))
+    if xp.any(xp.isinf(rows)):
+        return None
+    steps = _STEPS[kind](scaler, rows.dtype)
+    for step, values in [(_INVERSES[s], v) for s, v in reversed(steps)] if undo else steps:
+        rows = cast(getattr(xp, step.__name__)(rows, xp.asarray(values)), rows.dtype)
+    bounds = None if undo else _clip_bounds(scaler, rows.dtype)
+    return rows if bounds is None else xp.clip(rows, *map(float, bounds))
 
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:

@@ -9,7 +9,14 @@ that does the same. A function of rows may say more of itself by attributes:
     NaN or infinity in a row shows in the row's results, so that these are checked instead, which
     are fewer. Such a function takes a second argument, the memory of the last results.
 ``on_device(backend, dtype)``
-    Returns the function for rows that lie on a GPU.
+    Returns the function for rows that lie on a GPU, whose results are NumPy's unless the function
+    also has
+``stays_on_device``
+    Its results have the size of rows, and stay where the rows are.
+``hides_not_finite``
+    On a device NaN or infinity in a row need not show in its results, so that rows are checked too.
+``makes_dense``
+    On a device it makes sparse rows dense, and takes some at a time.
 ``for_dtype(dtype)``, ``for_each_row(dtype)``
     Return the function for few rows of one dtype, with look-ups made; the second gives each row the
     bits that it would get alone (:mod:`daskml_dist.inference.independent_rows`).
@@ -31,6 +38,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.devices import device_memory, get_backend
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
 from daskml_dist.data.conversion import (
@@ -142,9 +150,13 @@ def _apply_on_device(
     dtype = np.dtype(choose_float_dtype(rows.dtype))
     with _explain_full_device(index):
         apply = function.on_device(get_backend("gpu"), dtype)
+    hides = getattr(function, "hides_not_finite", False)
     # As on the host, results are checked instead of rows; a piece is copied there only if one of
     # its results is not finite.
-    for at, piece in _slice_device_rows(rows):
+    for at, piece in _slice_device_rows(rows, getattr(function, "makes_dense", False)):
+        values = piece.data if hasattr(piece, "tocsr") else piece
+        if hides and values.dtype.kind == "f" and find_first_nonfinite(values) is not None:
+            check_finite_rows(copy_to_host(piece), index, at.start)
         with _explain_full_device(index), np.errstate(invalid="ignore", over="ignore"):
             result = apply(piece.astype(dtype, copy=False))
         if find_first_nonfinite(result) is not None:
@@ -152,10 +164,10 @@ def _apply_on_device(
         yield at, result
 
 
-def _slice_device_rows(rows: Any) -> Iterator[tuple[slice, Any]]:
-    """Yield places and views of dense rows, some at a time; sparse ones all at once."""
+def _slice_device_rows(rows: Any, makes_dense: bool) -> Iterator[tuple[slice, Any]]:
+    """Yield places and views of dense rows, some at a time; sparse ones that stay so whole."""
     n_rows = rows.shape[0]
-    if hasattr(rows, "tocsr"):
+    if hasattr(rows, "tocsr") and not makes_dense:
         yield slice(0, n_rows), rows
         return
     for at in row_slices(
@@ -212,7 +224,8 @@ def map_rows(
     Returns
     -------
     ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
-        A `RowFunctionCall` where X is a placeholder.
+        A `RowFunctionCall` where X is a placeholder. Of CuPy, where X is and the function says that
+        results stay there.
     """
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
@@ -260,14 +273,19 @@ def _write_result(
 def _apply_to_block(
     X: Any, both: _RowFunctions, index: int | None = None, *, dtype: np.dtype[Any],
     n_outputs: int | None, row_shape: RowShape, name: str, tensors: bool,
-) -> NDArray[Any]:  # fmt: skip
+) -> Any:  # fmt: skip
     """Return the answers to one block of rows, in memory or of a collection (number `index`)."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
+    stays = getattr(both.function, "stays_on_device", False) and find_device(rows) == "gpu"
     if rows.shape[0] == 0:
-        return np.empty(shape, dtype=dtype)
+        xp = namespace(rows.data if hasattr(rows, "tocsr") else rows) if stays else np
+        return xp.zeros(shape, dtype=dtype)
     check_row_shape(rows.shape[1:], row_shape, name, index)
+    if stays:
+        pieces = [cast(found, dtype) for _, found in iterate_results(both.function, rows, index)]
+        return pieces[0] if len(pieces) == 1 else namespace(pieces[0]).concatenate(pieces)
     out: NDArray[Any] | None = None
     for at, found in _name_columns_in_errors(iterate_results(both.function, rows, index), X):
         # A block of one piece needs no copy.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.mixture import log_densities
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.unsupervised import BaseUnlabelled, score_mean_log_likelihood
@@ -110,6 +111,8 @@ class MixtureFunction:
     means: NDArray[np.float64]
     factors: NDArray[np.float64]
     then: Callable[[NDArray[Any]], NDArray[Any]]
+    hides_not_finite: ClassVar[bool] = True
+    makes_dense: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the value of each row."""
@@ -117,6 +120,19 @@ class MixtureFunction:
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
         near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
         return self.then(log_densities(near, *terms).astype(np.float64))
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """Return the function of rows of a dtype on a device; only log-densities leave it."""
+        shift, *terms = (
+            backend.to_device(part.astype(dtype))
+            for part in (self.shift, self.constants, self.means, self.factors)
+        )
+
+        def apply(X: Any) -> NDArray[Any]:
+            near = (X.toarray() if hasattr(X, "toarray") else X) - shift
+            return self.then(backend.to_numpy(log_densities(near, *terms)).astype(np.float64))
+
+        return apply
 
 
 def _find_components(log_densities: NDArray[Any]) -> NDArray[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.namespace import cast, namespace, total
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import Model, encode_labels
 
@@ -72,6 +73,7 @@ class GaussianLogLikelihood:
     theta: Array
     var: Array
     log_prior: Array
+    makes_dense: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> Array:
         """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
@@ -86,6 +88,20 @@ class GaussianLogLikelihood:
                 squares = (rows - self.theta[c]) ** 2 / self.var[c]
                 out[start : start + step, c] = constant[c] - 0.5 * squares.sum(axis=1)
         return out
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
+        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        theta, var, constant = map(backend.to_device, (self.theta, self.var, self._constant))
+
+        def apply(X: Any) -> Array:
+            rows = cast(X.toarray() if hasattr(X, "toarray") else X, theta.dtype)
+            found = [
+                constant[c] - 0.5 * total((rows - theta[c, ...]) ** 2 / var[c, ...], axis=1)
+                for c in range(len(self.theta))
+            ]
+            return backend.to_numpy(namespace(theta).stack(found, axis=1))
+
+        return apply
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Array]:
         """Return the same function for few dense rows of a dtype, with its constants made once."""
@@ -108,32 +124,64 @@ class GaussianLogLikelihood:
         return found
 
 
-def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any) -> Array:
-    """Return ``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
+@dataclass(frozen=True, eq=False)
+class CountsLogLikelihood:
+    """Function of rows: ``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
 
     Parameters
     ----------
     feature_log_prob : ndarray of shape (n_classes, n_features)
     log_prior : ndarray of shape (n_classes,)
-    X : ndarray or sparse matrix of shape (n, n_features)
     """
-    return np.asarray(X @ feature_log_prob.T + log_prior)
+
+    feature_log_prob: Array
+    log_prior: Array
+
+    def __call__(self, X: Any) -> Array:
+        """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
+        return np.asarray(X @ self.feature_log_prob.T + self.log_prior)
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
+        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        factor = backend.to_device(np.ascontiguousarray(self.feature_log_prob.T))
+        shape = -1, len(self.log_prior)
+        return lambda X: backend.to_numpy(backend.dot(X, factor)).reshape(shape) + self.log_prior
 
 
-def bernoulli_log_likelihood(
-    feature_log_prob: Array, log_prior: Array, threshold: float | None, X: Any
-) -> Array:
-    """Return ``log P(c) + log P(x | c)`` of binary features.
+@dataclass(frozen=True, eq=False)
+class BinaryLogLikelihood(CountsLogLikelihood):
+    """Function of rows: ``log P(c) + log P(x | c)`` of binary features.
 
-    Parameters and return value are those of `multinomial_log_likelihood`; a feature is 1 where it
-    is larger than `threshold` (None: X holds zeros and ones).
+    Parameters
+    ----------
+    threshold : float or None
+        A feature is 1 where it is larger (None: rows hold zeros and ones).
     """
-    if threshold is not None:
-        X = (threshold < X).astype(np.float64)
-    # x log p + (1 - x) log(1 - p) = x (log p - log(1 - p)) + log(1 - p), so that sparse rows need
-    # their entries only: the last term is summed over all features in advance.
-    absent = np.log(1 - np.exp(feature_log_prob))
-    return np.asarray(X @ (feature_log_prob - absent).T + (log_prior + absent.sum(axis=1)))
+
+    threshold: float | None
+    hides_not_finite: ClassVar[bool] = True
+    makes_dense: ClassVar[bool] = True
+
+    @property
+    def _counts(self) -> CountsLogLikelihood:
+        # x log p + (1 - x) log(1 - p) = x (log p - log(1 - p)) + log(1 - p), so that sparse rows
+        # need their entries only: the last term is summed over all features in advance.
+        absent = np.log(1 - np.exp(self.feature_log_prob))
+        return CountsLogLikelihood(
+            self.feature_log_prob - absent, self.log_prior + absent.sum(axis=1)
+        )
+
+    def __call__(self, X: Any) -> Array:
+        """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
+        X = X if self.threshold is None else (self.threshold < X).astype(np.float64)
+        return self._counts(X)
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
+        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        apply = self._counts.on_device(backend, dtype)
+        if (threshold := self.threshold) is None:
+            return apply
+        return lambda X: apply((X.toarray() if hasattr(X, "toarray") else X) > threshold)
 
 
 def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
@@ -147,24 +195,55 @@ def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
     return codes
 
 
-def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, X: Any) -> Array:
-    """Return ``log P(c) + log P(x | c)`` of categories.
+@dataclass(frozen=True, eq=False)
+class CategoriesLogLikelihood:
+    """Function of rows: ``log P(c) + log P(x | c)`` of categories.
 
     Parameters
     ----------
     feature_log_prob : list of ndarray of shape (n_classes, n_categories)
         One a feature.
     log_prior : ndarray of shape (n_classes,)
-    X : ndarray or sparse matrix of shape (n, n_features)
     """
-    codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
-    out = np.tile(log_prior, (len(codes), 1))
-    for j, table in enumerate(feature_log_prob):
-        # The classes' probabilities of each row's category, looked up feature by feature.
-        if len(codes) and codes[:, j].max() >= table.shape[1]:
-            raise InvalidDataError(
-                f"Column {j} holds category {codes[:, j].max()}, and the fit knows those from 0 to "
-                f"{table.shape[1] - 1}. Set min_categories to the number of all that may come."
-            )
-        out += table.T[codes[:, j]]
-    return out
+
+    feature_log_prob: list[Array]
+    log_prior: Array
+    hides_not_finite: ClassVar[bool] = True
+    makes_dense: ClassVar[bool] = True
+
+    def __call__(self, X: Any) -> Array:
+        """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
+        codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
+        if len(codes):
+            self._check_largest(codes.max(axis=0))
+        out = np.tile(self.log_prior, (len(codes), 1))
+        for j, table in enumerate(self.feature_log_prob):
+            # The classes' probabilities of each row's category, looked up feature by feature.
+            out += table.T[codes[:, j]]
+        return out
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Array]:
+        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        tables = [backend.to_device(np.ascontiguousarray(t.T)) for t in self.feature_log_prob]
+        prior = backend.to_device(self.log_prior[None])
+
+        def apply(X: Any) -> Array:
+            xp = namespace(prior)
+            rows = X.toarray() if hasattr(X, "toarray") else X
+            to_categories(backend.to_numpy(xp.min(rows, axis=0)))
+            self._check_largest(backend.to_numpy(xp.max(rows, axis=0)).astype(np.int64))
+            codes, out = cast(rows, xp.int64), prior
+            for j, table in enumerate(tables):
+                out = out + xp.take(table, codes[:, j], axis=0)
+            return backend.to_numpy(out)
+
+        return apply
+
+    def _check_largest(self, largest: NDArray[np.int64]) -> None:
+        """Raise for a category that the fit does not know, given the largest of each feature."""
+        for j, table in enumerate(self.feature_log_prob):
+            if largest[j] >= table.shape[1]:
+                raise InvalidDataError(
+                    f"Column {j} holds category {largest[j]}, and the fit knows those from 0 to "
+                    f"{table.shape[1] - 1}. Set min_categories to the number of all that may come."
+                )

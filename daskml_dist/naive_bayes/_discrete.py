@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.models.naive_bayes import (
+    BinaryLogLikelihood,
+    CategoriesLogLikelihood,
+    CountsLogLikelihood,
     RowsByClass,
-    bernoulli_log_likelihood,
-    categorical_log_likelihood,
-    multinomial_log_likelihood,
 )
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.parameters.checks import check_number
@@ -211,9 +210,7 @@ class BernoulliNB(BaseDiscreteNB):
         return np.asarray(np.log(self.feature_count_ + alpha) - np.log(counts))
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(
-            bernoulli_log_likelihood, self.feature_log_prob_, self.class_log_prior_, self.binarize
-        )
+        return BinaryLogLikelihood(self.feature_log_prob_, self.class_log_prior_, self.binarize)
 
 
 class MultinomialNB(BaseCountsNB):
@@ -271,7 +268,7 @@ class MultinomialNB(BaseCountsNB):
         return np.asarray(np.log(counts) - np.log(counts.sum(axis=1, keepdims=True)))
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(multinomial_log_likelihood, self.feature_log_prob_, self.class_log_prior_)
+        return CountsLogLikelihood(self.feature_log_prob_, self.class_log_prior_)
 
 
 class ComplementNB(BaseCountsNB):
@@ -352,7 +349,7 @@ class ComplementNB(BaseCountsNB):
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         # The paper's rule (its table 4) has no prior; scikit-learn adds that of a single class.
         prior = self.class_log_prior_ if len(self.classes_) == 1 else np.zeros(len(self.classes_))
-        return partial(multinomial_log_likelihood, self.feature_log_prob_, prior)
+        return CountsLogLikelihood(self.feature_log_prob_, prior)
 
 
 class CategoricalNB(BaseDiscreteNB):
@@ -475,4 +472,4 @@ class CategoricalNB(BaseDiscreteNB):
         return found
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        return partial(categorical_log_likelihood, self.feature_log_prob_, self.class_log_prior_)
+        return CategoriesLogLikelihood(self.feature_log_prob_, self.class_log_prior_)

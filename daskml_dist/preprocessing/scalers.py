@@ -65,6 +65,8 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
            [ 1.22,  1.39]])
     """
 
+    _summarises_on_device = True
+
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit to rows in memory or, in one pass, to a Dask collection.
 
@@ -126,7 +128,7 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
             none = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
             return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
-        X = as_rows(X, any_order=True) if sample_weight is None else X
+        X = as_rows(X, any_order=True, on_device=True) if sample_weight is None else X
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
             return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
@@ -177,6 +179,8 @@ class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
 class _ExtremesScaler(BlockTransformer):
     """Base class of scalers by the extreme values of each feature."""
 
+    _summarises_on_device = True
+
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` calls scikit-learn's `fit`, which calls this with rows in memory.
@@ -216,13 +220,13 @@ class MinMaxScaler(_ExtremesScaler, preprocessing.MinMaxScaler):
         return self.data_min_, self.data_max_, self.n_samples_seen_
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X, any_order=True)
+        rows = as_rows(X, any_order=True, on_device=True)
         if sparse.issparse(rows):
             raise InvalidDataError(
                 "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
             )
         # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
-        return *compute_column_ranges(rows), len(rows)
+        return *compute_column_ranges(rows), rows.shape[0]
 
     def _merge(self, summaries: list[Any]) -> Any:
         # fmin and fmax leave NaN out: a feature may be missing in some blocks.
@@ -265,7 +269,7 @@ class MaxAbsScaler(_ExtremesScaler, preprocessing.MaxAbsScaler):
         return self.max_abs_, self.n_samples_seen_
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X, any_order=True)
+        rows = as_rows(X, any_order=True, on_device=True)
         # Not scikit-learn's own, which warns of a feature that is missing in all rows of a block.
         if sparse.issparse(rows):
             check_no_infinity(rows.data)
@@ -316,8 +320,10 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
            [ 1. ,  1.6]])
     """
 
+    _summarises_on_device = True
+
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X, any_order=True)
+        rows = as_rows(X, any_order=True, on_device=True)
         if sparse.issparse(rows) and self.with_centering:
             raise InvalidDataError(
                 "Cannot center sparse matrices: use `with_centering=False` instead."
@@ -386,6 +392,8 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
            [1. , 1. ]])
     """
 
+    _summarises_on_device = True
+
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.subsample is not None and self.n_quantiles > self.subsample:
@@ -396,7 +404,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
             )
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X, any_order=True)
+        rows = as_rows(X, any_order=True, on_device=True)
         is_sparse = sparse.issparse(rows)
         check_no_infinity(rows.data if is_sparse else rows)
         if is_sparse and not self.ignore_implicit_zeros and (rows.data < 0).any():

@@ -27,8 +27,6 @@ from daskml_dist.linear_model import (
     Ridge,
     SGDClassifier,
 )
-from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.preprocessing import StandardScaler
 from tests import fake_cupy
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 
@@ -193,15 +191,6 @@ def test_plain_arrays_are_fitted_too(to_device: ToDevice) -> None:
         expected = model.coef_
         model.fit(to_device(X), to_device(Y[target]), sample_weight=to_device(np.ones(N)))
         assert_allclose(model.coef_, expected, rtol=1e-6)
-
-
-def test_other_estimators_copy_rows_to_the_host(to_device: ToDevice) -> None:
-    nb, scaler = GaussianNB(device="cpu").fit(X, Y["two"]), StandardScaler().fit(X)
-    for rows in (to_device(X), _lazy(X, to_device)):
-        assert_array_equal(np.asarray(nb.predict(rows)), nb.predict(X))
-    lazy = _lazy(X, to_device)
-    assert_array_equal(scaler.transform(lazy).compute(), scaler.transform(X))
-    assert_allclose(StandardScaler().fit(lazy).mean_, scaler.mean_, rtol=1e-12, atol=1e-12)
 
 
 # --- errors ----------------------------------------------------------------------------------

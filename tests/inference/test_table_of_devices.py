@@ -1,0 +1,146 @@
+"""The table "Which estimator computes where" of docs/gpu.md is what the code does.
+
+Rows lie in stand-ins for CuPy's arrays, which NumPy may not read and which count what is copied to
+the host.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
+from tests import fake_cupy
+from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
+from tests.docs.blocks import PAGES
+from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
+from tests.training.devices.fits import MissingDevice
+
+# Of few rows: fewer than quantiles, no convergence, fewer candidates than draws.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+_PAGE = PAGES["docs/gpu.md"].read_text()
+_TABLE = _PAGE.split("## Which estimator computes where")[1].split("\n## ")[0]
+#: Cells of each estimator: fit, predict, transform.
+CELLS = {
+    name: tuple(cell.strip() for cell in cells)
+    for line in _TABLE.splitlines()
+    if line.startswith("| `")
+    for names, *cells in [line.strip("|").split("|")]
+    for name in re.findall(r"`(\w+)`", names)
+}
+#: What is made of others computes where these do.
+MADE_OF_OTHERS = {
+    "Blockwise", "CalibratedClassifierCV", "ColumnTransformer", "Incremental", "ParallelPostFit",
+}  # fmt: skip
+#: Kernels alone predict trees, on which tests of their own run.
+TREES = ("HistGradient", "RandomForest", "ExtraTrees", "DecisionTree")
+SEARCHES = [name for name in CELLS if name.endswith("SearchCV")]
+
+
+def _is_numeric(name: str) -> bool:
+    X, _ = rows_of(name)
+    return isinstance(X, np.ndarray) and X.dtype.kind == "f"
+
+
+NUMERIC = [name for name in CELLS if _is_numeric(name)]
+
+
+def test_the_table_names_every_estimator() -> None:
+    assert set(CELLS) == set(small_estimators()) - MADE_OF_OTHERS
+    for name, (fit, *methods) in CELLS.items():
+        model = small_estimator(name)
+        assert fit in ("GPU", "host", "none")
+        for method, cell in zip(("predict", "transform"), methods, strict=True):
+            assert cell in (("GPU", "host") if hasattr(model, method) else ("",)), (name, method)
+
+
+def _lazy(values: Any) -> da.Array:
+    """Blocks on a device, the last of them empty."""
+    chunks = (len(values) // 2, len(values) - len(values) // 2, 0)
+    return da.from_array(np.arange(len(values)), chunks=(chunks,)).map_blocks(
+        lambda at: fake_cupy.to_device(values[at]),
+        chunks=(chunks, values.shape[1:]),
+        new_axis=[1],
+        meta=np.empty((0, 0)),
+    )
+
+
+def _gather(found: Any) -> tuple[Any, set[type]]:
+    """Values of a lazy result, and the kinds of its blocks."""
+    blocks = [block.compute() for block in found.to_delayed().ravel()]
+    values = [b.values if isinstance(b, DeviceArray) else b for b in blocks]
+    values = [v.toarray() if hasattr(v, "toarray") else v for v in values]
+    return np.concatenate(values), {type(block) for block in blocks}
+
+
+@pytest.mark.parametrize("name", each_base(n for n in CELLS if n not in SEARCHES))
+def test_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with a parameter `device` ask for a GPU; rows of others are counted."""
+    X, y = rows_of(name)
+    given = () if y is None else (y,)
+    model = small_estimator(name)
+    if "device" in model.get_params(deep=False):
+        plug_in(MissingDevice, monkeypatch)
+        is_refused = CELLS[name][0] == "host"
+        error = InvalidParameterError if is_refused else DeviceUnavailableError
+        with pytest.raises(error, match="by the CPU" if is_refused else "Plug something in"):
+            model.set_params(device="gpu").fit(X, *given)
+        return
+    if name not in NUMERIC:
+        assert CELLS[name][0] == "host"
+        return
+    plug_in(FakeCupy, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    lazy = () if y is None else (da.from_array(y, chunks=((len(y) // 2, len(y) // 2, 0),)),)
+    with dask.config.set(scheduler="synchronous"):
+        model.fit(_lazy(X), *lazy)
+        copied = DeviceArray.copied
+        expected = small_estimator(name).fit(da.from_array(X, chunks=(len(X) // 2, -1)), *lazy)
+    cell = "none" if not copied else "GPU" if copied < X.size else "host"
+    assert cell == CELLS[name][0]
+    for attribute, value in vars(expected).items():
+        if attribute.endswith("_") and isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            assert_allclose(getattr(model, attribute), value, rtol=1e-12, atol=1e-12)
+
+
+METHODS = [
+    (name, method)
+    for name in NUMERIC
+    for method, cell in zip(("predict", "transform"), CELLS[name][1:], strict=True)
+    if cell
+]
+
+
+@pytest.mark.parametrize("name", each_base(dict.fromkeys(name for name, _ in METHODS)))
+def test_functions_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(FakeCupy, monkeypatch)
+    X, y = rows_of(name)
+    model = small_estimator(name)
+    if "device" in model.get_params(deep=False):
+        model.set_params(device="cpu")
+    model.fit(X, *(() if y is None else (y,)))
+    if name.startswith(TREES):
+        assert CELLS[name][1] == "GPU"
+        assert hasattr(model._raw_prediction(), "on_device")
+        return
+    for method in [method for of, method in METHODS if of == name]:
+        cell = CELLS[name][1 if method == "predict" else 2]
+        expected = getattr(model, method)(X)
+        monkeypatch.setattr(DeviceArray, "copied", 0)
+        with dask.config.set(scheduler="synchronous"):
+            values, kinds = _gather(getattr(model, method)(_lazy(X)))
+        assert ("GPU" if DeviceArray.copied < X.size else "host") == cell
+        stays = method == "transform" and cell == "GPU"
+        assert (kinds == {DeviceArray}) == stays
+        whole = getattr(model, method)(fake_cupy.to_device(X))
+        assert isinstance(whole, DeviceArray) == stays
+        expected = expected.toarray() if hasattr(expected, "toarray") else expected
+        assert values.dtype == expected.dtype
+        assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
