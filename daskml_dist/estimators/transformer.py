@@ -327,8 +327,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         -------
         as :meth:`transform`
         """
+        there = X if find_device(X) == "gpu" else None
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
+            if there is not None:
+                return self.fit(X, y, **params).transform(there)
             with explain_row_errors(X, self._numeric, self._of_rows):
                 result = super().fit_transform(self._plain(X), y, **params)
             self._keep(X)

@@ -87,8 +87,10 @@ def test_rows_on_a_gpu_are_read_whatever_library_they_are_of(kind: Any) -> None:
         np.testing.assert_allclose(model.predict(X), expected.predict(ROWS))
     for one in (StandardScaler(), OrdinalEncoder()):
         expected_rows = clone(one).fit(ROWS).transform(ROWS)
-        np.testing.assert_allclose(one.fit(X).transform(X), expected_rows, 1e-12, 1e-15)
-        np.testing.assert_allclose(clone(one).fit_transform(X), expected_rows, 1e-12, 1e-15)
+        for found in (one.fit(X).transform(X), clone(one).fit_transform(X)):
+            # What a GPU transforms stays there.
+            rows = found.get() if isinstance(found, fake_cupy.DeviceArray) else found
+            np.testing.assert_allclose(rows, expected_rows, 1e-12, 1e-15)
     np.testing.assert_array_equal(LabelEncoder().fit_transform(y), LABELS)
     bagged = BaggingClassifier(GaussianNB(), n_estimators=2, random_state=0)
     found = clone(bagged).fit(X, y).predict(X)
