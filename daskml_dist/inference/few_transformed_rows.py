@@ -122,7 +122,7 @@ def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
     rows = cast(X, X.dtype if X.dtype in FLOAT_DTYPES else np.dtype(np.float64))
     if xp.any(xp.isinf(rows)):
         return None
-    steps = _STEPS[kind](scaler, rows.dtype)
+    steps = _list_steps(kind, scaler, rows.dtype)
     for step, values in [(_INVERSES[s], v) for s, v in reversed(steps)] if undo else steps:
         rows = cast(getattr(xp, step.__name__)(rows, xp.asarray(values)), rows.dtype)
     bounds = None if undo else _clip_bounds(scaler, rows.dtype)
