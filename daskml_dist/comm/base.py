@@ -1,7 +1,7 @@
-"""Base classes of transports and communicators, their bound of a wait, and trees of ranks.
+"""Base class of communicators, the bound of every wait, and trees of ranks.
 
-A `ServerConnection` carries a trainer's pushes and pulls, a `Communicator` the collectives among
-trainers; every wait of either is bounded by a `Wait`. What is no sum is merged along binomial trees
+A `Communicator` makes the collectives among trainers; its waits, like those for servers
+(`server_connections`), are bounded by a `Wait`. What is no sum is merged along binomial trees
 (`merge_in_pairs`), which take as many rounds as the number of ranks has binary digits (Thakur et
 al., "Optimization of collective communication operations in MPICH", 2005).
 """
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
-from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 
 #: Bytes of an array from which its memory is reused (1 MiB): malloc returns memory of that size to
 #: the system, and the first write to each new page of it costs a page fault.
@@ -68,7 +67,7 @@ def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
 Arrays = list[NDArray[Any]]
 
 #: Text of the error that ends a trainer's part in a generation; no user sees it.
-_RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how it goes on."
+RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how it goes on."
 #: Seconds between two looks at whether a wait still makes sense: as long as Ctrl-C may take.
 CHECK_SECONDS = 0.2
 
@@ -132,72 +131,13 @@ class Wait:
                 "The fit was stopped by its client; see the error that the client raised."
             )
         if self.is_renewed():
-            raise GenerationError(_RENEWED_MESSAGE)
+            raise GenerationError(RENEWED_MESSAGE)
         if time.monotonic() - since > self.timeout:
             raise WaitTimeoutError(
                 f"Nothing came from {what} for {self.timeout:g} s. Is a worker stopped or "
                 "overloaded? Look at the workers' logs, or raise the bound with "
                 'dask.config.set({"daskml_dist.timeout": seconds}).'
             )
-
-
-def raise_for_status(status: int) -> None:
-    """Raise for an answer that is not OK."""
-    if status == ServerStatus.OK:
-        return
-    if status == ServerStatus.STALE_GENERATION:
-        raise GenerationError(_RENEWED_MESSAGE)
-    raise RunAbortedError("The fit was stopped; see the error that the client raised.")
-
-
-class ServerConnection(ABC):
-    """A trainer thread's connection to one server. Not thread-safe."""
-
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    #: How messages travel: "sockets", "shared memory", or "one process".
-    transport: str = "one process"
-
-    @abstractmethod
-    def send(self, request: ServerRequest) -> None:
-        """Send a push or pull; its arrays must not change before its answer, if any, has come."""
-
-    @abstractmethod
-    def _next_reply(self) -> ServerReply:
-        """Wait for the next answer, whichever lane's."""
-
-    @abstractmethod
-    def ask(self, op: str, payload: CallPayload) -> None:
-        """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
-
-    @abstractmethod
-    def answer(self) -> CallPayload:
-        """Wait for the answer to what was asked."""
-
-    def call(self, op: str, payload: CallPayload) -> CallPayload:
-        """Make a control call and wait for its answer."""
-        self.ask(op, payload)
-        return self.answer()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close; may be called twice."""
-
-    def __init__(self) -> None:
-        self._early: dict[int, ServerReply] = {}
-
-    def receive(self, lane: int) -> ServerReply:
-        """Wait for the answer to the open request of `lane`."""
-        # Answers come in the order in which the policy lets lanes go, not in that of their
-        # requests.
-        while lane not in self._early:
-            self._keep(self._next_reply())
-        return self._early.pop(lane)
-
-    def _keep(self, reply: ServerReply) -> None:
-        """Keep an answer that came before it was waited for; raise for one that is not OK."""
-        raise_for_status(reply.status)
-        self._early[reply.lane] = reply
 
 
 #: Puts what a higher rank has to what a lower one has: both, and the result, are lists of arrays.

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +24,12 @@ from numpy.typing import NDArray
 from daskml_dist.backends.shared_buffer import LocalBuffer, SharedBuffer
 from daskml_dist.comm.base import (
     CHECK_SECONDS,
+    RENEWED_MESSAGE,
     Arrays,
     Communicator,
     Endpoint,
     Merge,
-    ServerConnection,
     Wait,
-    raise_for_status,
 )
 from daskml_dist.comm.listener import Channel, Credentials, call_listener
 from daskml_dist.comm.packing import MessageBounds, make_malformed_error
@@ -44,7 +44,12 @@ from daskml_dist.comm.wire import (
     encode_request,
 )
 from daskml_dist.compression import Compressor, Feedback, Packed
-from daskml_dist.errors import CommunicationError, RunAbortedError, WaitTimeoutError
+from daskml_dist.errors import (
+    CommunicationError,
+    GenerationError,
+    RunAbortedError,
+    WaitTimeoutError,
+)
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardLayout
@@ -54,6 +59,65 @@ logger = logging.getLogger(__name__)
 #: Operation by which a side announces that it closes the connection: an end of file without it is
 #: a lost peer.
 _GOODBYE = "bye"
+
+
+class ServerConnection(ABC):
+    """A trainer thread's connection to one server. Not thread-safe."""
+
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    #: How messages travel: "sockets", "shared memory", or "one process".
+    transport: str = "one process"
+
+    @abstractmethod
+    def send(self, request: ServerRequest) -> None:
+        """Send a push or pull; its arrays must not change before its answer, if any, has come."""
+
+    @abstractmethod
+    def _next_reply(self) -> ServerReply:
+        """Wait for the next answer, whichever lane's."""
+
+    @abstractmethod
+    def ask(self, op: str, payload: CallPayload) -> None:
+        """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
+
+    @abstractmethod
+    def answer(self) -> CallPayload:
+        """Wait for the answer to what was asked."""
+
+    def call(self, op: str, payload: CallPayload) -> CallPayload:
+        """Make a control call and wait for its answer."""
+        self.ask(op, payload)
+        return self.answer()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close; may be called twice."""
+
+    def __init__(self) -> None:
+        self._early: dict[int, ServerReply] = {}
+
+    def receive(self, lane: int) -> ServerReply:
+        """Wait for the answer to the open request of `lane`."""
+        # Answers come in the order in which the policy lets lanes go, not in that of their
+        # requests.
+        while lane not in self._early:
+            self._keep(self._next_reply())
+        return self._early.pop(lane)
+
+    def _keep(self, reply: ServerReply) -> None:
+        """Keep an answer that came before it was waited for; raise for one that is not OK."""
+        raise_for_status(reply.status)
+        self._early[reply.lane] = reply
+
+
+def raise_for_status(status: int) -> None:
+    """Raise for an answer that is not OK."""
+    if status == ServerStatus.OK:
+        return
+    if status == ServerStatus.STALE_GENERATION:
+        raise GenerationError(RENEWED_MESSAGE)
+    raise RunAbortedError("The fit was stopped; see the error that the client raised.")
 
 
 class _CallAnswer(CallPayload):

@@ -456,11 +456,11 @@ class Shard:
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
-        return replace(self._describe_step(None, 0.0, 0.0), number=self.step + 1)
+        return replace(self._describe_step(0.0, 0.0), number=self.step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps of these numbers of rows that are made at once, and return them."""
-        return [self._describe_step(None, n, self._count_step(n)) for n in rows]
+        return [self._describe_step(n, self._count_step(n)) for n in rows]
 
     def uncount_steps(self, steps: Sequence[Step]) -> None:
         """Count some of the last of :meth:`next_steps` no more: they were not made."""
@@ -469,15 +469,15 @@ class Shard:
             self.rows -= step.rows
             self._rate_sum -= step.lr
 
-    def _describe_step(self, grad: Any, rows: float, rate: float) -> Step:
-        """Return a step over all rows, as backends take it."""
+    def _describe_step(self, rows: float, rate: float) -> Step:
+        """Return a step over all rows, without its gradient, as backends take it."""
         group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
-        arrays = self.w, grad, self.opt_state
         return Step(
-            *arrays, rows, rate, number, l1, l2, k, few, self._row_rate_sums, self._rate_sum
-        )
+            self.w, None, self.opt_state, rows, rate, number, l1, l2, k, few, self._row_rate_sums,
+            self._rate_sum,
+        )  # fmt: skip
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.

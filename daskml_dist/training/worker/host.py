@@ -20,10 +20,15 @@ from typing import Any
 
 from distributed import get_client, get_worker, secede
 
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, ServerConnection, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
 from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
-from daskml_dist.comm.server_connections import connect_to_server, publish_server, serve_connection
+from daskml_dist.comm.server_connections import (
+    ServerConnection,
+    connect_to_server,
+    publish_server,
+    serve_connection,
+)
 from daskml_dist.dask_internals.cluster import (
     get_address_host,
     is_task_wanted,
