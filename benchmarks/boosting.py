@@ -9,6 +9,7 @@ scores on real data (`DASKML_DIST_DATA`), in their place.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -102,9 +103,12 @@ def rows(n: int, d: int) -> tuple[Any, Any]:
 
 
 def _once(fit: Fit) -> tuple[float, Any]:
+    """Seconds of a call, on stderr as soon as they are known, and what it returned."""
     since = time.perf_counter()
     model = fit()
-    return time.perf_counter() - since, model
+    taken = time.perf_counter() - since
+    print(f"{type(model).__module__}.{type(model).__name__}: {taken:.2f} s", file=sys.stderr)
+    return taken, model
 
 
 def _lightgbm_here(X: Any, y: Any, rounds: int) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import statistics
+import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -41,18 +43,19 @@ def run(tiny: bool = False) -> str:
     columns = [f"{name}, {batch:,}" for name, batch, _ in cases]
     lines: dict[str, list[float | None]] = {}
     if importlib.util.find_spec("torch") is not None:
-        lines[DDP] = [*ddp(cases, n_rows)]
+        lines[DDP] = _noted(DDP, [*ddp(cases, n_rows)])
         for name, (threads, compiled) in ALONE.items():
-            lines[name] = [*one_process(cases, n_rows, threads, compiled)]
+            lines[name] = _noted(name, [*one_process(cases, n_rows, threads, compiled)])
     missing = []
     for name, rates in peers(cases, n_rows).items():
         if rates is None:
             missing.append([name, *["not installed"] * len(cases)])
         else:
-            lines[name] = rates
+            lines[name] = _noted(name, rates)
     with processes(2):
         if DDP in lines:
-            lines["TorchClassifier"] = [_ours(*case, n_rows) for case in cases]
+            rates = [_ours(*case, n_rows) for case in cases]
+            lines["TorchClassifier"] = _noted("TorchClassifier", rates)
         lines["MLPClassifier"] = [_mlp(*case, n_rows) for case in cases]
     told = [[name, *map(_told, rates)] for name, rates in lines.items()] + missing
     if DDP in lines:
@@ -65,6 +68,12 @@ def run(tiny: bool = False) -> str:
         told.append(["PyTorch", *["not installed"] * len(cases)])
     title = "Steps a second, Adam, float32, rows of a step over both worker processes"
     return markdown(title, ["", *columns], told)
+
+
+def _noted(name: str, rates: Sequence[float | None]) -> list[float | None]:
+    """Rates, each line of them on stderr as soon as it is measured."""
+    print(name, *map(_told, rates), sep=" | ", file=sys.stderr, flush=True)
+    return [*rates]
 
 
 def _told(rate: float | None) -> str:
