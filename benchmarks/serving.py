@@ -110,8 +110,8 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
 
 
 def loaded(server: int, port: int, path: str, script: Path, seconds: int) -> list[str]:
-    """Requests a CPU second of a server's processes, then wrk's figures, after a second to warm."""
-    wrk_figures(port, path, script, 1)
+    """Requests a CPU second of a server's processes, then wrk's figures, after 2 s to warm up."""
+    wrk_figures(port, path, script, 2)
     before = cpu_seconds(server)
     figures = wrk_figures(port, path, script, seconds)
     answered = float(figures[0].replace(",", "")) * seconds
