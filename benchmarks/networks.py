@@ -41,10 +41,12 @@ def run(tiny: bool = False) -> str:
     cases = [(name, batch, 2) for name, batch, _ in cases[:1]] if tiny else cases
     n_rows = 512 if tiny else ROWS
     columns = [f"{name}, {batch:,}" for name, batch, _ in cases]
+    # Compiling takes half a minute, also of the smallest case.
+    alone = {name: how for name, how in ALONE.items() if not (tiny and how[1])}
     lines: dict[str, list[float | None]] = {}
     if importlib.util.find_spec("torch") is not None:
         lines[DDP] = _noted(DDP, [*ddp(cases, n_rows)])
-        for name, (threads, compiled) in ALONE.items():
+        for name, (threads, compiled) in alone.items():
             lines[name] = _noted(name, [*one_process(cases, n_rows, threads, compiled)])
     missing = []
     for name, rates in peers(cases, n_rows).items():
@@ -61,7 +63,7 @@ def run(tiny: bool = False) -> str:
     if DDP in lines:
         for name in ("TorchClassifier", "MLPClassifier"):
             told.append([f"{name} of DDP", *map(_ratio, lines[name], lines[DDP])])
-        for peer in ALONE:
+        for peer in alone:
             ratios = map(_ratio, lines["TorchClassifier"], lines[peer])
             told.append([f"TorchClassifier of {peer}", *ratios])
     else:
