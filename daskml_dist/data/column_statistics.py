@@ -19,7 +19,7 @@ from scipy import sparse
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.conversion import copy_to_host, load_pandas
+from daskml_dist.data.conversion import copy_to_host, find_device, load_pandas
 from daskml_dist.errors import InvalidDataError
 
 #: Values that a sketch keeps of a column (128 KiB with their weights): ranks are then wrong by some
@@ -466,6 +466,23 @@ def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
     else:
         return X, [np.arange(X.shape[0])] * X.shape[1]
     return few, [places for _, places in columns]
+
+
+def count_distinct_rows(X: Any) -> tuple[Any, list[NDArray[np.int64]]]:
+    """Return few rows with every value of each column, and the rows of X that each stands for.
+
+    X may lie on a GPU, which only the distinct values leave.
+    """
+    if find_device(X) == "cpu":
+        distinct, places = find_distinct_rows(X)
+        n_distinct = distinct.shape[0]
+        return distinct, [np.bincount(own, minlength=n_distinct) for own in places]
+    xp = namespace(X)
+    columns = [tuple(map(copy_to_host, xp.unique_counts(X[:, j]))) for j in range(X.shape[1])]
+    longest = max(len(values) for values, _ in columns)
+    few = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
+    # A value that is there again stands for no rows.
+    return few, [np.pad(counts, (0, longest - len(counts))) for _, counts in columns]
 
 
 def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:

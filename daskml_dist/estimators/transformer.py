@@ -515,7 +515,10 @@ def _summarise_block(
         return None
     is_dense_there = find_device(X) == "gpu" and not hasattr(X, "tocsr") and X.dtype.kind in "fiub"
     stays = is_dense_there and sample_weight is None and unfitted._summarises_on_device
-    X = cast(X, np.dtype(choose_float_dtype(X.dtype))) if stays else copy_to_host(X)
+    if not stays:
+        X = copy_to_host(X)
+    elif unfitted._numeric:  # categories keep their dtype
+        X = cast(X, np.dtype(choose_float_dtype(X.dtype)))
     sample_weight = copy_to_host(sample_weight)
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)

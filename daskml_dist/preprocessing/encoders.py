@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 from sklearn.base import clone
 
+from daskml_dist.backends.namespace import cast, namespace, one_hot
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.column_statistics import find_distinct_rows
+from daskml_dist.data.column_statistics import count_distinct_rows, find_distinct_rows
 from daskml_dist.data.conversion import (
     as_column,
     convert_missing_to_nan,
@@ -36,6 +37,7 @@ from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.estimators.estimator_mixin import EstimatorMixin
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.block_mapping import make_sample_row, map_blocks
+from daskml_dist.inference.few_transformed_rows import returns_arrays
 
 #: Fewest rows of which only distinct values are encoded; for fewer, finding them costs more.
 _MIN_ROWS_FOR_DISTINCT = 256
@@ -54,7 +56,7 @@ class CategoryEncoder(BlockTransformer):
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return the categories of each column, their counts, n_rows, and whether X is a frame."""
-        distinct, places = find_distinct_rows(X)
+        distinct, rows_of_distinct = count_distinct_rows(X)
         distinct = convert_missing_to_nan(distinct)
         # Given categories are checked against the rows, by scikit-learn's own fit to them.
         given = self.categories
@@ -63,7 +65,7 @@ class CategoryEncoder(BlockTransformer):
         categories, codes = number_categories(distinct, given)
         counts = []
         for j, own in enumerate(categories):
-            column, n_rows = codes[:, j], np.bincount(places[j], minlength=len(codes))
+            column, n_rows = codes[:, j], rows_of_distinct[j]
             # Rows of each distinct value, added up by its category; unknown values have none.
             sums = np.zeros(len(own), dtype=np.int64)
             known = column >= 0
@@ -110,6 +112,30 @@ class CategoryEncoder(BlockTransformer):
         if self._counts is not None:
             n_samples, category_counts = self._counts
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
+
+    def _find_device_codes(self, X: Any) -> list[Any] | None:
+        """Return the code of each value of columns on a GPU; None where the host has to look.
+
+        It does for sparse rows, missing or unknown values, rare categories that are one, and names
+        that the rows lack.
+        """
+        known = vars(self)
+        merges = self.min_frequency is not None or self.max_categories is not None
+        if hasattr(X, "tocsr") or merges or "feature_names_in_" in known:
+            return None
+        if known.get("n_features_in_") != X.shape[-1] or not returns_arrays(self):
+            return None
+        if any(own.dtype.kind not in "fiub" or not len(own) for own in self.categories_):
+            return None
+        xp, codes = namespace(X), []
+        for j, own in enumerate(self.categories_):
+            column, categories = X[:, j], xp.asarray(own)
+            at = xp.searchsorted(categories, column)
+            at = xp.where(at < len(own), at, xp.zeros_like(at))
+            if not xp.all(xp.take(categories, at) == column):
+                return None
+            codes.append(at)
+        return codes
 
     def _rows_to_transform(self, X: Any) -> Any:
         # Of many rows `_transform` converts the distinct values alone.
@@ -226,6 +252,13 @@ class OrdinalEncoder(CategoryEncoder, preprocessing.OrdinalEncoder):
            [0.]])
     """
 
+    _summarises_on_device = True
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        if undo or (codes := self._find_device_codes(X)) is None:
+            return None
+        return cast(namespace(X).stack(codes, axis=1), np.dtype(self.dtype))
+
 
 class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     """:class:`sklearn.preprocessing.OneHotEncoder` for Dask collections; exact.
@@ -267,6 +300,18 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     >>> encoder.get_feature_names_out().tolist()
     ['job_clerk', 'job_nurse']
     """
+
+    _summarises_on_device = True
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        # Sparse results are made on the host, and so are those without a category.
+        if undo or self.sparse_output or self.drop_idx_ is not None:
+            return None
+        if (codes := self._find_device_codes(X)) is None:
+            return None
+        dtype, widths = np.dtype(self.dtype), map(len, self.categories_)
+        columns = [one_hot(own, width, dtype) for own, width in zip(codes, widths, strict=True)]
+        return namespace(X).concat(columns, axis=1)
 
 
 class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_keys=None):

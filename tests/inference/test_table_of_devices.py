@@ -13,9 +13,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
 from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
+from daskml_dist.preprocessing import OneHotEncoder, OrdinalEncoder
 from tests import fake_cupy
 from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
 from tests.docs.blocks import PAGES
@@ -144,3 +146,28 @@ def test_functions_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = expected.toarray() if hasattr(expected, "toarray") else expected
         assert values.dtype == expected.dtype
         assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_numbers_are_encoded_where_they_lie(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown ones are left to the host, which says what it does with them."""
+    plug_in(FakeCupy, monkeypatch)
+    X = np.random.default_rng(0).integers(0, 4, (40, 3)).astype(dtype)
+    dense = OneHotEncoder(sparse_output=False, handle_unknown="ignore")
+    for encoder in (dense, OrdinalEncoder(dtype=np.int32)):
+        expected = clone(encoder).fit(X)
+        with dask.config.set(scheduler="synchronous"):
+            monkeypatch.setattr(DeviceArray, "copied", 0)
+            encoder.fit(_lazy(X))
+            values, kinds = _gather(encoder.transform(_lazy(X)))
+            assert DeviceArray.copied < X.size
+        for found, own in zip(encoder.categories_, expected.categories_, strict=True):
+            assert found.dtype == own.dtype
+            assert_array_equal(found, own)
+        assert kinds == {DeviceArray}
+        assert values.dtype == expected.transform(X).dtype
+        assert_array_equal(values, expected.transform(X))
+    X[5, 1] = 9
+    assert_array_equal(dense.transform(fake_cupy.to_device(X)), dense.transform(X))
+    with pytest.raises(ValueError, match="unknown categories"):
+        encoder.transform(fake_cupy.to_device(X))
