@@ -32,10 +32,11 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.estimators.transformer import BlockTransformer, keeping_lazy
 from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
 
+@keeping_lazy
 class StandardScaler(BlockTransformer, preprocessing.StandardScaler):
     """:class:`sklearn.preprocessing.StandardScaler` for Dask collections.
 
