@@ -261,6 +261,12 @@ class HostCluster:
     ) -> None:
         self._stack.close()
 
+    def switch_off(self, host: Host) -> None:
+        """End a host's workers, and all else there, at once."""
+        self._network.switch_off(host)
+        for nanny in self.nannies.pop(host.address, []):
+            nanny.wait()
+
     def refill(self) -> None:
         """Plug all cables in, and start what is missing."""
         for host in self._network.hosts:

@@ -16,7 +16,7 @@ def step_milliseconds(n_features: int, batch: int, steps: int, dtype: str = "flo
         meeting = f"{folder}/meeting"
         context = mp.get_context("spawn")
         times = context.SimpleQueue()
-        mp.spawn(_train, (meeting, n_features, batch, steps, dtype, times), nprocs=2)
+        mp.spawn(train_rank, (meeting, n_features, batch, steps, dtype, times), nprocs=2)
         return float(times.get())
 
 
@@ -29,7 +29,7 @@ def alone_milliseconds(n_features: int, batch: int, steps: int, dtype: str, thre
     return float(times.get())
 
 
-def _train(
+def train_rank(
     rank: int, meeting: str, n_features: int, batch: int, steps: int, dtype: str, times: Any
 ) -> None:
     import torch

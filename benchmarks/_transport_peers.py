@@ -57,12 +57,16 @@ def copies(plan: Plan) -> list[float]:
     return taken
 
 
-def allreduce_rank(rank: int, shared: bool, plan: Plan, pipe: Any) -> None:
-    """Sum float32 arrays with another process."""
+def allreduce_rank(
+    rank: int, shared: bool, plan: Plan, pipe: Any, hosts: list[str] | None = None
+) -> None:
+    """Sum float32 arrays with other processes; each rank has a host where there are several."""
     credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
-    listener = PeerListener(HOST, credentials)
+    listener = PeerListener(HOST if hosts is None else hosts[rank], credentials)
     pipe.send(listener.endpoint.port)
-    endpoints = [Endpoint("", HOST, port) for port in pipe.recv()]
+    ports = pipe.recv()
+    places = zip(hosts or [HOST] * len(ports), ports, strict=True)
+    endpoints = [Endpoint("", host, port) for host, port in places]
     peers = PeerGroup(rank, endpoints, listener, credentials, Wait(60))
     group = choose_communicator(peers, Wait(60), shared)
     taken = []

@@ -1,0 +1,320 @@
+"""Several hosts, which network namespaces stand for: policies, all-reduces, silence, many workers.
+
+``DASKML_DIST_HOSTS=policies,sums,silence,many`` names the tables to make. They need root, for the
+namespaces, except that of many workers; what is not there is said instead of a table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import psutil
+from distributed import Client, LocalCluster
+
+from benchmarks._common import logistic_rows, markdown, persisted
+from benchmarks._host_ranks import all_hosts, mpi_on_hosts
+from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
+from benchmarks._strikes import victims_of
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.policies import POLICIES
+
+HOW = "`python -m benchmarks hosts`"
+#: What hosts are joined by: the last one's delay makes 20 ms there and back.
+NETWORKS = [Cable(10e9), Cable(1e9), Cable(1e8), Cable(1e9, delay=0.005)]
+#: Hosts of the tables of policies and of silence.
+HOSTS = 4
+#: Rows, features and passes of the linear model (400 bytes of parameters), and of the network
+#: (200 KB), in batches of so many rows a lane.
+LINEAR_ROWS, LINEAR_FEATURES, LINEAR_PASSES, LINEAR_BATCH = 40_000, 100, 2, 256
+NET_ROWS, NET_FEATURES, NET_LAYER, NET_PASSES, NET_BATCH = 8_192, 784, 64, 2, 128
+#: Elements (float32) and repetitions of the all-reduces: 1 KB to 64 MB.
+SUMS = [(1 << 8, 100), (1 << 14, 30), (1 << 18, 5), (1 << 22, 1), (1 << 24, 1)]
+#: Seconds after the first pass at which a host falls silent, and fits of each kind.
+LATER, TRIES = 0.7, 2
+#: Worker processes of one thread on this machine.
+MANY = [8, 32, 64, 128]
+
+
+def run(tiny: bool = False) -> str:
+    """Print the tables one by one."""
+    asked = os.environ.get("DASKML_DIST_HOSTS", "policies,sums,silence,many").split(",")
+    problem = network_problem()
+    for name in asked:
+        if name == "many":
+            print(_many([2] if tiny else MANY), end="\n\n", flush=True)
+        elif problem is not None:
+            print(f"{name}: not measured: {problem}", end="\n\n", flush=True)
+        else:
+            for table in {"policies": _policies, "sums": _sums, "silence": _silence}[name](tiny):
+                print(table, end="\n\n", flush=True)
+    return ""
+
+
+# -- policies on networks of several speeds --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model that is fitted under each policy."""
+
+    name: str
+    rows: int
+    features: int
+    passes: int
+    batch: int
+    layer: int | None = None
+
+    def fit(self, X: Any, y: Any, policy: str) -> Any:
+        """Fit it."""
+        settings = {"policy": policy, "max_iter": self.passes, "batch_size": self.batch}
+        settings |= {"tol": None, "random_state": 0}
+        if self.layer is None:
+            return SGDClassifier(**settings).fit(X, y)
+        return MLPClassifier((self.layer,), **settings).fit(X, y)
+
+
+_LINEAR = _Subject("linear", LINEAR_ROWS, LINEAR_FEATURES, LINEAR_PASSES, LINEAR_BATCH)
+_NETWORK = _Subject("network", NET_ROWS, NET_FEATURES, NET_PASSES, NET_BATCH, NET_LAYER)
+
+
+def _policies(tiny: bool) -> list[str]:
+    """A table for each model."""
+    cables = NETWORKS[:1] if tiny else NETWORKS
+    names = ["sync"] if tiny else list(POLICIES)
+    subjects = [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]
+    return [_policies_of(subject, cables, names) for subject in subjects]
+
+
+def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> str:
+    """Seconds, bytes and goodput of a model under each policy on each network."""
+    rows = logistic_rows(subject.rows, subject.features)
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for cable in cables:
+        with HostNetwork(HOSTS, cable) as network, HostCluster(network) as client:
+            X, y = (persisted(part, 2 * HOSTS) for part in rows)
+            subject.fit(X, y, "allreduce")  # workers import and compile
+            for name in names:
+                sent = sum(host.bytes_sent for host in network.hosts)
+                start = time.perf_counter()
+                subject.fit(X, y, name)
+                seconds = time.perf_counter() - start
+                sent = sum(host.bytes_sent for host in network.hosts) - sent
+                found[name, str(cable)] = seconds, sent / 1e6
+            del X, y, client
+    columns = ["policy"]
+    for cable in cables:
+        columns += [f"{cable}: seconds", "MB sent", "goodput, rows/s"]
+    table = []
+    for name in names:
+        row: list[Any] = [name]
+        for cable in cables:
+            seconds, sent = found[name, str(cable)]
+            row += [
+                f"{seconds:.2f}",
+                f"{sent:.1f}",
+                f"{subject.rows * subject.passes / seconds:,.0f}",
+            ]
+        table.append(row)
+    layer = f", {subject.layer} hidden units" if subject.layer else ""
+    title = (
+        f"A whole fit of a {subject.name} model on {HOSTS} hosts ({subject.rows:,} rows of "
+        f"{subject.features} features{layer}, {subject.passes} passes, batches of "
+        f"{subject.batch} rows a lane): {HOW}"
+    )
+    return markdown(title, columns, table)
+
+
+# -- all-reduces beside gloo and MPI ---------------------------------------------------------------
+
+
+def _sums(tiny: bool) -> list[str]:
+    """Tables of all-reduces of 2, 4 and 8 hosts, and of steps of DDP beside ours."""
+    plan = [(1 << 8, 2)] if tiny else SUMS
+    cables = [Cable(10e9)] if tiny else NETWORKS[:3]
+    tables = []
+    for cable in cables:
+        rows = []
+        with HostNetwork(2 if tiny else 8, cable) as network:
+            for size in [2] if tiny else [2, 4, 8]:
+                rows += _sums_of(network, size, plan)
+        columns = ["ranks", "bytes", "ours", "gloo", "Open MPI"]
+        title = f"All-reduce of float32 between hosts, {cable}, milliseconds (median): {HOW}"
+        tables.append(markdown(title, columns, rows))
+    return tables
+
+
+def _sums_of(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> list[list[str]]:
+    """A row for each number of elements."""
+    ours = all_hosts(network, size, "sockets", plan=plan)
+    gloo: list[float] | None = None
+    if importlib.util.find_spec("torch") is not None:
+        gloo = all_hosts(network, size, "gloo", plan=plan)
+    mpi: list[float] | None = None
+    if shutil.which("mpirun") and importlib.util.find_spec("mpi4py") is not None:
+        mpi = mpi_on_hosts(network, size, plan)
+    rows = []
+    for i, (n, _) in enumerate(plan):
+        told = [
+            "not installed" if taken is None else f"{taken[i] / 1e3:.3g}"
+            for taken in (ours, gloo, mpi)
+        ]
+        rows.append([str(size), f"{4 * n:,}", *told])
+    return rows
+
+
+# -- hosts that fall silent ------------------------------------------------------------------------
+
+
+@dataclass
+class _Silence:
+    """A callback that lets a host of a fit fall silent, and notes when the fit noticed."""
+
+    network: HostNetwork
+    who: str
+    at: float = np.inf
+    hosts: list[Host] = field(default_factory=list)
+    events: list[tuple[float, Any]] = field(default_factory=list)
+    #: Seconds from the silence to the end of the first pass after it was noticed.
+    went_on: float | None = None
+    thread: threading.Thread | None = None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Begin after the first pass; end the fit once it goes on."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._fall_silent, args=(run,))
+            self.thread.start()
+        elif self.events and self.went_on is None:
+            self.went_on = time.monotonic() - self.at
+            run.stop()
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        """Note it."""
+        self.events.append((time.monotonic() - self.at, event))
+
+    def _fall_silent(self, run: Any) -> None:
+        time.sleep(LATER)
+        victims = victims_of(run, self.who)
+        self.hosts = [h for h in self.network.hosts if any(h.address in v for v in victims)]
+        self.at = time.monotonic()
+        for host in self.hosts:
+            self.network.pull(host)
+
+
+def _silence(tiny: bool) -> list[str]:
+    """Seconds until a silent host is noticed, under each policy."""
+    rows = []
+    data = logistic_rows(4_000 if tiny else 20_000, 50)
+    with HostNetwork(3) as network:
+        hosts = HostCluster(network)
+        with hosts as client:
+            for name in ["sync"] if tiny else list(POLICIES):
+                for who in ["trainer"] if tiny else ["trainer", "server"]:
+                    found = []
+                    for _ in range(1 if tiny else TRIES):
+                        found.append(_fit_with_silence(client, hosts, network, data, name, who))
+                    rows.append(_silence_row(name, who, found))
+    columns = [
+        "policy", "host pulled", "noticed, seconds", "from, to", "first pass after it, seconds",
+        "updates made again",
+    ]  # fmt: skip
+    title = (
+        f"A host's cable is pulled, no connection is closed: 3 hosts, medians of {TRIES}, "
+        f"`daskml_dist.lease` of 3 s: {HOW}"
+    )
+    return [markdown(title, columns, rows)]
+
+
+def _fit_with_silence(
+    client: Client, hosts: HostCluster, network: HostNetwork, data: Any, name: str, who: str
+) -> _Silence:
+    """Fit, lose a host on the way, and bring it back."""
+    silence = _Silence(network, who)
+    X, y = (da.from_array(part, chunks=(len(part) // 4, *part.shape[1:])) for part in data)
+    try:
+        SGDClassifier(
+            policy=name, max_iter=10**6, tol=None, batch_size=64, random_state=0,
+            callbacks=[silence],
+        ).fit(X, y)  # fmt: skip
+    finally:
+        if silence.thread is not None:
+            silence.thread.join()
+        for host in silence.hosts:
+            hosts.switch_off(host)
+        hosts.refill()
+        while len(client.scheduler_info(n_workers=-1)["workers"]) < len(network.hosts):
+            time.sleep(0.05)
+    return silence
+
+
+def _silence_row(name: str, who: str, found: list[_Silence]) -> list[str]:
+    """A row of the table."""
+    noticed = [silence.events[0][0] for silence in found]
+    again = [silence.events[0][1].lost_versions for silence in found]
+    went_on = [silence.went_on for silence in found if silence.went_on is not None]
+    return [
+        name,
+        who,
+        f"{statistics.median(noticed):.2f}",
+        f"{min(noticed):.2f} to {max(noticed):.2f}",
+        f"{statistics.median(went_on):.2f}" if went_on else "",
+        f"{statistics.median(again):g}",
+    ]
+
+
+# -- many workers ----------------------------------------------------------------------------------
+
+
+def _many(sizes: list[int]) -> str:
+    """What a fit costs on many workers of this machine, which has fewer cores."""
+    rows = [_many_row(size) for size in sizes]
+    columns = [
+        "workers", "cluster starts, s", "first fit, s", "second fit, s", "of these before the "
+        "first step, s", "a step of all, ms", "MB a worker",
+    ]  # fmt: skip
+    title = f"Workers of one thread on one machine, `allreduce`, a logistic model of 100: {HOW}"
+    return markdown(title, columns, rows)
+
+
+def _many_row(size: int) -> list[str]:
+    """Measure one size."""
+    start = time.perf_counter()
+    cluster = LocalCluster(
+        n_workers=size, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0",
+        memory_limit=0, silence_logs=50,
+    )  # fmt: skip
+    with cluster, Client(cluster) as client:
+        client.wait_for_workers(size, timeout=600)
+        started = time.perf_counter() - start
+        X, y = logistic_rows(size * 256 * 4, 100)
+        X, y = persisted(X, size), persisted(y, size)
+        taken, steps, before = [], [], []
+        for _ in range(2):
+            begun = time.perf_counter()
+            clf = SGDClassifier(
+                policy="allreduce", max_iter=5, tol=None, batch_size=256, random_state=0
+            ).fit(X, y)
+            taken.append(time.perf_counter() - begun)
+            records = clf.history_.records
+            steps.append(statistics.median(r["seconds"] / r["steps"] for r in records[1:]))
+            before.append(taken[-1] - sum(r["seconds"] for r in records))
+        memory = client.run(lambda: psutil.Process().memory_full_info().uss)
+        del X, y
+    return [
+        str(size),
+        f"{started:.1f}",
+        f"{taken[0]:.2f}",
+        f"{taken[1]:.2f}",
+        f"{before[1]:.2f}",
+        f"{steps[1] * 1e3:.2f}",
+        f"{statistics.median(memory.values()) / 1e6:.0f}",
+    ]
