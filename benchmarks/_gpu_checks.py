@@ -34,7 +34,7 @@ from benchmarks._gpu_estimators import FITS, SPARSE_FITS, Fit, make_rows
 from daskml_dist import Run, ensemble, linear_model, model_selection
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import gpu_problem
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.policies import POLICIES
@@ -435,7 +435,7 @@ def join_ranks(rank: int, path: str, dies: bool) -> None:
         part.rename(path)
     while not os.path.exists(path):
         time.sleep(0.01)
-    group = NcclGroup.make(rank, 2, Path(path).read_bytes(), Wait(40))
+    group = NcclGroup.make(rank, 2, Path(path).read_bytes(), WaitBound(40))
     for dtype in ("float32", "float64", "int64"):
         array = cupy.arange(3_000_001).astype(dtype) % 1000
         found = cupy.asnumpy(group.all_reduce(array + rank))

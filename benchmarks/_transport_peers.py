@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
+from daskml_dist.comm.choosing_communicators import choose_communicator
 from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
-from daskml_dist.comm.meeting import choose_communicator
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
@@ -67,8 +67,8 @@ def allreduce_rank(
     ports = pipe.recv()
     places = zip(hosts or [HOST] * len(ports), ports, strict=True)
     endpoints = [Endpoint("", host, port) for host, port in places]
-    peers = PeerGroup(rank, endpoints, listener, credentials, Wait(60))
-    group = choose_communicator(peers, Wait(60), shared)
+    peers = PeerGroup(rank, endpoints, listener, credentials, WaitBound(60))
+    group = choose_communicator(peers, WaitBound(60), shared)
     taken = []
     for n, times in plan:
         taken.append(microseconds(partial(group.allreduce, np.zeros(n, np.float32)), times))
@@ -106,7 +106,7 @@ def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
         source, sink = pairs.get(timeout=60)
     else:
         sink, source = call_listener(Endpoint("", HOST, port), credentials)
-    inbox, outbox = source.open_inbox(Wait(60)), sink.open_outbox(Wait(60))
+    inbox, outbox = source.open_inbox(WaitBound(60)), sink.open_outbox(WaitBound(60))
     data = memoryview(bytearray(8))
 
     def turn() -> None:
@@ -143,7 +143,7 @@ def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
         endpoint = Endpoint("", HOST, pipe.recv())
         credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
         connection = RemoteConnection(
-            endpoint, credentials, Wait(60), MessageBounds("float32", n, 1, 2)
+            endpoint, credentials, WaitBound(60), MessageBounds("float32", n, 1, 2)
         )
         gradient, clock, version = np.zeros((n, 1), np.float32), 0, 0
         for _ in range(REPEATS):

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks._common import markdown, processes
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.planning.supposed import simulate_meeting_seconds
+from daskml_dist.planning.hypothetical_cluster import simulate_meeting_seconds
 from daskml_dist.policies import AllReduce, Asynchronous, BoundedStaleness, Policy, Synchronous
 
 #: Mean seconds of a step, sigma of its lognormal factor, steps of a pass and passes.

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks._common import logistic_rows
 from benchmarks.simulator.server import make_server, run_server
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.channels import Inbox, Outbox
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.packing import MessageBounds
@@ -85,7 +85,7 @@ def _add(n: int) -> float:
 def _peer_seconds() -> float:
     """Sending and reading a small message, both ends' work."""
     left, right = socket.socketpair()
-    out, inbox = Outbox(left, Wait()), Inbox(right, Wait())
+    out, inbox = Outbox(left, WaitBound()), Inbox(right, WaitBound())
     data, target = memoryview(bytes(1024)), memoryview(bytearray(1024))
 
     def messages() -> None:
@@ -115,7 +115,7 @@ def _connection(n: int) -> Iterator[RemoteConnection]:
         endpoint = Endpoint("", "127.0.0.1", ours.recv())
         credentials = Credentials(secret, settings=ConnectionSettings(False))
         connection = RemoteConnection(
-            endpoint, credentials, Wait(60), MessageBounds("f8", n, 1, _IN_FLIGHT)
+            endpoint, credentials, WaitBound(60), MessageBounds("f8", n, 1, _IN_FLIGHT)
         )
         yield connection
         connection.close()

@@ -22,7 +22,7 @@ from scipy import sparse as host_sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import Backend, SparseRows, Step
-from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows
+from daskml_dist.backends.cupy_calls import CsrRows, DenseRows, KernelCalls
 from daskml_dist.backends.device_gather import CsrGather, DeviceGather, RecordedSteps
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.backends.row_slices import row_slices
@@ -335,9 +335,9 @@ class CupyBackend(Backend):
         return RecordedSteps(gather, optimizer, step)
 
     @functools.cached_property
-    def calls(self) -> Calls:
+    def calls(self) -> KernelCalls:
         """Return the object that prepares launches of the kernels."""
-        return Calls(self._cp, self._address)
+        return KernelCalls(self._cp, self._address)
 
     @staticmethod
     def _address(array: Any) -> int:

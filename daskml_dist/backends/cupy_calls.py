@@ -2,9 +2,9 @@
 
 A launch is made in two steps. `kernels.launch` chooses grid, block and shared memory from the shape
 alone, and `kernels.options` the compiler's definitions, by which a source is compiled for a dtype,
-a width and a loss; both need no GPU and are tested without one. `Calls` adds what a device has: the
-addresses of the arrays and the module that NVRTC made. A `KernelCall` is kept and launched again in
-each step of a fit, since to make one takes longer than to launch it.
+a width and a loss; both need no GPU and are tested without one. `KernelCalls` adds what a device
+has: the addresses of the arrays and the module that NVRTC made. A `KernelCall` is kept and launched
+again in each step of a fit, since to make one takes longer than to launch it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CsrRows:
         return np.dtype(np.int32) if self.X is None else self.X.indices.dtype
 
 
-class Calls:
+class KernelCalls:
     """Calls of the kernels of one device.
 
     Parameters

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.cupy_calls import Calls
+from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
-from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
+from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, GrowingNodes
 
 #: Lines, or rows, that a warp takes; as in forest_nodes.cuh.
 LINES_PER_TILE = 512
@@ -46,18 +46,18 @@ class NodeTable:
         return int(self.nodes.shape[0])
 
 
-class ForestCalls(Calls):
+class ForestCalls(KernelCalls):
     """Calls of the kernels that forests grow by, on one device."""
 
     #: The nodes that the device was told of last.
     _told: tuple[Any, Any, NodeTable] | None = None
 
-    def table(self, nodes: Nodes, firsts: Any = None, cuts: Any = None) -> NodeTable:
+    def table(self, nodes: GrowingNodes, firsts: Any = None, cuts: Any = None) -> NodeTable:
         """Tell the device of some nodes; what it was told last is there already.
 
         Parameters
         ----------
-        nodes : Nodes
+        nodes : GrowingNodes
         firsts : ndarray of int64 of shape (n_trees,), or None
             Where the lines of the trees begin; None where nobody asks.
         cuts : ndarray of int64 of shape (n, 3), or None
@@ -225,12 +225,12 @@ class CupyForests:
         """Return the sums of all trainers on the GPU."""
         return self._backend.to_device(summed)
 
-    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
         return self._calls.features(self._calls.table(nodes), facts.n_features, first, last)
 
     def find_cuts(
-        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
         """Return facts of the cuts of some jobs."""
@@ -307,7 +307,7 @@ class CupyLane:
         return self._lines[turn % 2]
 
     def add_node_sums(
-        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes."""
         found = self._calls.cupy.zeros(sums.shape, np.int64)
@@ -319,7 +319,7 @@ class CupyLane:
         if self._facts.n_line % 2:  # classes have no reach
             reach[...] = _from_ordered_integers(self._backend.to_numpy(of))
 
-    def build_histograms(self, nodes: Nodes, features: Any) -> Any:
+    def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
         n, m = features.shape
         hist = self._calls.cupy.zeros((n, m, 256, self._facts.n_sums), np.int64)
@@ -327,7 +327,7 @@ class CupyLane:
         self._calls.histograms(self._bins, self._of(nodes.turn), table, features, hist)
         return hist
 
-    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bring lines that go left before the others; where the latter begin."""
         # Kernels count left lines from the front and right ones from the back; `ends` comes back
         # with the middles.
@@ -340,7 +340,7 @@ class CupyLane:
         middles: NDArray[np.int64] = self._backend.to_numpy(ends)[:, 0] - first
         return middles
 
-    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
         first = self._firsts[nodes.tree[k]]
         some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]

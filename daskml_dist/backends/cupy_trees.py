@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
-from daskml_dist.backends.cupy_calls import Calls
+from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.trees import EXACT, ROUNDED, LeafPartition, SplitFacts, SplitLeaf
@@ -65,7 +65,7 @@ class LeafWork:
     mode: int
 
 
-class TreeCalls(Calls):
+class TreeCalls(KernelCalls):
     """Calls of the kernels that trees grow by, on one device."""
 
     def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
@@ -267,7 +267,7 @@ def _ensure_nonempty(array: Array) -> Array:
     return array if array.size else np.zeros(1, array.dtype)
 
 
-class _PredictCalls(Calls):
+class _PredictCalls(KernelCalls):
     """Calls of the kernel of predictions."""
 
     def predict(self, X: Any, arrays: list[Any], out: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.base import ReplicaSteps, Step
-from daskml_dist.backends.cupy_calls import Calls, CsrRows, DenseRows, KernelCall
+from daskml_dist.backends.cupy_calls import CsrRows, DenseRows, KernelCall, KernelCalls
 from daskml_dist.backends.row_slices import Draw
 
 
@@ -111,7 +111,7 @@ class DeviceGather:
 
     Parameters
     ----------
-    calls : Calls
+    calls : KernelCalls
     loss : tuple of str and float
         Its kernel, and the kernel's parameter.
     blocks : mapping of int to (X, y, weight)
@@ -121,7 +121,7 @@ class DeviceGather:
     """
 
     def __init__(
-        self, calls: Calls, loss: tuple[str, float],
+        self, calls: KernelCalls, loss: tuple[str, float],
         blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int,
     ) -> None:  # fmt: skip
         self._cp = cupy = calls.cupy

@@ -70,7 +70,7 @@ class ForestFacts:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Nodes:
+class GrowingNodes:
     """Nodes of growing trees, and where the lines of a lane's rows are.
 
     Parameters
@@ -96,9 +96,9 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.tree)
 
-    def select(self, which: Any) -> Nodes:
+    def select(self, which: Any) -> GrowingNodes:
         """Return some of the nodes, by a slice, numbers or a mask."""
-        return Nodes(
+        return GrowingNodes(
             self.tree[which], self.start[which], self.stop[which], self.path[which],
             self.bounds[which], self.turn,
         )  # fmt: skip
@@ -122,29 +122,29 @@ class ForestLane(Protocol):
         """Take lines that others have drawn, and where those of each tree begin."""
 
     def add_node_sums(
-        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes.
 
         Parameters
         ----------
-        nodes : Nodes
+        nodes : GrowingNodes
         sums : ndarray of int64 of shape (n, n_sums + 2)
             Of `forest_cuts.node_worth`, the packed total, and of what impurity is made; added to.
         reach : ndarray of float64 of shape (n, 2 * n_outputs)
             Of each output of a regression minus the smallest, and the largest target; raised.
         """
 
-    def build_histograms(self, nodes: Nodes, features: Any) -> Any:
+    def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
 
-    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin.
 
         The children's lines are of one turn more.
         """
 
-    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node, in host memory."""
 
 
@@ -178,18 +178,18 @@ class ForestDevice(Protocol):
     def copy_to_device(self, summed: Array) -> Any:
         """Return the sums of all trainers where the device keeps its arrays."""
 
-    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Any:
+    def draw_features(self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int) -> Any:
         """Return the features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
 
     def find_cuts(
-        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
         """Return facts of the best (or drawn) cuts of some jobs, a node and a feature each.
 
         Parameters
         ----------
-        nodes : Nodes
+        nodes : GrowingNodes
         features : array of int32 of shape (n, m)
         hist : array of int64 of shape (n_jobs, 256, n_sums)
             Of some of the n * m jobs, a node and a feature each; lost.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, Nodes
+from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, GrowingNodes
 
 Array = NDArray[Any]
 
@@ -41,7 +41,9 @@ class HostForests:
         """Return the sums of all trainers as they are."""
         return summed
 
-    def draw_features(self, nodes: Nodes, facts: ForestFacts, first: int, last: int) -> Array:
+    def draw_features(
+        self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int
+    ) -> Array:
         """Return the features that nodes draw."""
         from daskml_dist.backends.forest_grow import draw_node_features
 
@@ -50,7 +52,7 @@ class HostForests:
         return found
 
     def find_cuts(
-        self, nodes: Nodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
+        self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
         """Return facts of the cuts of some jobs."""
@@ -139,7 +141,7 @@ class HostLane:
         self._lines = [lines[a:b] for a, b in zip(firsts.tolist(), ends, strict=True)]
 
     def add_node_sums(
-        self, nodes: Nodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
+        self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
     ) -> None:
         """Add up the sums of nodes."""
         from daskml_dist.backends.forest_kernels import add_node_sums
@@ -147,12 +149,12 @@ class HostLane:
         for k, (own, of) in enumerate(zip(sums, reach, strict=True)):
             add_node_sums(self._view_lines(nodes, k), own, of)
 
-    def _view_lines(self, nodes: Nodes, k: int) -> Array:
+    def _view_lines(self, nodes: GrowingNodes, k: int) -> Array:
         """Return a view of the lines of the k-th node."""
         of_tree: Array = self._lines[nodes.tree[k]]
         return of_tree[nodes.start[k] : nodes.stop[k]]
 
-    def build_histograms(self, nodes: Nodes, features: Any) -> Array:
+    def build_histograms(self, nodes: GrowingNodes, features: Any) -> Array:
         """Return the histograms of some features of nodes."""
         from daskml_dist.backends.forest_grow import add_job_histograms
 
@@ -168,7 +170,7 @@ class HostLane:
             )  # fmt: skip
         return hist
 
-    def partition_nodes(self, nodes: Nodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin."""
         from daskml_dist.backends.forest_kernels import partition_lines
 
@@ -181,6 +183,6 @@ class HostLane:
             )  # fmt: skip
         return middles
 
-    def copy_lines(self, nodes: Nodes, k: int) -> NDArray[np.int64]:
+    def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
         """Return a copy of the lines of the k-th node."""
         return self._view_lines(nodes, k).copy()

@@ -48,7 +48,7 @@ class ClusterCentroidSteps(ClusterSteps):
     def _find_change_after(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         # This state may be older than the call's. That does not matter: counts only grow, and as
         # long as one is 0, reassignment is due after each call, which brings the state up to date.
-        if not self.reassignments.count(block.n_rows, self._log.state.w):
+        if not self.reassignments.count_rows(block.n_rows, self._log.state.w):
             return None
         # A copy: the caller may write over the rows after an interrupt.
         own = replace(block, rows=block.rows.copy())

@@ -41,7 +41,7 @@ class ReassignmentSchedule:
     every: int
     n_since: int
 
-    def count(self, n_rows: int, before: Any) -> bool:
+    def count_rows(self, n_rows: int, before: Any) -> bool:
         """Count the rows of a call; return whether centroids are to be reassigned after it.
 
         `before` are the parameters before the call.
@@ -102,7 +102,7 @@ class CentroidSteps(InProcessSteps):
 
     def learn_rows(self, rows: BatchRows, block: Block) -> float:
         """Take a step; return the sum of the rows' squared distances before it."""
-        is_due = self.reassignments.count(block.n_rows, self.shard.w)
+        is_due = self.reassignments.count_rows(block.n_rows, self.shard.w)
         self.inertia = super().learn_rows(rows, block)
         if is_due:
             state: Any = ShardState(self.shard.w, {}, self.shard.step)

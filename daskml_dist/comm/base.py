@@ -106,7 +106,7 @@ class Endpoint:
 
 
 @dataclass
-class Wait:
+class WaitBound:
     """The bound of every wait of a trainer.
 
     Parameters

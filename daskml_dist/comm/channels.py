@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.base import CHECK_SECONDS, Wait
+from daskml_dist.comm.base import CHECK_SECONDS, WaitBound
 from daskml_dist.comm.shared_memory import (
     TOKEN_BYTES,
     WORDS_PER_LINE,
@@ -60,14 +60,14 @@ class Outbox:
     Parameters
     ----------
     sock : socket
-    wait : Wait or None
+    wait : WaitBound or None
         Bound of each send; None: a minute.
     """
 
     #: Bytes that may be sent before the other side reads any.
     holds = _BUFFER_BYTES
 
-    def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
+    def __init__(self, sock: socket.socket, wait: WaitBound | None = None) -> None:
         _set_timeout(sock, CHECK_SECONDS if wait else SEND_SECONDS)
         self._sock = sock
         self._wait = wait
@@ -123,11 +123,11 @@ class Inbox:
     Parameters
     ----------
     sock : socket
-    wait : Wait or None
+    wait : WaitBound or None
         Bound of each read; None waits until the socket is closed.
     """
 
-    def __init__(self, sock: socket.socket, wait: Wait | None) -> None:
+    def __init__(self, sock: socket.socket, wait: WaitBound | None) -> None:
         _set_timeout(sock, CHECK_SECONDS if wait else None)
         self.sock = sock
         self._wait = wait
@@ -324,7 +324,7 @@ class RingOutbox(Outbox):
     ----------
     control : socket
         Socket that the ring was offered on.
-    wait : Wait or None
+    wait : WaitBound or None
         Bound of each send; None: a minute.
     ring : Ring
     """
@@ -332,7 +332,7 @@ class RingOutbox(Outbox):
     #: Less than the ring, since answers that were not read yet may lie in it.
     holds = RING_BYTES - (1 << 16)
 
-    def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
+    def __init__(self, control: socket.socket, wait: WaitBound | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
@@ -341,7 +341,7 @@ class RingOutbox(Outbox):
         # `_head` and `_tail` are this side's copies of the counters, so that shared memory is read
         # only when the ring seems full; `_posted` is the head that the reader knows.
         self._head = self._posted = self._tail = 0
-        wait = wait or Wait(SEND_SECONDS)
+        wait = wait or WaitBound(SEND_SECONDS)
         self._sleeper = SpinningWait(
             ring.writer, self._words, _WRITER_ASLEEP, SocketLife(control), wait
         )
@@ -401,7 +401,7 @@ class RingOutbox(Outbox):
 class RingInbox(Inbox):
     """Reading side of a ring; see `RingOutbox` for the parameters."""
 
-    def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
+    def __init__(self, control: socket.socket, wait: WaitBound | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
+from daskml_dist.comm.base import Arrays, Communicator, Merge, WaitBound
 from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
@@ -48,7 +48,7 @@ class DeviceGroup(Protocol):
 
 #: Function that makes the group of a host, from this rank's place in it, the number of its ranks,
 #: NCCL's identifier of the group, and the bound of its waits.
-MakeGroup = Callable[[int, int, bytes, Wait], DeviceGroup]
+MakeGroup = Callable[[int, int, bytes, WaitBound], DeviceGroup]
 
 
 # -- the decision --------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def make_device_communicator(
     host: Communicator,
     among: Callable[[list[int]], Communicator],
     backend: Backend,
-    wait: Wait,
+    wait: WaitBound,
     place: DevicePlace | None = None,
     identify: Callable[[], bytes] | None = None,
     make: MakeGroup | None = None,
@@ -308,7 +308,7 @@ def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
 def _open_group(
     host: Communicator,
     route: DeviceRoute,
-    wait: Wait,
+    wait: WaitBound,
     identify: Callable[[], bytes],
     make: MakeGroup,
 ) -> tuple[DeviceGroup | None, str]:

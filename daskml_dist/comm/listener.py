@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.channels import (
     Inbox,
     Outbox,
@@ -88,13 +88,13 @@ class Channel:
     sock: socket.socket
     ring: Ring | None = None
 
-    def open_inbox(self, wait: Wait | None) -> Inbox:
+    def open_inbox(self, wait: WaitBound | None) -> Inbox:
         """Return the reading side; see `Inbox`."""
         if self.ring is None:
             return Inbox(self.sock, wait)
         return RingInbox(self.sock, wait, self.ring)
 
-    def open_outbox(self, wait: Wait | None) -> Outbox:
+    def open_outbox(self, wait: WaitBound | None) -> Outbox:
         """Return the writing side; see `Outbox`."""
         if self.ring is None:
             return Outbox(self.sock, wait)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from daskml_dist.comm.base import CHECK_SECONDS, Wait
+from daskml_dist.comm.base import CHECK_SECONDS, WaitBound
 from daskml_dist.errors import CommunicationError
 
 #: Values of NCCL's ncclResult_t.
@@ -36,16 +36,16 @@ class NcclGroup:
     communicator : nccl.core.Communicator
         Made with ``blocking=False``.
     size : int
-    wait : Wait
+    wait : WaitBound
     """
 
-    def __init__(self, communicator: Any, size: int, wait: Wait) -> None:
+    def __init__(self, communicator: Any, size: int, wait: WaitBound) -> None:
         self.bytes_moved = 0
         self._communicator, self._size, self._wait = communicator, size, wait
         self._wait_until(self._is_settled, "the other GPUs of this host")
 
     @classmethod
-    def make(cls, rank: int, size: int, identifier: bytes, wait: Wait) -> NcclGroup:
+    def make(cls, rank: int, size: int, identifier: bytes, wait: WaitBound) -> NcclGroup:
         """Return the group of a host's ranks, once all have met."""
         nccl = import_module("nccl.core")
         with _translate_errors():
@@ -128,7 +128,7 @@ class NcclGroup:
         if self._communicator is None:
             return
         with contextlib.suppress(Exception):
-            self._wait = Wait(_GOODBYE_SECONDS, self._wait.is_aborted, self._wait.is_renewed)
+            self._wait = WaitBound(_GOODBYE_SECONDS, self._wait.is_aborted, self._wait.is_renewed)
             self._communicator.finalize()
             self._wait_until(self._is_settled, "the end of the other GPUs of this host")
         communicator, self._communicator = self._communicator, None

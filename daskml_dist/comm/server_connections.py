@@ -29,7 +29,7 @@ from daskml_dist.comm.base import (
     Communicator,
     Endpoint,
     Merge,
-    Wait,
+    WaitBound,
 )
 from daskml_dist.comm.listener import Channel, Credentials, call_listener
 from daskml_dist.comm.packing import MessageBounds, make_malformed_error
@@ -134,13 +134,13 @@ class RemoteConnection(ServerConnection):
     ----------
     endpoint : Endpoint
     credentials : Credentials
-    wait : Wait
+    wait : WaitBound
     bounds : MessageBounds
         What the server and its trainers may send.
     """
 
     def __init__(
-        self, endpoint: Endpoint, credentials: Credentials, wait: Wait, bounds: MessageBounds
+        self, endpoint: Endpoint, credentials: Credentials, wait: WaitBound, bounds: MessageBounds
     ) -> None:
         super().__init__()
         # Two channels: answers come while the next push is still on its way.
@@ -296,7 +296,7 @@ def count_servers(prefix: str) -> int:
 class LocalConnection(ServerConnection):
     """Connection to a server of this process, whose state machine is called directly."""
 
-    def __init__(self, server: ParameterServer, wait: Wait) -> None:
+    def __init__(self, server: ParameterServer, wait: WaitBound) -> None:
         super().__init__()
         self._server = server
         self._wait = wait
@@ -376,7 +376,7 @@ class SoloCommunicator(Communicator):
 
 
 def connect_to_server(
-    endpoint: Endpoint, credentials: Credentials, wait: Wait, bounds: MessageBounds
+    endpoint: Endpoint, credentials: Credentials, wait: WaitBound, bounds: MessageBounds
 ) -> ServerConnection:
     """Connect to a server."""
     # In one process calls go to the server directly: nothing is copied or sent.

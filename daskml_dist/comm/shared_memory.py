@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import CHECK_SECONDS, Wait
+from daskml_dist.comm.base import CHECK_SECONDS, WaitBound
 
 #: Bytes of the token that proves a segment.
 TOKEN_BYTES = 32
@@ -188,7 +188,7 @@ class SpinningWait:
         Words and the index of the one that tells the other side to ring.
     life : PeerLife
         Of the other side.
-    wait : Wait or None
+    wait : WaitBound or None
         Bound of the wait; None: none but the other side's life.
     look : float
         Seconds to look without sleeping.
@@ -200,7 +200,7 @@ class SpinningWait:
         words: Any,
         index: int,
         life: PeerLife,
-        wait: Wait | None,
+        wait: WaitBound | None,
         look: float = SPIN_SECONDS,
     ) -> None:
         self._bell, self._words, self._index = bell, words, index

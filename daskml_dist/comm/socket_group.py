@@ -25,7 +25,7 @@ from daskml_dist.comm.base import (
     Communicator,
     Endpoint,
     Merge,
-    Wait,
+    WaitBound,
     find_children,
     find_parent,
     merge_in_pairs,
@@ -73,7 +73,7 @@ class PeerListener:
             self._sockets[rank] = sock
             self._came.notify_all()
 
-    def open_inbox(self, rank: int, wait: Wait) -> Inbox:
+    def open_inbox(self, rank: int, wait: WaitBound) -> Inbox:
         """Wait for the socket of another trainer."""
         since = time.monotonic()
         with self._came:
@@ -102,7 +102,7 @@ class PeerGroup(Communicator):
     listener : PeerListener
         This rank's own.
     credentials : Credentials
-    wait : Wait
+    wait : WaitBound
     """
 
     transport = "sockets"
@@ -113,7 +113,7 @@ class PeerGroup(Communicator):
         endpoints: list[Endpoint],
         listener: PeerListener,
         credentials: Credentials,
-        wait: Wait,
+        wait: WaitBound,
     ) -> None:
         super().__init__()
         self.rank = rank

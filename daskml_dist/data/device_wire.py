@@ -16,7 +16,7 @@ from daskml_dist.dask_internals.serialization import (
     serialize,
 )
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.streamed_blocks import Bundle
+from daskml_dist.data.streamed_blocks import BlockBundle
 
 
 def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, Any], list[Any]]:
@@ -42,19 +42,19 @@ def _load_block(header: dict[str, Any], frames: list[Any]) -> Block:
     return Block(rows=rows, **rest)
 
 
-def _dump_bundle(bundle: Bundle) -> tuple[dict[str, Any], list[Any]]:
+def _dump_bundle(bundle: BlockBundle) -> tuple[dict[str, Any], list[Any]]:
     """Return the blocks of a bundle, each serialised as by itself, and their facts."""
     are_on_device = any(block.on_device is not None for block in bundle.blocks.values())
     return _dump_parts((list(bundle.blocks.values()), bundle.infos), are_on_device)
 
 
-def _load_bundle(header: dict[str, Any], frames: list[Any]) -> Bundle:
+def _load_bundle(header: dict[str, Any], frames: list[Any]) -> BlockBundle:
     """Return the bundle that :func:`_dump_bundle` serialised."""
     blocks, infos = deserialize(header, frames)
-    return Bundle({block.index: block for block in blocks}, infos)
+    return BlockBundle({block.index: block for block in blocks}, infos)
 
 
-cuda_serialize.register(Bundle, _dump_bundle)
-cuda_deserialize.register(Bundle, _load_bundle)
+cuda_serialize.register(BlockBundle, _dump_bundle)
+cuda_deserialize.register(BlockBundle, _load_bundle)
 cuda_serialize.register(Block, _dump_block)
 cuda_deserialize.register(Block, _load_block)

@@ -43,7 +43,7 @@ _BUNDLES_PER_THREAD = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Bundle:
+class BlockBundle:
     """Blocks, and what the client must know of them.
 
     Parameters
@@ -62,7 +62,7 @@ class Bundle:
 
 def make_bundle(
     make: Callable[..., Block], numbers: Sequence[int], parts: Sequence[Sequence[Any]]
-) -> Bundle:
+) -> BlockBundle:
     """Make blocks, each of one part, and look at them."""
     blocks = {}
     for number, part in zip(numbers, parts, strict=True):
@@ -72,7 +72,7 @@ def make_bundle(
             raise
         except Exception as error:
             raise make_reading_error(f"Block {number}", error) from error
-    return Bundle(blocks, {number: inspect_block(block) for number, block in blocks.items()})
+    return BlockBundle(blocks, {number: inspect_block(block) for number, block in blocks.items()})
 
 
 def group_into_bundles(
@@ -108,7 +108,7 @@ def _split_by_size(
         yield tuple(open_)
 
 
-def unpack_bundles(bundles: Iterable[Bundle]) -> dict[int, Block]:
+def unpack_bundles(bundles: Iterable[BlockBundle]) -> dict[int, Block]:
     """Return all blocks of some bundles, by number."""
     return {number: block for bundle in bundles for number, block in bundle.blocks.items()}
 
@@ -155,7 +155,7 @@ class BlockRecipes:
         return self.held.intersection([*targets.values(), *collect_dependencies(graph)])
 
     @staticmethod
-    def unpack(packed: bytes) -> BlockRecipes:
+    def unpack_recipes(packed: bytes) -> BlockRecipes:
         """Undo :meth:`pack`."""
         recipes: BlockRecipes = cloudpickle.loads(packed)
         return recipes
@@ -166,7 +166,7 @@ class BlockRecipes:
         key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
         try:
             found = fetch(key) if key in self.held else self._run(key, fetch, begun)
-            block: Block = found.blocks[number] if isinstance(found, Bundle) else found
+            block: Block = found.blocks[number] if isinstance(found, BlockBundle) else found
         except Exception as error:
             # Aborts, losses and timeouts stay what they are; anything else is a failure of the
             # block.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daskml_dist.datasets._drawn import (
+from daskml_dist.datasets._generated import (
     make_blobs,
     make_classification,
     make_counts,

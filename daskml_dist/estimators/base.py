@@ -30,7 +30,7 @@ from daskml_dist.data.conversion import copy_to_host, warn_of_target_column
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_feature_names, check_row_shape, make_no_rows_error
-from daskml_dist.diagnostics.live.feed import Feed
+from daskml_dist.diagnostics.live.feed import FitFeed
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import ConstructorSignature, check_n_positional
@@ -528,7 +528,7 @@ def callback_list(
     if verbose:
         callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
     # Reports fits on a cluster to the dashboard's page; fits in one process are not reported.
-    callbacks.append(Feed(name, max_iter))
+    callbacks.append(FitFeed(name, max_iter))
     return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
 
 

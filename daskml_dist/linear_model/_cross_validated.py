@@ -129,7 +129,7 @@ def score_test_rows(
     # Splits in the outer loop: the test rows of a split are cut once for all its estimators.
     scores = []
     for split, of_split in estimators.items():
-        test_rows = splits.side(split, TEST)
+        test_rows = splits.select_side(split, TEST)
         scores.append([score_sides({"": scorer}, e, *test_rows, weigh=weigh)[""] for e in of_split])
     return np.array(scores)
 

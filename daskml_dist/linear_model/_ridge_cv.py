@@ -304,7 +304,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             moments = moments_of(batch.rows)
             # 1. Sum the moments of each fold in one pass (more where digits would be lost).
             reduction = batch(
-                batch.model(model),
+                batch.make_model(model),
                 FoldedReduction(l2=float(alphas.min()), of_mean=False, **moments),
             ).extra
             # 2. Solve the small problem of each split's training rows for every penalty.
@@ -332,7 +332,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
 
         The parameters `w` are of shape (n_splits, n_alphas, n_parameters, n_targets).
         """
-        name, batched_model = self.scoring or self._default_scoring, batch.model(model)
+        name, batched_model = self.scoring or self._default_scoring, batch.make_model(model)
         # Accuracy and the scores of squared or absolute errors are sums over the rows, which one
         # pass makes for all fits. Other scores read the test rows once for each fit.
         if self._classification and name == "accuracy":

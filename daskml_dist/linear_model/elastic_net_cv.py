@@ -135,7 +135,7 @@ class _GramPaths(_ElasticPaths):
         # the smallest alpha (or for the grid's), further passes refine them.
         smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
         reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
-        solution = batch(batch.model(model), reduction)
+        solution = batch(batch.make_model(model), reduction)
         # The last problem and the last number of rows are those of all rows.
         *split_problems, self._full_problem = solution.extra["reduced"]
         n_rows = solution.extra["n_rows"]
@@ -205,13 +205,13 @@ class _QuasiNewtonPaths(_ElasticPaths):
                 "there is not enough memory. Leave positive=False, or select features first."
             )
         self._batch, self._model, self._settings = batch, model, settings
-        self._n_rows = batch.weights(model)
+        self._n_rows = batch.sum_weights(model)
         # The index after those of the splits stands for all rows.
         self._all_rows = len(self._n_rows) - 1
         # At zero the gradient is -X'y: all coefficients are zero for the alphas above its largest
         # entry over n * l1_ratio, where the grid begins.
         candidate = self._make_candidate(self._all_rows, _GradientAtZero())
-        at_zero = batch(batch.model(model), BatchedSolver((candidate,)))
+        at_zero = batch(batch.make_model(model), BatchedSolver((candidate,)))
         gradient = at_zero.w[0, : model.n_features]
         if settings.grid is None:
             self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
@@ -254,7 +254,7 @@ class _QuasiNewtonPaths(_ElasticPaths):
 
     def _solve_together(self, candidates: list[Candidate]) -> Solution:
         """Return the solution of several candidates, which share each pass over the rows."""
-        return self._batch(self._batch.model(self._model), BatchedSolver(tuple(candidates)))
+        return self._batch(self._batch.make_model(self._model), BatchedSolver(tuple(candidates)))
 
     def _make_solver(self, alpha: float, ratio: float) -> Solver:
         """Return the L-BFGS solver (OWL-QN with the l1 penalty) of one alpha."""
@@ -423,7 +423,7 @@ class ElasticNetCV(LinearRegressor):
         paths = (_GramPaths if has_memory else _QuasiNewtonPaths)(batch, model, settings)
         # Weights and weighted squared errors of the test rows, for each split and candidate.
         statistic = PathErrorSums(paths.w, TEST)
-        sums = batch(batch.model(model), SinglePassSolver(statistic)).w[..., 0, :]
+        sums = batch(batch.make_model(model), SinglePassSolver(statistic)).w[..., 0, :]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
         # Choose by the mean over the splits; the path is (n_ratios, n_alphas, n_splits).

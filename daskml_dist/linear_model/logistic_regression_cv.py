@@ -82,7 +82,7 @@ class _LogisticPaths:
         n_splits, n_classes = label_weights.shape
         # All splits have the same class weights, which scikit-learn finds from all rows.
         weights_of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
-        self.model = batch.model(each, weights_of_splits)
+        self.model = batch.make_model(each, weights_of_splits)
         self._lacks_label = label_weights == 0
         self._weights = label_weights @ (
             np.ones(n_classes) if class_weight is None else class_weight
@@ -103,7 +103,7 @@ class _LogisticPaths:
         # Cut into batches, each of which shares the passes over the rows.
         for start in range(0, len(fits), MAX_BATCHED_CANDIDATES):
             chunk = tuple(fits[start : start + MAX_BATCHED_CANDIDATES])
-            solved = self._batch(self.model, self._batch.solver(chunk, scored))
+            solved = self._batch(self.model, self._batch.make_solver(chunk, scored))
             sums += [solved.extra["scores"].get(role)]
             self.solutions += [candidate_solution(solved, k) for k in range(len(chunk))]
         self._sums = {} if role is None else {role: np.concatenate(sums)}
@@ -150,7 +150,7 @@ class _LogisticPaths:
     def _make_fit(self, candidate: Any, split: int) -> Candidate:
         """Return the fit of a candidate to the training rows of a split."""
         weight = float(self._weights[split])
-        _, solver = candidate._problem(self._batch.of_split(weight))
+        _, solver = candidate._problem(self._batch.describe_split(weight))
         return Candidate(split, solver, weight, self._choose_start(split))
 
     def _choose_start(self, split: int) -> NDArray[np.float64] | None:
@@ -355,7 +355,7 @@ class LogisticRegressionCV(LinearClassifier):
         with open_batched_splits(self, splits, client) as batch:
             # The form of the model is the same for all penalties; any will do.
             each, _ = self._make_estimator(1.0, 0.0)._problem(batch.rows)
-            label_weights = batch(batch.model(each), SinglePassSolver(SplitLabelWeights())).w
+            label_weights = batch(batch.make_model(each), SinglePassSolver(SplitLabelWeights())).w
             class_weight = self._resolve_class_weight(batch, label_weights[-1])
             paths = _LogisticPaths(batch, each, label_weights, class_weight)
             paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)

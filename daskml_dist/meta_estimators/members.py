@@ -275,7 +275,7 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
     # None: no solver trains these as one, so they are fitted split by split.
     found = fit_batched([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
-        fits = splits.fits([member], {}, train_score=False, error_score="raise")
+        fits = splits.fit_splits([member], {}, train_score=False, error_score="raise")
     else:
         fits, _ = found
     return [fit.estimator for fit in fits[0]]

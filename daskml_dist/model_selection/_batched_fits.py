@@ -151,7 +151,7 @@ def _fit_step_batches(
     for k, numbers in enumerate(batches):
         report_phase("stacks of candidates", k, len(batches), "stack")
         batch = BatchedSteps([estimators[number] for number in numbers], roles, classes)
-        with batch.opened(collection) as columns:
+        with batch.open_candidates(collection) as columns:
             batch.advance(columns, max(column.stopping.max_iter for column in columns))
             fits = score.collect_fits(batch, columns)
         for k, number in enumerate(numbers):
@@ -254,7 +254,7 @@ def _fit_transformers(
         splits.count_trained(pipelines[0].steps[-1][1]._classification)
     ]
     for split in range(splits.n_splits):
-        X, y, _ = splits.side(split, TRAIN)
+        X, y, _ = splits.select_side(split, TRAIN)
         for heads_of_splits in heads:
             if splits.codes is None:
                 works.append(fit_in_passes(heads_of_splits[split], X, y))
@@ -332,7 +332,7 @@ def _score_by_top_k(fit: BatchedFit, role: int, n_best: int) -> float:
 
 def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
     """Return a score of predicted labels from the confusion matrix, each cell a weighted row."""
-    classes, weights = fit.estimator.classes_, fit.pairs(role).ravel()
+    classes, weights = fit.estimator.classes_, fit.label_pairs(role).ravel()
     # An empty cell is left out: as a row of weight 0 it would show the scorer a label that no
     # row has, which counts in a mean over labels.
     filled = weights > 0
@@ -402,7 +402,7 @@ class BatchedScorer:
         self.roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # A side of a split is taken once for all columns.
-        self._side = cache(splits.side)
+        self._side = cache(splits.select_side)
 
     def collect_fits(
         self, batch: BatchedSteps, columns: Sequence[StepCandidate]
@@ -416,7 +416,7 @@ class BatchedScorer:
             column_sums = {role: of_columns[k] for role, of_columns in sums.items()}
             column_ranks = {role: of_columns[k] for role, of_columns in ranks.items()}
             try:
-                estimator = batch.fitted(column)
+                estimator = batch.make_fitted(column)
             except DivergedError as error:
                 # A column that diverges leaves the others as they are.
                 fits.append(FailedCandidate(error, column.seconds))

@@ -212,7 +212,7 @@ class BatchedTraining(CandidateTraining):
         """Open the batched fits, which hold the rows until the end of the ``with`` statement."""
         with ExitStack() as opened:
             for numbers, batch in self._batches:
-                columns = opened.enter_context(batch.opened(self._collection))
+                columns = opened.enter_context(batch.open_candidates(self._collection))
                 # A candidate's columns, one for each split, follow each other.
                 n_splits = len(columns) // len(numbers)
                 for k, number in enumerate(numbers):
@@ -299,7 +299,7 @@ class PartialFitTraining(CandidateTraining):
         n = splits.n_splits
         self._models = [[ResumableModel(clone(one)) for _ in range(n)] for one in estimators]
         self._sides = [
-            [_persist_side(splits.side(split, role)) for role in (TRAIN, TEST)]
+            [_persist_side(splits.select_side(split, role)) for role in (TRAIN, TEST)]
             for split in range(n)
         ]
         self._scorers, self._classes = guard_scorers(scorers, error_score), classes

@@ -126,7 +126,7 @@ def cross_validate(
                 [estimator], splits, names, scorers, train_score=return_train_score,
                 error_score=error_score,
             )  # fmt: skip
-        (fits,) = splits.fits(
+        (fits,) = splits.fit_splits(
             [estimator], scorers, train_score=return_train_score, error_score=error_score,
             weigh_scores=weigh,
         ) if batched is None else batched[0]  # fmt: skip
@@ -245,7 +245,7 @@ def cross_val_predict(
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     # No scorers: the fitted estimators are all that is needed. Without one of them its rows would
     # have no prediction, so a failed fit is an error.
-    (fits,) = splits.fits([estimator], {}, train_score=False, error_score="raise")
+    (fits,) = splits.fit_splits([estimator], {}, train_score=False, error_score="raise")
     return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
 
 
@@ -528,7 +528,7 @@ def _fit_and_score_both(
         found = fit_batched(estimators, splits, {"score": scoring}, scorers, **options)
         if found is not None:
             return found[0]
-    return splits.fits(estimators, scorers, **options, weigh_scores=weigh)
+    return splits.fit_splits(estimators, scorers, **options, weigh_scores=weigh)
 
 
 def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:

@@ -283,7 +283,7 @@ def _fit_batched_to_losses(
         [short.set_params(tol=None) for short in shorts], AllRowsAssignment(), classes
     )
     try:
-        with batch.opened(collection, client="inline") as columns:
+        with batch.open_candidates(collection, client="inline") as columns:
             # The last pass is made by itself, so that its losses are recorded alone.
             batch.advance(columns, passes - 1)
             batch.advance(columns, passes)

@@ -200,7 +200,7 @@ class DaskSearch(EstimatorMixin):
             if batched is not None:
                 fits, self.stacks_ = batched
                 return fits
-        return splits.fits(
+        return splits.fit_splits(
             # `fit` has refused scorers that do not count weights.
             estimators, dict(scorers), train_score=train_score,
             error_score=self.error_score, weigh_scores=True,

@@ -213,7 +213,7 @@ class Splits:
         """Return whether a batched fit supports these splits and all arguments of ``fit``."""
         return self.by_roles and not {*self.plain, *self.cut} - {"sample_weight"}
 
-    def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
+    def select_side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Return the rows, targets and arguments of ``fit`` of one side (TRAIN or TEST) of a split.
 
         Lazy where the inputs are.
@@ -351,7 +351,7 @@ class Splits:
             alone.indices = [self.indices[split]]
         return alone
 
-    def fits(
+    def fit_splits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
         error_score: Any, weigh_scores: bool = False,
     ) -> list[list[SplitFit]]:  # fmt: skip
@@ -369,7 +369,10 @@ class Splits:
             with self.kept() as kept:
                 for e, split in jobs:
                     report_phase("fits", len(fits), len(jobs))
-                    train, test = kept.side(split, TRAIN), partial(kept.side, split, TEST)
+                    train, test = (
+                        kept.select_side(split, TRAIN),
+                        partial(kept.select_side, split, TEST),
+                    )
                     fits.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             # Both sides of a split are gathered by one task, whose result all estimators share.

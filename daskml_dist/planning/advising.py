@@ -19,11 +19,11 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.planning.costs import Costs, load_costs, save_costs
 from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.base import Family
+from daskml_dist.planning.hypothetical_cluster import simulate_choice
 from daskml_dist.planning.measure import measure_costs
 from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Choice, Plan, format_bytes, format_seconds
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.planning.supposed import simulate_choice
 from daskml_dist.training.job import INLINE, find_default_client
 
 logger = logging.getLogger(__name__)

@@ -187,7 +187,7 @@ class UpdateRule:
     flushes: bool = False
 
     @property
-    def only(self) -> ParameterGroup:
+    def only_group(self) -> ParameterGroup:
         """Return the group that holds all parameters, but for sums beside it."""
         (group,) = self._not_beside
         return group
@@ -268,7 +268,7 @@ class UpdateRule:
         if len(self._not_beside) > 1 or self.clip is not None:
             return False
         # Compiled loops take one learning rate for all parameters.
-        if self.only.rate != 1 or self.only.rates:
+        if self.only_group.rate != 1 or self.only_group.rates:
             return False
         return self.average_after is None
 
@@ -278,7 +278,7 @@ class UpdateRule:
         if not self.steps_alone:
             return False
         return not self.coordinates or (
-            type(self.only.optimizer) is Adagrad and not self.penalty_is_lazy
+            type(self.only_group.optimizer) is Adagrad and not self.penalty_is_lazy
         )
 
 

@@ -260,7 +260,7 @@ class ActiveCandidates:
         self.w = to_rows_dtype(flat, X, backend)
         self.sums: dict[str, Any] = {}
 
-    def stops(self, n_splits: int) -> NDArray[np.int64]:
+    def split_ends(self, n_splits: int) -> NDArray[np.int64]:
         """Return the end of each split's range of active candidates."""
         return np.searchsorted(self.splits, np.arange(n_splits), side="right")
 
@@ -406,8 +406,8 @@ class BatchedGradient(Statistic):
         every = np.arange(model.roles.n_splits)
         add_log_gradients(
             rows.X, np.ascontiguousarray(rows.y[:, 0]),
-            _training_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
-            w, bias, some.sums["losses"], gradient,
+            _training_weights(model, rows, every, rows.X.dtype, backend),
+            some.split_ends(len(every)), w, bias, some.sums["losses"], gradient,
         )  # fmt: skip
         some.sums["gradient"] += gradient[: len(some.w)]
 

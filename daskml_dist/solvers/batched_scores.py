@@ -135,7 +135,7 @@ class BatchedScores(Statistic):
             weights *= rows.weight[:, None]
         sums = np.zeros((5, len(bias)))
         add_log_scores(
-            rows.X, np.ascontiguousarray(y), weights, some.stops(roles.shape[1]), w, bias,
+            rows.X, np.ascontiguousarray(y), weights, some.split_ends(roles.shape[1]), w, bias,
             _MAX_LOG_LOSS, sums,
         )  # fmt: skip
         losses, negatives, positives, true_negatives, true_positives = sums

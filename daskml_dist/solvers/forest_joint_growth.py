@@ -25,7 +25,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.forests import N_CUT_FACTS, ForestDevice, ForestFacts, ForestLane, Nodes
+from daskml_dist.backends.forests import (
+    N_CUT_FACTS,
+    ForestDevice,
+    ForestFacts,
+    ForestLane,
+    GrowingNodes,
+)
 from daskml_dist.models.grown_tree import GrownTree, join_subtrees
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_growth import ForestContext
@@ -114,7 +120,7 @@ class _LevelStore:
     best: list[Array] = field(default_factory=list)
     n: int = 0
 
-    def add(self, nodes: Nodes, depth: Array, sums: Array, n_told: int) -> None:
+    def add(self, nodes: GrowingNodes, depth: Array, sums: Array, n_told: int) -> None:
         """Add a level of leaves; `n_told` is the number of columns of `best`."""
         n = len(nodes)
         self.tree.append(nodes.tree)
@@ -180,7 +186,7 @@ class _LevelGrower:
         self._device, self._lane, self._facts = device, lane, facts
         self._of_trees, self._least = of_trees, least
 
-    def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
+    def grow(self, nodes: GrowingNodes, depth: Array) -> list[GrownTree]:
         """Return the subtree below each node, given the depth of each in its tree."""
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
@@ -189,7 +195,9 @@ class _LevelGrower:
             depth = (depth[split] + 1).repeat(2)
         return store.build_trees(n_trees, self._facts.bounded)
 
-    def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
+    def _open_nodes(
+        self, nodes: GrowingNodes, depth: Array, store: _LevelStore
+    ) -> tuple[Array, Array]:
         """Store the nodes of a level; return indices of those that may be split, and their sums."""
         from daskml_dist.backends.forest_grow import write_splittable
 
@@ -204,8 +212,8 @@ class _LevelGrower:
         return open_, sums[open_]
 
     def _split_nodes(
-        self, nodes: Nodes, sums: Array, number: Array, store: _LevelStore
-    ) -> tuple[Nodes, Array]:
+        self, nodes: GrowingNodes, sums: Array, number: Array, store: _LevelStore
+    ) -> tuple[GrowingNodes, Array]:
         """Split nodes whose gain is large enough; return children, and indices of the split nodes.
 
         `number` has the nodes' indices in their level.
@@ -231,14 +239,14 @@ class _LevelGrower:
         # By feature, last bin on the left, and whether missing values go left.
         middles = self._lane.partition_nodes(some, best[:, [0, 4, 6]])
         # The two children of a node are adjacent: its lines up to the middle, and those after it.
-        children = Nodes(
+        children = GrowingNodes(
             some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
             np.column_stack([middles, some.stop]).reshape(-1), paths[split].reshape(-1),
             bounds[split].reshape(-1, 3), some.turn + 1,
         )  # fmt: skip
         return children, number
 
-    def _find_cuts(self, nodes: Nodes, sums: Array) -> Array:
+    def _find_cuts(self, nodes: GrowingNodes, sums: Array) -> Array:
         """Return the best cut of each node."""
         device, facts = self._device, self._facts
 
@@ -296,11 +304,13 @@ def _sum_root_lines(
     return sums
 
 
-def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]) -> Nodes:
+def _make_roots(
+    growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]
+) -> GrowingNodes:
     """Return the roots of some trees, given the number of lines of each."""
     start = np.zeros(len(n), np.int64)
     bounds = np.tile(growing.root_bounds(), (len(n), 1))
-    return Nodes(np.arange(len(n)), start, np.array(n, np.int64), paths, bounds, 0)
+    return GrowingNodes(np.arange(len(n)), start, np.array(n, np.int64), paths, bounds, 0)
 
 
 #: Most bytes of the histograms that are summed over trainers at once (32 MiB).
@@ -324,11 +334,11 @@ class _JointNode:
         Index among the tree's nodes.
     depth : int
     path : uint64
-        Hash of the path from the root, as of `Nodes`.
+        Hash of the path from the root, as of `GrowingNodes`.
     at : list of slice
         Range of the node's lines on each own lane.
     bounds : ndarray of float64 of shape (3,)
-        As of `Nodes`.
+        As of `GrowingNodes`.
 
     Attributes
     ----------
@@ -423,9 +433,9 @@ class JointGrower:
         factor = growing.balance_classes(self._rows.sum_trainers(np.asarray(sums)))
         return self._rows.map_lanes(lambda lane: lane.draw_lines(keys, factor), self._lanes)
 
-    def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
+    def _nodes(self, nodes: Sequence[_JointNode], i: int) -> GrowingNodes:
         """Return nodes of a level, with the ranges of their lines on the i-th own lane."""
-        return Nodes(
+        return GrowingNodes(
             np.array([node.tree for node in nodes]),
             np.array([node.at[i].start for node in nodes]),
             np.array([node.at[i].stop for node in nodes]),
@@ -662,7 +672,7 @@ class JointGrower:
             np.empty((0, lines.shape[1] - 2), np.int64),
         )  # fmt: skip
         # Each node is the root of a "tree" of its own, with the settings of the tree it is in.
-        roots = Nodes(
+        roots = GrowingNodes(
             np.arange(n), np.zeros(n, np.int64), np.diff(ends),
             np.array([node.path for node in nodes], np.uint64),
             np.array([node.bounds for node in nodes]), 0,

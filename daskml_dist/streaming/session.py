@@ -100,7 +100,9 @@ class ClusterLanes:
 
         `position` is that of the stream after the call.
         """
-        self._steps.check(block.n_rows)  # before anything changes, so that the stream may go on
+        self._steps.check_lane_share(
+            block.n_rows
+        )  # before anything changes, so that the stream may go on
         try:
             self._steps.learn_rows(rows, block, (weight, block.n_rows, position))
         except Exception:

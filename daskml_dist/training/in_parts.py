@@ -159,7 +159,7 @@ def train_in_parts(
                 break
             whole_fit.on_part_end(result.records, progress.state)
             if checkpoint is not None and progress.is_due(checkpoint.every, whole_fit.stopped):
-                checkpoint.save(*progress.saved())
+                checkpoint.save(*progress.get_saved_state())
     except BaseException as error:
         # Callbacks hear of every end, Ctrl-C included; that one alone may still give a result.
         whole_fit.finish(error)
@@ -227,7 +227,7 @@ class FitProgress(ABC):
         return self.is_over(stopped) or len(self.records) % every == 0
 
     @abstractmethod
-    def saved(self) -> tuple[Any, dict[str, Any]]:
+    def get_saved_state(self) -> tuple[Any, dict[str, Any]]:
         """Return the state and the facts to be written into a checkpoint."""
 
     @property
@@ -369,7 +369,7 @@ class StepsProgress(FitProgress):
                 first_pass=0,
             )
 
-    def saved(self) -> tuple[ShardState, dict[str, Any]]:
+    def get_saved_state(self) -> tuple[ShardState, dict[str, Any]]:
         """Return the state and the facts to be written into a checkpoint."""
         return self.state, make_checkpoint_facts(self.fit, self.records)
 
@@ -377,7 +377,7 @@ class StepsProgress(FitProgress):
         """Replace the final parameters, also in the checkpoint."""
         self.state = self.state.with_final_parameters(w)
         if checkpoint is not None and self.interrupted is None:
-            checkpoint.save(*self.saved())
+            checkpoint.save(*self.get_saved_state())
 
     @property
     def stopping(self) -> PassStoppingRule:
@@ -457,7 +457,7 @@ class RoundsProgress(FitProgress):
         """Return whether the solver returned a log, which is what a checkpoint holds."""
         return self._log is not None
 
-    def saved(self) -> tuple[Any, dict[str, Any]]:
+    def get_saved_state(self) -> tuple[Any, dict[str, Any]]:
         """Return the log and the facts to be written into a checkpoint."""
         facts = {"records": self.records, "drawn_seed": self._seed}
         return self._log, {**_rounds_identity(self.fit), **facts}

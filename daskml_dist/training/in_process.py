@@ -9,7 +9,7 @@ from typing import Any
 
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.host_threads import count_cores
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import Endpoint, WaitBound
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import publish_server
 from daskml_dist.data.batches import LaneSpec, make_column_lanes, make_even_lanes, make_whole_lanes
@@ -154,7 +154,7 @@ class InProcessEngine(Engine):
                     callbacks.on_pass_end(view, records[told - 1])
 
         trainer = Trainer(
-            fit, spec, Wait(fit.run.timeout), Credentials(b""), "127.0.0.1",
+            fit, spec, WaitBound(fit.run.timeout), Credentials(b""), "127.0.0.1",
             idle=tell, raise_if_stopped=self.interrupts.raise_pending,
         )  # fmt: skip
         try:

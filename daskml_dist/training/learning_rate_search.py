@@ -241,14 +241,15 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
     """Return fits of one model and optimizer, calibrated on one shared sample.
 
-    Pilots run as columns of one matrix where that is possible (`Task.stacks`), else one by one.
+    Pilots run as columns of one matrix where that is possible (`CalibrationTask.can_batch`), else
+    one by one.
     """
     with np.errstate(all="ignore"), OneThread():
         # The first fit's task stands for all, which differ in penalties, rates and stopping only.
-        first = Task.of(fits[0], block, seed)
-        if first is None or len(fits) == 1 or not first.stacks(fits):
+        first = CalibrationTask.of(fits[0], block, seed)
+        if first is None or len(fits) == 1 or not first.can_batch(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
-        found = StackedPilot(first.pilot, [fit.steps.rule.only.penalty.l2 for fit in fits])
+        found = StackedPilot(first.pilot, [fit.steps.rule.only_group.penalty.l2 for fit in fits])
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
             fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
         )]  # fmt: skip
@@ -261,13 +262,16 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         }
         own = {}
         if isinstance(first.optimizer, Adagrad | NAG):
-            own = found.warm_optimizer(first.optimizer, w, opt_state, first.batch)
+            own = found.warm_optimizer(first.optimizer, w, opt_state, first.n_step_rows)
         factors = found.rates(
-            first.optimizer, tried, own or opt_state, [task.base for task in tasks], first.batch,
+            first.optimizer, tried, own or opt_state, [task.base_rate for task in tasks],
+            first.n_step_rows,
             search_calm_rate if first.whole else search_best_rate,
         )  # fmt: skip
         return [
-            task.found(w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor)
+            task.make_calibrated_fit(
+                w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor
+            )
             for k, (task, factor) in enumerate(zip(tasks, factors, strict=True))
         ]
 
@@ -276,7 +280,7 @@ def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return the fit calibrated on a sample; unchanged where the sample tells nothing."""
     if get_linear_model(fit).n_targets is not None:
         return _calibrate_each_target(fit, block, seed)
-    task = Task.of(fit, block, seed)
+    task = CalibrationTask.of(fit, block, seed)
     if task is None:
         return fit
     return task.calibrated_fit()
@@ -315,7 +319,8 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     alone = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
-        Task.of(one, replace(block, y=block.y[:, k].copy()), seed) for k, one in enumerate(alone)
+        CalibrationTask.of(one, replace(block, y=block.y[:, k].copy()), seed)
+        for k, one in enumerate(alone)
     ]
     told = next((task for task in tasks if task is not None), None)
     if told is None:
@@ -329,7 +334,7 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         # This target's pilot found nothing: its own rate, converted to the others' optimizer, which
         # may be NAG in place of Adagrad.
         if one is before:
-            rates[k] *= told.base / told.fit.steps.rule.schedule(1, 0.0)
+            rates[k] *= told.base_rate / told.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
         model = replace(model, units=units)
@@ -374,7 +379,7 @@ def get_linear_model(fit: FitSpec) -> LinearModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class CalibrationTask:
     """Fit to be calibrated, with the pilot on its sample.
 
     Parameters
@@ -406,7 +411,7 @@ class Task:
     whole: bool
 
     @classmethod
-    def of(cls, fit: FitSpec, block: Block, seed: int) -> Task | None:
+    def of(cls, fit: FitSpec, block: Block, seed: int) -> CalibrationTask | None:
         """Return the task of a fit; None where its sample tells nothing."""
         work, model = fit.steps, get_linear_model(fit)
         # An empty sample, or groups of parameters with rates of their own, are left to the fit.
@@ -433,7 +438,7 @@ class Task:
         pilot = Pilot(
             small, X.astype(fit.rows.dtype, copy=False),
             model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
-            work.rule.only.penalty, seed,
+            work.rule.only_group.penalty, seed,
         )  # fmt: skip
         begin = state.w[columns]
         unit = abs(pilot.value(begin))
@@ -441,39 +446,39 @@ class Task:
         if not 0 < unit < np.inf:
             return None
         rule = _choose_unit_free_optimizer(work.rule, largest)
-        opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
+        opt_state = state.opt_state or _opt_state(rule.only_group.optimizer, state.w, block, model)
         whole = block.n_rows == sum(rows_of_each_lane(fit))
         return cls(fit, pilot, columns, opt_state, begin, rule, unit, whole)
 
     @property
     def optimizer(self) -> Optimizer:
         """Return the optimizer of all parameters."""
-        return self.rule.only.optimizer
+        return self.rule.only_group.optimizer
 
     @property
-    def batch(self) -> int:
+    def n_step_rows(self) -> int:
         """Return the rows of one step of the parameters."""
         return count_step_rows(self.fit)
 
     @property
-    def base(self) -> float:
+    def base_rate(self) -> float:
         """Return the learning rate that factors multiply, converted where the optimizer is new."""
         before = self.fit.steps.rule
         base = before.schedule(1, 0.0) * self.optimizer.default_learning_rate
-        return base / before.only.optimizer.default_learning_rate
+        return base / before.only_group.optimizer.default_learning_rate
 
     @property
     def touched_state(self) -> dict[str, Any]:
         """Return the optimizer state of the parameters that the sample touches."""
         return {name: array[self.columns] for name, array in self.opt_state.items()}
 
-    def stacks(self, fits: Sequence[FitSpec]) -> bool:
+    def can_batch(self, fits: Sequence[FitSpec]) -> bool:
         """Return whether the pilots of all fits can run as columns of one matrix."""
         # The minimisers of columns and of single pilots differ by their tolerances. A pilot of few
         # rows is cheap, so each fit has its own, and the same digits as when it is fitted alone.
         if self.pilot.n_rows <= SHARED_ROWS:
             return False
-        rules = [fit.steps.rule.only for fit in fits]
+        rules = [fit.steps.rule.only_group for fit in fits]
         if any(rule.optimizer != rules[0].optimizer for rule in rules):
             return False
         if type(self.optimizer).elementwise_update is None or not all(
@@ -484,10 +489,10 @@ class Task:
 
     def calibrated_fit(self) -> FitSpec:
         """Return the fit as its own pilot calibrates it."""
-        start = _StartSearch(self.pilot, self.optimizer, self.batch, self.base)
-        return self.found(*start.of(self.begin, self.touched_state, self.whole))
+        start = _StartSearch(self.pilot, self.optimizer, self.n_step_rows, self.base_rate)
+        return self.make_calibrated_fit(*start.of(self.begin, self.touched_state, self.whole))
 
-    def found(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
+    def make_calibrated_fit(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
         """Return the fit that begins at `w` with state `own`, at a factor times the base rate."""
         fit, work, columns = self.fit, self.fit.steps, self.columns
         if not (np.isfinite(w).all() and all(np.isfinite(array).all() for array in own.values())):
@@ -495,7 +500,7 @@ class Task:
         # Adagrad's accumulator holds squared gradients: of batch means in the pilot; where rows are
         # steps, of gradients that are not divided by the batch's rows.
         if work.single_rows and "accumulator" in own:
-            own["accumulator"] *= self.batch**2
+            own["accumulator"] *= self.n_step_rows**2
         start, stopping = work.make_start_state(fit.rows.dtype), work.stopping
         opt_state = {name: array.copy() for name, array in self.opt_state.items()}
         start.w[columns] = w
@@ -506,7 +511,7 @@ class Task:
         rule = replace(self.rule, groups=tuple(
             replace(group, penalty=own_group.penalty)
             for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
-        ), schedule=Constant(self.base * factor))  # fmt: skip
+        ), schedule=Constant(self.base_rate * factor))  # fmt: skip
         return fit.replace_work(
             initial=ShardState(start.w, opt_state if own else {}), rule=rule, stopping=stopping
         )
@@ -544,12 +549,12 @@ def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:
 
     Steps of NAG change predictions alike in any units of the features.
     """
-    if type(rule.only.optimizer) is not Adagrad:
+    if type(rule.only_group.optimizer) is not Adagrad:
         return rule
     # The largest column decides: smaller ones beside it matter little.
     if not largest or 1 / _FAR_UNITS <= largest <= _FAR_UNITS:
         return rule
-    return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
+    return replace(rule, groups=(replace(rule.only_group, optimizer=NAG()),))
 
 
 @dataclass(frozen=True, eq=False)

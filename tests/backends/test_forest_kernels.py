@@ -17,7 +17,7 @@ from daskml_dist.backends.cupy_forests import (
 )
 from daskml_dist.backends.elementary_functions import logarithm
 from daskml_dist.backends.forest_cuts import ENTROPY, GINI, POISSON, SQUARED
-from daskml_dist.backends.forests import ForestFacts, Nodes
+from daskml_dist.backends.forests import ForestFacts, GrowingNodes
 from daskml_dist.backends.host_forests import HostForests
 from tests.backends.kernel_problems import needs_compiler
 from tests.backends.test_tree_kernels import _Guards
@@ -80,7 +80,7 @@ def _roots(n, rng, bounded):
         bounds[1, :2] = [0.1, 0.5]
     paths = rng.integers(2**64, size=len(n), dtype=np.uint64)
     each = np.zeros(len(n), np.int64)
-    return Nodes(np.arange(len(n)), each, np.array(n), paths, bounds, 0)
+    return GrowingNodes(np.arange(len(n)), each, np.array(n), paths, bounds, 0)
 
 
 def _sorted(lines):
@@ -123,7 +123,7 @@ def test_rows_are_drawn_summed_and_parted(kind, n, n_outputs, table, device):
         middles = [lane.partition_nodes(nodes, cuts) for lane in lanes]
         paths = rng.integers(2**64, size=2 * len(nodes), dtype=np.uint64)
         np.testing.assert_array_equal(middles[1], middles[0])
-        nodes = Nodes(
+        nodes = GrowingNodes(
             nodes.tree.repeat(2), np.column_stack([nodes.start, middles[0]]).ravel(),
             np.column_stack([middles[0], nodes.stop]).ravel(), paths,
             nodes.bounds.repeat(2, axis=0), nodes.turn + 1,

@@ -122,7 +122,7 @@ def test_every_loss_and_optimizer(
     backend = NumpyBackend()
     gather = backend.gather(loss, w.shape, blocks, 9)
     assert gather is not None
-    steps = backend.recorder(gather, rule.only.optimizer, ours.empty_step())
+    steps = backend.recorder(gather, rule.only_group.optimizer, ours.empty_step())
     draws = [
         [(1, np.array([2, 5]), np.array([2, 1])), (4, np.array([7]), np.array([4]))],
         [],
@@ -169,7 +169,7 @@ def test_what_has_no_loop() -> None:
     assert (gather.most_steps, slow.most_steps) == (256, 2)
     rule = one_group(ArraysAlone(), InverseScaling(0.1), Penalty(0, 0), D, 2.0)
     shard = Shard(rule, ShardState(np.zeros((D, 1)), {}))
-    assert backend.recorder(gather, rule.only.optimizer, shard.empty_step()) is None
+    assert backend.recorder(gather, rule.only_group.optimizer, shard.empty_step()) is None
 
 
 X = np.random.default_rng(0).normal(size=(300, D))

@@ -141,7 +141,7 @@ def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
 
 def _shard(rule: UpdateRule, backend: Backend) -> Shard:
     w = np.linspace(-0.5, 0.5, D + 1)[:, None]
-    opt_state = rule.only.optimizer.init(w)
+    opt_state = rule.only_group.optimizer.init(w)
     if "scale" in opt_state:
         opt_state["scale"] += 1.5
     moved = {name: backend.to_device(array) for name, array in opt_state.items()}
@@ -163,10 +163,10 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
     blocks, loss, rule = _blocks(weighted=True), LogLoss(), _rule(optimizer)
     ours, by_hand = _shard(rule, backend), _shard(rule, get_backend("cpu"))
     gather = _gather(backend, loss, blocks, 30, container)
-    recorded = gather and backend.recorder(gather, rule.only.optimizer, ours.empty_step())
+    recorded = gather and backend.recorder(gather, rule.only_group.optimizer, ours.empty_step())
     if recorded is None:
         assert backend.name == "numpy"
-        assert container is not np.asarray or rule.only.optimizer.elementwise_update is None
+        assert container is not np.asarray or rule.only_group.optimizer.elementwise_update is None
         return
     for seed, count in enumerate((5, 5, 5, 5, 3, 1)):
         draws = _draws(count, 30, seed)
@@ -204,7 +204,7 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
     ours = Shard(rule, ShardState(backend.to_device(w), {}), backend=backend)
     by_hand = Shard(rule, ShardState(w.copy(), {}))
     assert ours.steps_alone
-    recorded = backend.recorder(gather, rule.only.optimizer, ours.empty_step())
+    recorded = backend.recorder(gather, rule.only_group.optimizer, ours.empty_step())
     for seed in range(3):
         draws = _draws(4, 3, seed)
         gathered = [_rows(blocks, draw) for draw in draws]
@@ -227,7 +227,7 @@ def test_steps_of_a_restored_replica_are_recorded_anew(backend: Backend) -> None
     shard = _shard(_rule("adam"), backend)
     assert shard.steps_alone
     gather = _gather(backend, LogLoss(), _blocks(weighted=False), 30, np.asarray)
-    recorded = backend.recorder(gather, shard.rule.only.optimizer, shard.empty_step())
+    recorded = backend.recorder(gather, shard.rule.only_group.optimizer, shard.empty_step())
     assert recorded.serves(shard.empty_step())
     shard.restore(shard.snapshot())
     assert not recorded.serves(shard.empty_step())
@@ -250,7 +250,7 @@ def test_other_steps_at_columns_need_the_host(
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
     rule = one_group(*parts, D, 7.0, coordinates=True)
     assert rule.can_run_in_kernels
-    group = dataclasses.replace(rule.only, **of_group)
+    group = dataclasses.replace(rule.only_group, **of_group)
     assert not dataclasses.replace(rule, groups=(group,), **of_rule).can_run_in_kernels
 
 

@@ -54,8 +54,8 @@ def _in_order(pieces: list[Any], order: Any) -> tuple[Any, Any, Any]:
 def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     from daskml_dist.backends.row_steps import RowSteps
 
-    penalty = shard.rule.only.penalty
-    steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
+    penalty = shard.rule.only_group.penalty
+    steps = RowSteps(LogLoss(), shard.rule.only_group.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
     total = steps.run(*_in_order(pieces, order), cells, RATE, shard.rate_sum)
     shard.count_row_steps([len(order)], RATE)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from tests.comm.ranks import Ranks, host_number
 
 
@@ -14,10 +14,12 @@ from tests.comm.ranks import Ranks, host_number
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
     """Makes the communicator of some ranks: who may share memory, and on which host each is."""
     made: list[Ranks] = []
-    monkeypatch.setattr("daskml_dist.comm.meeting.identify_machine", host_number)
+    monkeypatch.setattr("daskml_dist.comm.choosing_communicators.identify_machine", host_number)
 
-    def make(*allowed: bool, wait: Wait | None = None, hosts: list[int] | None = None) -> Ranks:
-        made.append(Ranks(list(allowed), wait or Wait(20), hosts))
+    def make(
+        *allowed: bool, wait: WaitBound | None = None, hosts: list[int] | None = None
+    ) -> Ranks:
+        made.append(Ranks(list(allowed), wait or WaitBound(20), hosts))
         return made[-1]
 
     yield make

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.base import Communicator, WaitBound
+from daskml_dist.comm.choosing_communicators import choose_communicator
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.meeting import choose_communicator
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 
 __all__ = ["Ranks", "host_number"]
@@ -27,7 +27,7 @@ def host_number() -> int:
 class Ranks:
     """Some ranks, each in a thread of its own."""
 
-    def __init__(self, allowed: list[bool], wait: Wait, hosts: list[int] | None) -> None:
+    def __init__(self, allowed: list[bool], wait: WaitBound, hosts: list[int] | None) -> None:
         credentials = Credentials(_SECRET)
         listeners = [PeerListener(_HOST, credentials) for _ in allowed]
         endpoints = [listener.endpoint for listener in listeners]

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.comm import meeting
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm import choosing_communicators as meeting
+from daskml_dist.comm.base import Communicator, WaitBound
 from daskml_dist.errors import CommunicationError, GenerationError
 from daskml_dist.losses import LogLoss
 from daskml_dist.optimizers import Momentum
@@ -77,7 +77,7 @@ def _together(group: Communicator, lanes: list[list[int]], in_order: bool, cut: 
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(D + 1, replica.w.dtype, lanes, in_order)
     assert board is not None
-    optimizer = replica.rule.only.optimizer
+    optimizer = replica.rule.only_group.optimizer
     gathers = [lane.gather for lane in own]
     steps = NumpyBackend().team_recorder(gathers, optimizer, replica.empty_step(), board)
     assert steps is not None
@@ -121,7 +121,7 @@ def _alone(group: Communicator, more: Callable[[], None] = lambda: None) -> Any:
     board = group.board(D + 1, replica.w.dtype, [[0], [1]], False)
     assert board is not None
     n = N_STEPS if group.rank == 0 else 2
-    optimizer = replica.rule.only.optimizer
+    optimizer = replica.rule.only_group.optimizer
     steps = NumpyBackend().team_recorder([lane.gather], optimizer, replica.empty_step(), board)
     counts = np.array(lane.sizes[:n], np.int64)[:, None]
     run = steps([lane.draws[:n]], counts, replica.next_steps([5] * n))  # type: ignore[misc]
@@ -142,7 +142,7 @@ def test_a_rank_that_is_gone_ends_the_loop_of_the_others(ranks: Callable[..., Ra
 
 def test_a_new_generation_ends_the_loop(ranks: Callable[..., Ranks]) -> None:
     renewed: list[bool] = []
-    some = ranks(True, True, wait=Wait(20, is_renewed=lambda: bool(renewed)))
+    some = ranks(True, True, wait=WaitBound(20, is_renewed=lambda: bool(renewed)))
     ends = some.each(lambda group: _alone(group, lambda: renewed.append(True)))
     assert ends[0] in ((2, GenerationError), (2, CommunicationError))
 

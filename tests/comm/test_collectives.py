@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.meeting import SharedGroup, TwoLevelGroup
+from daskml_dist.comm.base import Communicator, WaitBound
+from daskml_dist.comm.choosing_communicators import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
@@ -182,7 +182,7 @@ def test_waits_end_as_their_bound_says(
 ) -> None:
     over = threading.Event()
     named = (RunAbortedError, "is_aborted") if shared else (GenerationError, "is_renewed")
-    some = ranks(shared, shared, wait=Wait(20, **{named[1]: over.is_set}))
+    some = ranks(shared, shared, wait=WaitBound(20, **{named[1]: over.is_set}))
     over.set()
     with pytest.raises(named[0]):
         CALLS[call](some.groups[1])

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from daskml_dist.backends.csr_rows import CSRRows, TouchedColumns, add_csr_gradient
 from daskml_dist.backends.numpy_backend import NumpyBackend
-from daskml_dist.comm import meeting
+from daskml_dist.comm import choosing_communicators as meeting
 from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.losses import LogLoss
@@ -95,7 +95,7 @@ def _together(
     every = [_Lane(n) for some in lanes for n in some]
     board = group.board(None, replica.w.dtype, lanes, True)
     assert board is not None
-    optimizer = replica.rule.only.optimizer
+    optimizer = replica.rule.only_group.optimizer
     gathers = [lane.gather for lane in own]
     steps = NumpyBackend().team_recorder(gathers, optimizer, replica.empty_step(), board)
     assert steps is not None
@@ -189,7 +189,9 @@ def test_columns_may_be_wide() -> None:
         gather = NumpyBackend().gather(LOSS, (D + 1, 1), {0: (X, y, weight)}, 8, few=True)
         assert gather is not None
         assert gather.like.dtype == wide
-        alone = NumpyBackend().recorder(gather, replica.rule.only.optimizer, replica.empty_step())
+        alone = NumpyBackend().recorder(
+            gather, replica.rule.only_group.optimizer, replica.empty_step()
+        )
         assert alone is not None
         alone(lane.draws, replica.next_steps(lane.sizes))
         found.append(replica.w)

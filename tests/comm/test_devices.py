@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.devices import (
     DeviceCommunicator,
     DevicePlace,
@@ -77,7 +77,7 @@ class _BoxGroup:
 
     bytes_moved = 0
 
-    def __init__(self, box: _Box, backend: Any, rank: int, size: int, wait: Wait) -> None:
+    def __init__(self, box: _Box, backend: Any, rank: int, size: int, wait: WaitBound) -> None:
         self._box, self._backend, self._wait = box, backend, wait
         self._rank, self._size, self._turn = rank, size, 0
         self.ends: list[str] = []
@@ -120,7 +120,11 @@ class _Ranks:
     """Communicators of one fit, by rank."""
 
     def __init__(
-        self, places: list[DevicePlace], wait: Wait, fails: int | None = None, no_name: bool = False
+        self,
+        places: list[DevicePlace],
+        wait: WaitBound,
+        fails: int | None = None,
+        no_name: bool = False,
     ) -> None:
         # Imported here, so that tests of the decision need no stand-in for a device.
         from tests.strict_backend import StrictBackend
@@ -136,7 +140,7 @@ class _Ranks:
         def meet(number: int) -> DeviceCommunicator:
             peers = PeerGroup(number, endpoints, listeners[number], CREDENTIALS, wait)
 
-            def make(rank: int, size: int, identifier: bytes, wait: Wait) -> _BoxGroup:
+            def make(rank: int, size: int, identifier: bytes, wait: WaitBound) -> _BoxGroup:
                 if number == fails:
                     raise CommunicationError("NCCL failed: /dev/shm is full")
                 with self._lock:
@@ -170,8 +174,8 @@ def ranks() -> Iterator[Callable[..., _Ranks]]:
     pytest.importorskip("array_api_strict")
     made: list[_Ranks] = []
 
-    def make(places: list[DevicePlace], wait: Wait | None = None, **options: Any) -> _Ranks:
-        made.append(_Ranks(places, wait or Wait(20), **options))
+    def make(places: list[DevicePlace], wait: WaitBound | None = None, **options: Any) -> _Ranks:
+        made.append(_Ranks(places, wait or WaitBound(20), **options))
         return made[-1]
 
     yield make
@@ -250,13 +254,13 @@ def test_where_one_rank_has_no_group_nobody_has(
 @pytest.mark.parametrize(
     ("wait", "error"),
     [
-        (Wait(0.5), WaitTimeoutError),
-        (Wait(110, is_aborted=lambda: _over.is_set()), RunAbortedError),
-        (Wait(110, is_renewed=lambda: _over.is_set()), GenerationError),
+        (WaitBound(0.5), WaitTimeoutError),
+        (WaitBound(110, is_aborted=lambda: _over.is_set()), RunAbortedError),
+        (WaitBound(110, is_renewed=lambda: _over.is_set()), GenerationError),
     ],
 )
 def test_a_rank_that_never_comes_ends_the_others(
-    ranks: Callable[..., _Ranks], wait: Wait, error: type[Exception]
+    ranks: Callable[..., _Ranks], wait: WaitBound, error: type[Exception]
 ) -> None:
     """Whoever notices first gives up; nobody waits longer than the bound, in whatever level."""
     _over.clear()

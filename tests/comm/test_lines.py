@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.socket_group import PairMessages
 from daskml_dist.errors import CommunicationError, RunAbortedError
 from tests.comm.ranks import Ranks
@@ -41,7 +41,7 @@ def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
 
 def test_a_message_that_never_comes(ranks: Callable[..., Ranks]) -> None:
     aborted = [False]
-    two = ranks(False, False, wait=Wait(30, is_aborted=lambda: aborted[0]))
+    two = ranks(False, False, wait=WaitBound(30, is_aborted=lambda: aborted[0]))
 
     def act(group: Any) -> None:
         lines = PairMessages(group)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm import nccl
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.nccl import NcclGroup
 from daskml_dist.errors import (
     CommunicationError,
@@ -61,7 +61,7 @@ def _reduce(group: NcclGroup, array: Any) -> Any:
 
 def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
     own = _Communicator(7, 7, 0)
-    group = NcclGroup(own, 2, Wait(110))
+    group = NcclGroup(own, 2, WaitBound(110))
     own.states = [7, 7, 0]
     array = np.ones(4)
     assert group.broadcast(array, 0) is array
@@ -76,15 +76,15 @@ def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("states", "finished", "wait", "error"),
     [
-        ([7], True, Wait(0.3), WaitTimeoutError),  # NCCL never takes the call up
-        ([0], False, Wait(0.3), WaitTimeoutError),  # the GPU never ends it
-        ([0], False, Wait(110, is_aborted=lambda: True), RunAbortedError),
-        ([0], False, Wait(110, is_renewed=lambda: True), GenerationError),
-        ([7, 6], False, Wait(110), CommunicationError),  # NCCL says: remote error
+        ([7], True, WaitBound(0.3), WaitTimeoutError),  # NCCL never takes the call up
+        ([0], False, WaitBound(0.3), WaitTimeoutError),  # the GPU never ends it
+        ([0], False, WaitBound(110, is_aborted=lambda: True), RunAbortedError),
+        ([0], False, WaitBound(110, is_renewed=lambda: True), GenerationError),
+        ([7, 6], False, WaitBound(110), CommunicationError),  # NCCL says: remote error
     ],
 )
 def test_a_call_that_does_not_end_is_aborted(
-    done: list[bool], states: list[int], finished: bool, wait: Wait, error: type[Exception]
+    done: list[bool], states: list[int], finished: bool, wait: WaitBound, error: type[Exception]
 ) -> None:
     done[:] = [finished]
     own = _Communicator(0)
@@ -105,7 +105,7 @@ def test_a_call_that_does_not_end_is_aborted(
 def test_ranks_that_never_meet_are_given_up() -> None:
     own = _Communicator(7)
     with pytest.raises(WaitTimeoutError, match="the other GPUs"):
-        NcclGroup(own, 2, Wait(0.3))
+        NcclGroup(own, 2, WaitBound(0.3))
     assert own.calls == ["abort"]
 
 
@@ -113,7 +113,7 @@ def test_an_end_that_hangs_holds_nobody_up(done: list[bool]) -> None:
     never = threading.Event()
     own = _Communicator(0)
     own.abort = never.wait  # type: ignore[attr-defined]
-    group = NcclGroup(own, 2, Wait(110))
+    group = NcclGroup(own, 2, WaitBound(110))
     own.states = [7]  # finalize does not end either
     since = time.monotonic()
     group.close()
@@ -169,7 +169,7 @@ def test_sums_do_not_import_torch(
             else:
                 looks.append(True)
 
-    group = NcclGroup(Looking(0), 2, Wait(110))
+    group = NcclGroup(Looking(0), 2, WaitBound(110))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     group.all_reduce(np.ones(4))
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
@@ -201,13 +201,13 @@ def test_one_rank_of_nccl() -> None:
     assert gpu
     if not version:
         pytest.skip("libnccl is not installed")
-    group = NcclGroup.make(0, 1, nccl.make_identifier(), Wait(30))
+    group = NcclGroup.make(0, 1, nccl.make_identifier(), WaitBound(30))
     values = np.arange(12.0).reshape(3, 4)
     for array in (cupy.asarray(values), cupy.asfortranarray(cupy.asarray(values))):
         np.testing.assert_array_equal(cupy.asnumpy(group.all_reduce(array)), values)
         np.testing.assert_array_equal(cupy.asnumpy(group.broadcast(array, 0)), values)
     group.close()
-    again = NcclGroup.make(0, 1, nccl.make_identifier(), Wait(30))
+    again = NcclGroup.make(0, 1, nccl.make_identifier(), WaitBound(30))
     again.abort()
     with pytest.raises(CommunicationError):
         again.all_reduce(cupy.ones(3))

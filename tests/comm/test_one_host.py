@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.meeting import OneHostMeeting
+from daskml_dist.comm.base import Communicator, WaitBound
+from daskml_dist.comm.choosing_communicators import OneHostMeeting
 from daskml_dist.comm.shared_memory import ProcessLife
 from daskml_dist.errors import CommunicationError, MessageError
 from daskml_dist.ps.server import WaitingCallers
@@ -50,7 +50,7 @@ def _meet(
 
         places = tell(say(rank, hosts[rank].place))
         try:
-            return hosts[rank].group(rank, places, tell, Wait(20))
+            return hosts[rank].group(rank, places, tell, WaitBound(20))
         except MessageError as error:
             return error
 

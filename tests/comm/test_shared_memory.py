@@ -20,7 +20,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist.comm import shared_memory
-from daskml_dist.comm.base import Communicator, ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import Communicator, ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.channels import (
     RING_BYTES,
     RingInbox,
@@ -28,8 +28,8 @@ from daskml_dist.comm.channels import (
     RingOutbox,
     accept_ring_offer,
 )
+from daskml_dist.comm.choosing_communicators import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.meeting import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
 from daskml_dist.comm.shared_memory import SharedSegment, WakePipe
@@ -59,7 +59,7 @@ def boxes() -> Iterator[Callable[..., Boxes]]:
     """Makes both ends of a ring."""
     sockets: list[socket.socket] = []
 
-    def make(send_wait: Wait | None = None, read_wait: Wait | None = None) -> Boxes:
+    def make(send_wait: WaitBound | None = None, read_wait: WaitBound | None = None) -> Boxes:
         one, other = socket.socketpair()
         sockets.extend([one, other])
         offer = RingOffer(allowed=True)
@@ -67,8 +67,8 @@ def boxes() -> Iterator[Callable[..., Boxes]]:
         ring = offer.accept_answer(answer)
         assert ring is not None
         assert found is not None
-        outbox = RingOutbox(one, send_wait or Wait(20), ring)
-        return outbox, RingInbox(other, read_wait or Wait(20), found)
+        outbox = RingOutbox(one, send_wait or WaitBound(20), ring)
+        return outbox, RingInbox(other, read_wait or WaitBound(20), found)
 
     yield make
     for sock in sockets:
@@ -118,12 +118,12 @@ def test_a_writer_notices_that_nobody_reads_any_more(boxes: Callable[..., Boxes]
 @pytest.mark.parametrize(
     ("wait", "error"),
     [
-        (Wait(20, is_aborted=lambda: True), RunAbortedError),
-        (Wait(20, is_renewed=lambda: True), GenerationError),
+        (WaitBound(20, is_aborted=lambda: True), RunAbortedError),
+        (WaitBound(20, is_renewed=lambda: True), GenerationError),
     ],
 )
 def test_waits_end_as_their_bound_says(
-    boxes: Callable[..., Boxes], wait: Wait, error: type[Exception]
+    boxes: Callable[..., Boxes], wait: WaitBound, error: type[Exception]
 ) -> None:
     _, inbox = boxes(read_wait=wait)
     with pytest.raises(error):
@@ -177,7 +177,7 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     )
     endpoint = Endpoint("", HOST, listener.port)
     credentials = Credentials(SECRET, settings=ConnectionSettings(caller))
-    connection = RemoteConnection(endpoint, credentials, Wait(20), bounds)
+    connection = RemoteConnection(endpoint, credentials, WaitBound(20), bounds)
     try:
         assert isinstance(connection._in, RingInbox) == (caller and listening)
         connection.send(ServerRequest((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))
@@ -307,7 +307,7 @@ def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., 
 
 def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:
     renewed = threading.Event()
-    some = ranks(True, True, wait=Wait(20, is_renewed=renewed.is_set))
+    some = ranks(True, True, wait=WaitBound(20, is_renewed=renewed.is_set))
     renewed.set()
     with pytest.raises(GenerationError):
         some.groups[0].allreduce(np.ones(5))

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import Endpoint, WaitBound
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
@@ -41,7 +41,7 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
     answer = partial(serve_connection, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
-    connection = RemoteConnection(endpoint, Credentials(SECRET), Wait(20), bounds)
+    connection = RemoteConnection(endpoint, Credentials(SECRET), WaitBound(20), bounds)
     try:
         for clock in (1, 2):
             for lane in range(n_lanes):
@@ -62,7 +62,7 @@ def test_a_wrong_secret_is_refused() -> None:
     endpoint = Endpoint("", HOST, listener.port)
     try:
         with pytest.raises(CommunicationError, match="does not know this run's secret"):
-            RemoteConnection(endpoint, Credentials(b"other"), Wait(10), BOUNDS)
+            RemoteConnection(endpoint, Credentials(b"other"), WaitBound(10), BOUNDS)
     finally:
         listener.close()
 
@@ -71,4 +71,4 @@ def test_nobody_listening_names_the_remedy() -> None:
     with socket.create_server((HOST, 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(CommunicationError, match="allow TCP between"):
-        RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), Wait(5), BOUNDS)
+        RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), WaitBound(5), BOUNDS)

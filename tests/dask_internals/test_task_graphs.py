@@ -77,7 +77,7 @@ def test_every_reference_to_a_future_is_found(how: str, client: Client) -> None:
     recipes = make_recipes([Delayed("out", HighLevelGraph.from_collections("out", graph))])
     assert recipes.held == {future.key}
     assert future.key not in recipes.graph
-    recipes = BlockRecipes.unpack(recipes.pack([0]))
+    recipes = BlockRecipes.unpack_recipes(recipes.pack([0]))
     assert recipes.held == {future.key}
     tasks = select_tasks(recipes.graph, ["out"])
     if tasks:

@@ -16,7 +16,7 @@ from distributed import Client, get_client
 
 from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.diagnostics.live import feed, plugin
-from daskml_dist.diagnostics.live.feed import HANDLER, Feed
+from daskml_dist.diagnostics.live.feed import HANDLER, FitFeed
 from daskml_dist.diagnostics.live.fits import (
     N_FITS,
     N_PASSES,
@@ -138,7 +138,7 @@ def test_no_more_than_the_last_are_kept() -> None:
 
 def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger=feed.__name__)
-    told = Feed("SGDClassifier")
+    told = FitFeed("SGDClassifier")
     for hook, more in (("on_fit_begin", ()), ("on_pass_end", ({},)), ("on_fit_end", ())):
         getattr(told, hook)(object(), *more)  # which is no run
     assert "is not told" in caplog.text
@@ -249,7 +249,7 @@ def test_fits_of_a_client_that_left_are_not_running(
         run = SimpleNamespace(
             client=other, run_id="r", policy_name="sync", max_iter=3, n_lanes=1, n_servers=1
         )
-        Feed("SGDClassifier").on_fit_begin(run)
+        FitFeed("SGDClassifier").on_fit_begin(run)
         assert _until(fits)
     assert _until(lambda: fits()[0][0].state == "its client has left")
     assert get_client() is client

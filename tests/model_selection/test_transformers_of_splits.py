@@ -81,7 +81,7 @@ def test_they_are_equal_to_the_bit(name: str, cv: str) -> None:
     splits = Splits(pipeline, X, y, None, {}, SPLITTERS[cv])
     (heads,), counted = _fit_transformers([pipeline], splits)
     for split, head in enumerate(heads):
-        X_train, y_train, _ = splits.side(split, TRAIN)
+        X_train, y_train, _ = splits.select_side(split, TRAIN)
         alone = clone(head).fit(X_train, y_train)
         np.testing.assert_array_equal(_dense(head.transform(rows)), _dense(alone.transform(rows)))
         labels, counts = np.unique(y_train.compute(), return_counts=True)

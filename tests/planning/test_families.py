@@ -25,10 +25,14 @@ from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.planning import Costs, families
 from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.factors import _estimate_distinct
+from daskml_dist.planning.hypothetical_cluster import (
+    _NETWORK,
+    parse_bandwidth,
+    simulate_meeting_seconds,
+)
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.simulator import allreduce_seconds
-from daskml_dist.planning.supposed import _NETWORK, parse_bandwidth, simulate_meeting_seconds
 from daskml_dist.policies import AllReduce, Asynchronous
 from daskml_dist.recommender import ALS
 from daskml_dist.tree import DecisionTreeClassifier

@@ -157,7 +157,7 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
     np.testing.assert_array_equal(shard.w[untouched], _weights()[untouched])
     for name, array in shard.opt_state.items():
         np.testing.assert_array_equal(array[index], small.opt_state[name])
-        fresh = shard.rule.only.optimizer.init(shard.w)[name]
+        fresh = shard.rule.only_group.optimizer.init(shard.w)[name]
         np.testing.assert_array_equal(array[untouched], fresh[untouched])
 
 
@@ -180,7 +180,9 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
         compiled.apply(gradient[index], 3, index)
         arrays.apply(gradient[index], 3, index)
     assert compiled._few is not None
-    assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.elementwise_update is not None)
+    assert bool(compiled._few[0]._compiled) == (
+        rule.only_group.optimizer.elementwise_update is not None
+    )
     np.testing.assert_array_equal(compiled.w, arrays.w)
     for name, array in compiled.opt_state.items():
         np.testing.assert_array_equal(array, arrays.opt_state[name])

@@ -18,7 +18,7 @@ from daskml_dist.models.rated_pairs import FactorModel
 from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
-from daskml_dist.training.worker.loops.halo import Slice, cut_rows_by_entries, take_row_slice
+from daskml_dist.training.worker.loops.halo import EntrySlice, cut_rows_by_entries, take_row_slice
 
 rng = np.random.default_rng(0)
 N_USERS, N_ITEMS, RANK = 60, 40, 5
@@ -49,7 +49,7 @@ class Alone:
         self, side: str, values: NDArray[Any], ready: Any, piece: int | None, again: bool
     ) -> Iterator[Any]:
         of_lanes = [
-            ([], [Slice(slice(0, len(rows.range)), slice(0, len(rows.indices)))])
+            ([], [EntrySlice(slice(0, len(rows.range)), slice(0, len(rows.indices)))])
             for rows in self._rows[side]
         ]
         if self._most is not None:

@@ -26,7 +26,9 @@ def _streamed(model: Any, X: Any, y: Any, **how: Any) -> tuple[Any, float]:
         for at in range(0, 300, 100):
             stream.learn(X[at : at + 100], y[at : at + 100])
     rule = stream._started.fit.steps.rule
-    return stream, rule.schedule(1, 0.0) * (rule.only.rates[0] if rule.only.rates else 1.0)
+    return stream, rule.schedule(1, 0.0) * (
+        rule.only_group.rates[0] if rule.only_group.rates else 1.0
+    )
 
 
 @pytest.mark.parametrize("penalty", [None, "l1"])

@@ -30,7 +30,7 @@ from daskml_dist.training.client import membership
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.lane_assignments import LaneAssignments, reassign_lanes
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.reasons import Pace
+from daskml_dist.training.client.membership_changes import WorkerSpeeds
 from daskml_dist.training.client.recovery import choose_recovery_point
 from daskml_dist.training.client.run_actors import WorkerUnreachableError
 from tests.rules import one_group
@@ -394,8 +394,10 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
 
 def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("daskml_dist.training.client.reasons.time.monotonic", lambda: now[0])
-    pace, workers = Pace([100, 100, 100]), {0: "a", 1: "b", 2: "c"}
+    monkeypatch.setattr(
+        "daskml_dist.training.client.membership_changes.time.monotonic", lambda: now[0]
+    )
+    pace, workers = WorkerSpeeds([100, 100, 100]), {0: "a", 1: "b", 2: "c"}
     found = []
     for number in range(1, 8):
         now[0] += 1.0

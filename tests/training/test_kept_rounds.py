@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.backends import Backend
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.base import Communicator, WaitBound
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.collection import as_collection
@@ -125,7 +125,7 @@ class _Fit:
             lanes[-1].fails_at = fails_at
         connect: Callable[[], Any] = lambda: self.ledger  # noqa: E731
         context = Context(
-            self.fit, list(lanes), spec, connect, peers, Wait(20), lambda: None, memory
+            self.fit, list(lanes), spec, connect, peers, WaitBound(20), lambda: None, memory
         )
         found = run_solver_loop(context)
         assert found is None or isinstance(found, Solution)
@@ -194,7 +194,7 @@ def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.Monk
             return error
 
     for generation, at in enumerate([n_sums // 3, 2 * n_sums // 3, 0]):
-        ranks = Ranks([False, False], Wait(20), None)
+        ranks = Ranks([False, False], WaitBound(20), None)
         found = ranks.each(partial(part, generation=generation, at=at))
         ranks.close()
         if at:

@@ -333,7 +333,7 @@ def test_a_recipe_makes_the_block_again(parquet: str) -> None:
     recipes = make_recipes(lazy).of_rows({b.index: b.n_rows for b in expected})
     assert recipes.repeated_work < 2
     assert not recipes.held
-    packed = BlockRecipes.unpack(recipes.pack([1, 3]))
+    packed = BlockRecipes.unpack_recipes(recipes.pack([1, 3]))
     assert set(packed.targets) == {1, 3}
     for i in (1, 3):
         block = packed.make(i, lambda key: pytest.fail("nothing is held"))

@@ -45,7 +45,7 @@ def _guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-class Feed:
+class FitFeed:
     """Callback that reports a fit on a cluster to the page; fits in one process are not reported.
 
     Hooks append to a queue, which is sent from the client's event loop.

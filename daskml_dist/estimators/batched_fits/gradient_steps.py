@@ -102,7 +102,7 @@ class StepCandidate:
 
 
 class BatchedSteps:
-    """Linear models trained together by the same gradient steps, within :meth:`opened`.
+    """Linear models trained together by the same gradient steps, within :meth:`open_candidates`.
 
     Each candidate ends with the parameters of its own fit to all rows, in which the rows that its
     split does not train on have weight 0.
@@ -121,7 +121,9 @@ class BatchedSteps:
         self.estimators, self.roles, self.classes = estimators, roles, classes
 
     @contextmanager
-    def opened(self, collection: Collection, client: Any = None) -> Iterator[list[StepCandidate]]:
+    def open_candidates(
+        self, collection: Collection, client: Any = None
+    ) -> Iterator[list[StepCandidate]]:
         """Hold the rows in memory; yield the candidates, by estimator and then by split."""
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         with FitJob(collection, client, self._settings[0].run) as job:
@@ -276,7 +278,7 @@ class BatchedSteps:
         """Return the candidates' ranking scores, as :meth:`SolverFits.rankings` does."""
         return self._solver_fits.rankings(self._batched_model, *_stack_parameters(columns), role)
 
-    def fitted(self, column: StepCandidate) -> Any:
+    def make_fitted(self, column: StepCandidate) -> Any:
         """Return the fitted estimator of a candidate."""
         unfitted = self.estimators[column.candidate]
         estimator = type(unfitted)(**unfitted.get_params(deep=False))
@@ -401,7 +403,10 @@ def _find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
     """Return the optimizer that all fits share; raise where it, or its state, differs."""
     # A pilot may have replaced one fit's Adagrad by NAG, or warmed the state of some fits alone.
     (first, _), *others = {
-        (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
+        (
+            p.steps.rule.only_group.optimizer,
+            frozenset(p.steps.make_start_state(p.rows.dtype).opt_state),
+        )
         for p in plans
     }
     if others:

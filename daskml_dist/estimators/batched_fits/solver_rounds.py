@@ -108,7 +108,7 @@ class BatchedFit:
         sums = self.sums[role]
         return float(sums[3 : 3 + n_best].sum() / sums[0])
 
-    def pairs(self, role: int) -> NDArray[np.float64]:
+    def label_pairs(self, role: int) -> NDArray[np.float64]:
         """Return the confusion matrix of weights, by true and then by predicted label."""
         n_classes = len(self.estimator.classes_)
         return self.sums[role][-n_classes * n_classes :].reshape(n_classes, n_classes)
@@ -268,13 +268,13 @@ class BatchedModels(SolverFits):
         super().__init__(job, callbacks)
         self.rows, self.roles = rows, roles
 
-    def model(self, each: LinearModel, class_weight: Any = None) -> BatchedLinear:
+    def make_model(self, each: LinearModel, class_weight: Any = None) -> BatchedLinear:
         """Return the batch of models of the form `each`."""
         classes = self.rows.classes
         codes = None if classes is None else np.arange(len(classes))
         return BatchedLinear(each, self.roles, codes, class_weight)
 
-    def solver(
+    def make_solver(
         self, candidates: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
     ) -> BatchedSolver:
         """Return the solver of some candidates; large problems begin on a share of the rows."""
@@ -286,15 +286,15 @@ class BatchedModels(SolverFits):
         )  # fmt: skip
         return BatchedSolver(candidates, _SHARE_OF_ROWS if begins_on_share else 1, scored)
 
-    def of_split(self, weight: float) -> DatasetInfo:
+    def describe_split(self, weight: float) -> DatasetInfo:
         """Return the facts about the training rows of a split, given the sum of their weights."""
         summary = self.rows.summary
         assert isinstance(summary, TargetSummary)
         return replace(self.rows, summary=replace(summary, weight=float(weight)))
 
-    def weights(self, each: LinearModel) -> NDArray[np.float64]:
+    def sum_weights(self, each: LinearModel) -> NDArray[np.float64]:
         """Return the summed weight of the training rows of each split."""
-        return self(self.model(each), SinglePassSolver(SplitWeights())).w
+        return self(self.make_model(each), SinglePassSolver(SplitWeights())).w
 
 
 class CandidateFits:
@@ -321,7 +321,9 @@ class CandidateFits:
     def found(self) -> list[BatchedFit]:
         """Return the fits, in the order of the pairs."""
         models = self._models
-        weights = models.split_weights(models.model(self._estimators[0]._problem(models.rows)[0]))
+        weights = models.split_weights(
+            models.make_model(self._estimators[0]._problem(models.rows)[0])
+        )
         problems: list[tuple[LinearModel, Candidate, DatasetInfo]] = []
         # Problems of one key (the form of the model, and the class weights) can share a batch.
         keys: list[tuple[LinearModel, str]] = []
@@ -332,7 +334,7 @@ class CandidateFits:
             for _, split in pairs:
                 # An estimator sees only the weight of its split, as its own fit would: solvers
                 # divide by it, and penalties are relative to it.
-                info = models.of_split(split_weights[split])
+                info = models.describe_split(split_weights[split])
                 model, solver = estimator._problem(info)
                 start = estimator._starting_parameters(model, info)
                 candidate = Candidate(split, solver, float(split_weights[split]), start)
@@ -343,7 +345,7 @@ class CandidateFits:
         while left:
             batch = [i for i in left if keys[i] == keys[left[0]]][:MAX_BATCHED_CANDIDATES]
             factors = self._class_weights(self._estimators[self._pairs[left[0]][0]], weights)
-            batched_model = models.model(keys[left[0]][0], factors)
+            batched_model = models.make_model(keys[left[0]][0], factors)
             fits |= self._fit_batch(batched_model, {i: problems[i] for i in batch})
             left = [i for i in left if i not in fits]
         return [fits[i] for i in range(len(problems))]
@@ -368,7 +370,7 @@ class CandidateFits:
         candidates = tuple(candidate for _, candidate, _ in problems.values())
         parts, roles = self._score_parts, self._scored_roles
         # Plain sums of scores end the solver's run; rankings need a pass of another kind.
-        solver = self._models.solver(
+        solver = self._models.make_solver(
             candidates, tuple((r, parts.pairs, parts.places) for r in roles)
         )
         solution = self._models(batched_model, solver)

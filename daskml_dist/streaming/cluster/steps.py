@@ -42,14 +42,14 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call, StreamLayout, deal_rows
 from daskml_dist.streaming.cluster.worker import LaneHost
 from daskml_dist.streaming.steps import InProcessSteps
+from daskml_dist.training.client.interrupt_shields import Shielding
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import (
     ActorCalls,
+    ActorHandle,
     EarlyHost,
-    Host,
     WorkerUnreachableError,
 )
-from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerOutcome
@@ -91,12 +91,12 @@ class StreamActors(ActorCalls):
         self._fit = fit
         self._states, self._first_step = states, first
         self._early = EarlyHost(client)
-        self._servers: list[Host] = []
-        self._hosts: list[Host] = []
+        self._servers: list[ActorHandle] = []
+        self._hosts: list[ActorHandle] = []
         #: Lanes of each host.
         self._lanes: list[frozenset[int]] = []
         #: Pending answers to each call whose loss was not received yet, with the hosts.
-        self._pending: list[list[tuple[Host, Any]]] = []
+        self._pending: list[list[tuple[ActorHandle, Any]]] = []
         #: Number of calls that were sent to each host, which learns them in this order.
         self._n_sent: list[int] = []
         self.sent = self.learned = 0
@@ -125,7 +125,7 @@ class StreamActors(ActorCalls):
         for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
             future = self._early.start_host(address, f"{self.run_id}-{number}")
-            self._servers.append(Host(number, address, future))
+            self._servers.append(ActorHandle(number, address, future))
         for server in self._servers:
             self._await_proxy(server)
         # The fit holds the parameters, so it is sent to the running actors: the scheduler would
@@ -152,7 +152,8 @@ class StreamActors(ActorCalls):
         pins = dict(zip(tasks, addresses, strict=False))
         futures = submit_tasks(self._client, tasks, dict(pins), list(tasks))
         self._hosts = [
-            Host(rank, pins[key], futures[key], kind=LaneHost) for rank, key in enumerate(tasks)
+            ActorHandle(rank, pins[key], futures[key], kind=LaneHost)
+            for rank, key in enumerate(tasks)
         ]
         for host in self._hosts:
             self._await_proxy(host)
@@ -187,22 +188,24 @@ class StreamActors(ActorCalls):
 
     # -- calling the actors' methods -----------------------------------------------------------
 
-    def _ask(self, actors: Sequence[Host], method: str, *args: Any) -> list[Any]:
+    def _ask(self, actors: Sequence[ActorHandle], method: str, *args: Any) -> list[Any]:
         """Call a method of several actors at once; return their answers."""
         return self._ask_each(actors, method, [args] * len(actors))
 
     def _ask_each(
-        self, actors: Sequence[Host], method: str, args: Sequence[tuple[Any, ...]]
+        self, actors: Sequence[ActorHandle], method: str, args: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """Call a method of several actors at once, each with its arguments; return the answers."""
         pairs = zip(actors, args, strict=True)
         return self._await_answers([(m, self._call_method(m, method, *a)) for m, a in pairs])
 
-    def _await_answers(self, pending: Sequence[tuple[Host, Any]]) -> list[Any]:
+    def _await_answers(self, pending: Sequence[tuple[ActorHandle, Any]]) -> list[Any]:
         """Return the answers of pending method calls, in their order."""
         return [self._await_together(actor, answer, pending) for actor, answer in pending]
 
-    def _await_together(self, actor: Host, answer: Any, others: Sequence[tuple[Host, Any]]) -> Any:
+    def _await_together(
+        self, actor: ActorHandle, answer: Any, others: Sequence[tuple[ActorHandle, Any]]
+    ) -> Any:
         """Return the answer of a pending method call.
 
         It raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
@@ -404,7 +407,7 @@ class ClusterSteps:
 
     # -- learning ------------------------------------------------------------------------------
 
-    def check(self, n_rows: int) -> None:
+    def check_lane_share(self, n_rows: int) -> None:
         """Raise where a lane's share of a step has fewer rows than the model needs."""
         fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
         n_steps = 1 if most is None else -(-n_rows // most)

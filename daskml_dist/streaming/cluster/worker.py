@@ -25,7 +25,7 @@ import numpy as np
 from distributed import get_worker
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import DaskMLDistError, TrainingError
 from daskml_dist.models.base import BatchRows
@@ -392,7 +392,7 @@ class LaneHost:
         #: Calls that came before an earlier one: steps, and the future that the message awaits.
         self._early: dict[int, tuple[list[Step], Future[Any]]] = {}
         self._next_call = 0
-        wait = Wait(fit.run.timeout, lambda: bool(tasks.ended))
+        wait = WaitBound(fit.run.timeout, lambda: bool(tasks.ended))
         credentials = credentials_of(worker, spec.secret, fit.run.connections)
         trainer = _LaneTrainer(fit, spec, wait, credentials, find_reachable_host(worker))
         trainer.tasks, trainer.first = tasks, first

@@ -29,7 +29,7 @@ from daskml_dist.data.feature_scales import (
     merge_scales,
 )
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.streamed_blocks import BlockRecipes, Bundle
+from daskml_dist.data.streamed_blocks import BlockBundle, BlockRecipes
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.training.client.gathering import Gathering
@@ -484,12 +484,14 @@ class ClusterRows:
         self.parts.release()
 
 
-def apply_to_block(bundle: Bundle, number: int, *args: Any, function: Callable[..., Any]) -> Any:
+def apply_to_block(
+    bundle: BlockBundle, number: int, *args: Any, function: Callable[..., Any]
+) -> Any:
     """Return the result of a function of a block of a bundle."""
     return function(bundle.blocks[number], *args)
 
 
-def compute_bundle_scales(bundle: Bundle) -> FeatureScales:
+def compute_bundle_scales(bundle: BlockBundle) -> FeatureScales:
     """Return the scales of the blocks of a bundle."""
     return merge_scales([compute_block_scales(block) for block in bundle.blocks.values()])
 

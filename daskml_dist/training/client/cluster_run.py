@@ -40,11 +40,11 @@ from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.lane_assignments import AssignmentLog, Placement
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.reasons import Reasons
+from daskml_dist.training.client.membership_changes import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint
 from daskml_dist.training.client.run_actors import (
+    ActorHandle,
     EarlyHost,
-    Host,
     RunActors,
     WorkerUnreachableError,
 )
@@ -333,7 +333,7 @@ class TrainingRun:
                 self._passes.forget_repeated_passes(self._ask_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
-    def _count_repeated_steps(self, go_on: RecoveryPoint[Host] | None) -> int:
+    def _count_repeated_steps(self, go_on: RecoveryPoint[ActorHandle] | None) -> int:
         """Return the steps that trainers had made beyond the clocks they go back to."""
         reached, self._reached = self._reached, {}
         first = self._fit.work.first_clock

@@ -34,8 +34,8 @@ from daskml_dist.training.client.lane_assignments import LaneAssignments, Placem
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import RecoveryPoint, choose_recovery_point
 from daskml_dist.training.client.run_actors import (
+    ActorHandle,
     EarlyHost,
-    Host,
     RunActors,
     TrainerTask,
     WorkerUnreachableError,
@@ -87,7 +87,7 @@ class Generations:
         #: Trainers without lanes, until they have ended.
         self.dismissed: list[TrainerTask] = []
         #: Servers and standbys that are not needed any more.
-        self.old_hosts: list[Host] = []
+        self.old_hosts: list[ActorHandle] = []
         #: Workers that had a part in the run.
         self.visited_workers: set[str] = set()
         #: Names of trainers that their workers have begun.
@@ -131,7 +131,7 @@ class Generations:
 
     # -- the next generation -------------------------------------------------------------------
 
-    def renew(self, *, even: bool = False) -> RecoveryPoint[Host] | None:
+    def renew(self, *, even: bool = False) -> RecoveryPoint[ActorHandle] | None:
         """Begin the next generation."""
         self.number += 1
         go_on = choose_recovery_point(
@@ -156,7 +156,7 @@ class Generations:
         self.old_hosts = []
         return go_on
 
-    def _pause_hosts(self, server: ServerPair) -> list[tuple[Host, AvailableSnapshots]]:
+    def _pause_hosts(self, server: ServerPair) -> list[tuple[ActorHandle, AvailableSnapshots]]:
         """Pause a server and its standby; return what each could continue from."""
         held = []
         # The server and its standby; one of them is enough to continue.
@@ -174,7 +174,7 @@ class Generations:
                 self._membership.count_as_gone(gone.address)
         return held
 
-    def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
+    def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[ActorHandle] | None:
         """Give new servers the client's snapshots; return where to continue."""
         self._start_servers(0)
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
@@ -185,7 +185,7 @@ class Generations:
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
 
-    def _renew_servers(self, go_on: RecoveryPoint[Host], n_trainers: int) -> None:
+    def _renew_servers(self, go_on: RecoveryPoint[ActorHandle], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
         # A standby may become the server, and the server that was behind its standby.
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
@@ -450,13 +450,13 @@ class SavedSnapshots:
 class ServerPair:
     """Server of the run, and its standby."""
 
-    host: Host
-    standby: Host | None = None
+    host: ActorHandle
+    standby: ActorHandle | None = None
     standby_ships: bool = False
     keeps_snapshots: bool = False
 
     @property
-    def hosts(self) -> list[Host]:
+    def hosts(self) -> list[ActorHandle]:
         """Return the server's actor, and its standby's if it has one."""
         return [host for host in (self.host, self.standby) if host is not None]
 
@@ -509,12 +509,12 @@ class Standbys:
             self._actors.ask(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 
-    def _may_stay(self, standby: Host) -> bool:
+    def _may_stay(self, standby: ActorHandle) -> bool:
         """Return whether a standby is there and stays, or will be."""
         begins = standby.address in self._membership.ready or self._actors.is_ready(standby)
         return begins and not self._membership.is_leaving(standby.address)
 
-    def _open_standby(self, number: int, own: str, generation: int) -> Host | None:
+    def _open_standby(self, number: int, own: str, generation: int) -> ActorHandle | None:
         """Start a standby on another worker; None where there is none."""
         others = sorted(set(self._membership.ready) - {own})
         if not others:

@@ -26,6 +26,7 @@ from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
+from daskml_dist.training.client.interrupt_shields import Shielding
 from daskml_dist.training.client.lane_assignments import (
     AssignmentLog,
     Placement,
@@ -34,7 +35,6 @@ from daskml_dist.training.client.lane_assignments import (
     place_lanes,
 )
 from daskml_dist.training.client.run_actors import EarlyHost
-from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming, configured_connections
 

@@ -60,7 +60,7 @@ class WorkerUnreachableError(Exception):
 
 
 @dataclass(eq=False)
-class Host:
+class ActorHandle:
     """Actor that hosts a server, its standby or lanes of a stream, as the client knows it."""
 
     number: int
@@ -110,7 +110,7 @@ class ActorCalls:
         self._membership = membership
         self._timeout = timeout
 
-    def _await_proxy(self, host: Host) -> None:
+    def _await_proxy(self, host: ActorHandle) -> None:
         """Wait until an actor runs and its proxy is known; raise where it cannot start."""
         what = f"worker {host.address} to begin its part"
         deadline = Deadline(what, self._timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
@@ -126,11 +126,11 @@ class ActorCalls:
             if not deadline.has_time_left():
                 raise WorkerUnreachableError(host.address, f"no answer within {self._timeout:g} s")
 
-    def is_ready(self, host: Host) -> bool:
+    def is_ready(self, host: ActorHandle) -> bool:
         """Return whether the task that creates an actor has finished."""
         return host.future.status == "finished"
 
-    def _get_proxy(self, host: Host) -> Any:
+    def _get_proxy(self, host: ActorHandle) -> Any:
         """Return the proxy of an actor; raise `TimeoutError` while it does not run."""
         try:
             return wait_for_actor(self._client, host.future, host.kind, host.address, CHECK_SECONDS)
@@ -142,14 +142,14 @@ class ActorCalls:
             # An error of the actor's constructor is the user's; any other one may be a lost worker.
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
-    def _check_host(self, host: Host) -> None:
+    def _check_host(self, host: ActorHandle) -> None:
         """Raise `WorkerUnreachableError` if an actor or its worker is lost."""
         if host.future.status in {"lost", "cancelled"}:
             raise WorkerUnreachableError(host.address, "lost")
         if not self._membership.is_there(host.address):
             raise WorkerUnreachableError(host.address, "stopped answering, or lost")
 
-    def _call_method(self, host: Host, method: str, *args: Any) -> Any:
+    def _call_method(self, host: ActorHandle, method: str, *args: Any) -> Any:
         """Call an actor's method without waiting; return the pending call."""
         try:
             return getattr(host.proxy, method)(*args)
@@ -158,7 +158,7 @@ class ActorCalls:
 
     def _await_answer(
         self,
-        host: Host,
+        host: ActorHandle,
         call: Any,
         deadline: float,
         check_others: Callable[[], None] = ignore_event,
@@ -235,21 +235,23 @@ class RunActors(ActorCalls):
 
     # -- actors --------------------------------------------------------------------------------
 
-    def start_host_actor(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
+    def start_host_actor(
+        self, number: int, address: str, generation: int, n_trainers: int
+    ) -> ActorHandle:
         """Submit an actor for server `number`; do not wait until it runs."""
         begin_args = (self._fit_argument(), number, n_trainers, generation)
         # The early actor gets the fit by a method call, which cannot take the future of a large
         # fit.
         if self._is_small and (claimed := self._early.claim(address)) is not None:
             future, (proxy, endpoint_answer) = claimed
-            host = Host(number, address, future, begin_args, proxy, endpoint_answer)
+            host = ActorHandle(number, address, future, begin_args, proxy, endpoint_answer)
         else:
             key = f"{self._run_id}-{number}-{self.next_serial_number()}"
-            host = Host(number, address, self._early.start_host(address, key, *begin_args))
+            host = ActorHandle(number, address, self._early.start_host(address, key, *begin_args))
         self._futures.append(host.future)
         return host
 
-    def wait_for_endpoints(self, hosts: Sequence[Host]) -> list[Endpoint]:
+    def wait_for_endpoints(self, hosts: Sequence[ActorHandle]) -> list[Endpoint]:
         """Wait until several actors run; return the endpoints of their servers."""
         # First start all calls, then wait for all answers.
         for host in hosts:
@@ -264,7 +266,7 @@ class RunActors(ActorCalls):
             host.endpoint_answer = None
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
-    def begin_waiting_hosts(self, hosts: Sequence[Host]) -> None:
+    def begin_waiting_hosts(self, hosts: Sequence[ActorHandle]) -> None:
         """Let actors that were started without a fit make their servers; raise as :meth:`ask`."""
         waiting = [host for host in hosts if host.begin_args]
         calls = [self.start_asking_hosts([host], "begin", *host.begin_args) for host in waiting]
@@ -273,26 +275,34 @@ class RunActors(ActorCalls):
             host.begin_args = ()
 
     def ask(
-        self, host: Host, method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
+        self, host: ActorHandle, method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
     ) -> Any:
         """Call a method of an actor and return its answer; raise if the worker is unreachable."""
         return self.ask_all_hosts([host], method, *args, timeout=timeout)[0]
 
     def ask_all_hosts(
-        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
+        self,
+        hosts: Sequence[ActorHandle],
+        method: str,
+        *args: Any,
+        timeout: float = _CALL_TIMEOUT_SECONDS,
     ) -> list[Any]:
         """Call a method of several actors at once; raise as :meth:`ask`."""
         return self.start_asking_hosts(hosts, method, *args, timeout=timeout)()
 
     def start_asking_hosts(
-        self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL_TIMEOUT_SECONDS
+        self,
+        hosts: Sequence[ActorHandle],
+        method: str,
+        *args: Any,
+        timeout: float = _CALL_TIMEOUT_SECONDS,
     ) -> Callable[[], list[Any]]:
         """Call a method of several actors; return the function that waits for their answers."""
         deadline = time.monotonic() + timeout
         calls = [(host, self._call_method(host, method, *args)) for host in hosts]
         return lambda: [self._await_answer(host, call, deadline) for host, call in calls]
 
-    def discard_host_actor(self, host: Host) -> None:
+    def discard_host_actor(self, host: ActorHandle) -> None:
         """Stop an actor and release it, also where its worker is lost."""
         # An actor closes its sockets itself if it still can.
         if host.proxy is not None and self._membership.is_there(host.address):
@@ -413,7 +423,7 @@ class RunActors(ActorCalls):
         self._fit_future = None
         return True
 
-    def close(self, hosts: Iterable[Host]) -> None:
+    def close(self, hosts: Iterable[ActorHandle]) -> None:
         """Stop and release all actors and tasks of the run."""
         for host in hosts:
             self.discard_host_actor(host)

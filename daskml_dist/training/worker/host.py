@@ -20,7 +20,7 @@ from typing import Any
 
 from distributed import get_client, get_worker, secede
 
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import (
@@ -38,7 +38,7 @@ from daskml_dist.dask_internals.cluster import (
 )
 from daskml_dist.dask_internals.serialization import pickle
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.streamed_blocks import BlockRecipes, Bundle, unpack_bundles
+from daskml_dist.data.streamed_blocks import BlockBundle, BlockRecipes, unpack_bundles
 from daskml_dist.errors import (
     CommunicationError,
     MessageError,
@@ -302,7 +302,7 @@ def _connect_to_standby(
     standby: Endpoint, server: ParameterServer, bounds: MessageBounds, credentials: Credentials
 ) -> ServerConnection:
     """Open the connection to a standby."""
-    wait = Wait(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
+    wait = WaitBound(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
     return connect_to_server(standby, credentials, wait, bounds)
 
 
@@ -326,7 +326,9 @@ def _close_at_end(
     forget_when_inactive(worker, run_id)
 
 
-def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -> TrainerResult:
+def run_trainer(
+    fit: FitSpec, spec: TrainerSpec, blocks: list[BlockBundle] | bytes
+) -> TrainerResult:
     """Run a trainer on this worker, on bundles of blocks or packed recipes of blocks (a Dask task).
 
     It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
@@ -347,7 +349,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         partial(is_task_wanted, worker, key),
         min(_ORDER_TIMEOUT, fit.run.timeout),
     )
-    wait = Wait(fit.run.timeout, line.is_aborted, line.is_renewed)
+    wait = WaitBound(fit.run.timeout, line.is_aborted, line.is_renewed)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"
     trainer = Trainer(
         fit,
@@ -371,12 +373,12 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
 
 
 def _open_blocks(
-    blocks: list[Bundle] | bytes, worker: Any, wait: Wait
+    blocks: list[BlockBundle] | bytes, worker: Any, wait: WaitBound
 ) -> dict[int, Block] | Callable[[int], Block]:
     """Return the blocks, or the function that makes them from recipes."""
     if not isinstance(blocks, bytes):
         return unpack_bundles(blocks)
-    recipes = BlockRecipes.unpack(blocks)
+    recipes = BlockRecipes.unpack_recipes(blocks)
     fetch = _FetchHeldData(worker, wait) if recipes.held else _raise_key_error
     return lambda number: recipes.make(number, fetch)
 
@@ -389,7 +391,7 @@ def _raise_key_error(key: Any) -> Any:
 class _FetchHeldData:
     """Function that fetches data that workers hold; this worker's own without a copy."""
 
-    def __init__(self, worker: Any, wait: Wait) -> None:
+    def __init__(self, worker: Any, wait: WaitBound) -> None:
         self._worker = worker
         self._wait = wait
         # Only here: a task may ask for a client, its helper threads may not.

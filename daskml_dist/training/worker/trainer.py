@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.host_threads import OneThread, count_cores, flush_denormals
-from daskml_dist.comm.base import Communicator, Endpoint, Wait
+from daskml_dist.comm.base import Communicator, Endpoint, WaitBound
+from daskml_dist.comm.choosing_communicators import OneHostMeeting, TellAll, choose_communicator
 from daskml_dist.comm.devices import make_device_communicator
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.meeting import OneHostMeeting, TellAll, choose_communicator
 from daskml_dist.comm.server_connections import (
     ShardedConnection,
     SoloCommunicator,
@@ -88,7 +88,7 @@ class Trainer:
     ----------
     fit : FitSpec
     spec : TrainerSpec
-    wait : Wait
+    wait : WaitBound
         The bound of every wait.
     credentials : Credentials
     host : str
@@ -107,7 +107,7 @@ class Trainer:
         self,
         fit: FitSpec,
         spec: TrainerSpec,
-        wait: Wait,
+        wait: WaitBound,
         credentials: Credentials,
         host: str,
         idle: Callable[[], None] = lambda: None,

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from daskml_dist.comm.base import Wait
+from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
@@ -58,7 +58,7 @@ class Served:
     def _is_exchanged(self) -> bool:
         patient = replace(self.credentials, patience=20)
         with suppress(CommunicationError):
-            connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
+            connection = RemoteConnection(self.endpoint, patient, WaitBound(20), BOUNDS)
             with closing(connection):
                 connection.send(ServerRequest((0,), 0, 1))
                 assert connection.receive(0).values is not None

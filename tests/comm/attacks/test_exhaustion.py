@@ -14,7 +14,7 @@ import pytest
 
 from daskml_dist.comm import handshake
 from daskml_dist.comm import listener as module
-from daskml_dist.comm.base import ConnectionSettings, Endpoint, Wait
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.handshake import NAME_BYTES, UP
 from daskml_dist.comm.listener import Channel, Credentials, call_peer
 from daskml_dist.comm.socket_group import PeerListener
@@ -132,7 +132,7 @@ def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None
 def test_a_rank_comes_once() -> None:
     listener = PeerListener(HOST, Credentials(SECRET), KEY)
     first = call_peer(listener.endpoint, Credentials(SECRET), 1)
-    inbox = listener.open_inbox(1, Wait(20))
+    inbox = listener.open_inbox(1, WaitBound(20))
     second = call_peer(listener.endpoint, Credentials(SECRET), 1)
     assert is_closed(second)
     first.sendall(b"x")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm import wire
-from daskml_dist.comm.base import ConnectionSettings, Wait
+from daskml_dist.comm.base import ConnectionSettings, WaitBound
 from daskml_dist.comm.listener import Credentials, Listener, call_listener
 from daskml_dist.comm.packing import (
     name_classes,
@@ -194,15 +194,15 @@ def test_snapshots_travel_whole_and_as_data() -> None:
 def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
     def answer(up: Any, down: Any) -> None:
         with suppress(CommunicationError):
-            out = down.open_outbox(Wait(20))
+            out = down.open_outbox(WaitBound(20))
             out.send(wire.encode_reply(ServerReply(0, values=np.zeros((rows, 1)))))
-            up.open_inbox(Wait(20)).read_into(memoryview(bytearray(1000)))
+            up.open_inbox(WaitBound(20)).read_into(memoryview(bytearray(1000)))
         up.close()
         down.close()
 
     credentials = Credentials(SECRET, settings=ConnectionSettings(False))
     with closing(Listener(HOST, credentials, on_pair=answer)) as listener:
-        connection = RemoteConnection(listener.endpoint, credentials, Wait(20), BOUNDS)
+        connection = RemoteConnection(listener.endpoint, credentials, WaitBound(20), BOUNDS)
         connection.send(ServerRequest((0,), 0, 1))
         with pytest.raises(CommunicationError):
             connection.receive(0)
@@ -218,7 +218,7 @@ def test_a_trainer_that_announces_too_much(length: int) -> None:
     with ThreadPoolExecutor(2) as pool:
 
         def meet(rank: int) -> PeerGroup:
-            return PeerGroup(rank, endpoints, listeners[rank], credentials, Wait(20))
+            return PeerGroup(rank, endpoints, listeners[rank], credentials, WaitBound(20))
 
         groups = list(pool.map(meet, range(2)))
         gathering = pool.submit(groups[0].allgather, [np.ones(3)])

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from daskml_dist.comm import handshake, wire
-from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.base import Endpoint, WaitBound
 from daskml_dist.comm.channels import RingOffer
 from daskml_dist.comm.handshake import NAME_BYTES, PEER, UP, RunSecret
 from daskml_dist.comm.listener import Credentials, Listener, call_listener, call_peer
@@ -89,7 +89,7 @@ def test_a_certificate_alone_is_not_enough(served: Served) -> None:
         others.append(Credentials(SECRET, patience=PATIENCE))
     for other in others:
         with pytest.raises(CommunicationError, match="Cannot connect"):
-            RemoteConnection(served.endpoint, other, Wait(20), BOUNDS)
+            RemoteConnection(served.endpoint, other, WaitBound(20), BOUNDS)
     served.works()
 
 

@@ -15,8 +15,8 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.client import reasons
-from daskml_dist.training.client.reasons import Newcomers
+from daskml_dist.training.client import membership_changes as reasons
+from daskml_dist.training.client.membership_changes import Newcomers
 from tests.training.recovery.strikes import lazy_rows
 
 #: Seconds after which an import ends that nobody has let end: then a test fails.

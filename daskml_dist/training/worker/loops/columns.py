@@ -74,7 +74,7 @@ class ColumnSteps:
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
             own, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
-            shard = self._home.shard(own.make_start_state(), start, rule)
+            shard = self._home.make_replica(own.make_start_state(), start, rule)
             self._ranges.append(_LaneColumns(lane, own.steps.model, start, shard))
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.comm.base import Communicator, Wait
+from daskml_dist.comm.base import Communicator, WaitBound
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
@@ -66,7 +66,9 @@ class DevicePlacement:
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 
-    def shard(self, state: ShardState, start: int = 0, rule: UpdateRule | None = None) -> Shard:
+    def make_replica(
+        self, state: ShardState, start: int = 0, rule: UpdateRule | None = None
+    ) -> Shard:
         """Make a replica, or its rows from `start` on, from a state on the host."""
         backend = None if self._is_host else self._backend
         return Shard(rule or self._rule, self.enter(state), start, backend=backend)
@@ -117,7 +119,7 @@ class Context:
     connect : callable
         Opens a new connection to all servers, for one thread.
     communicator : Communicator
-    wait : Wait
+    wait : WaitBound
     idle : callable
         Called in the trainer's own thread after each pass.
     memory : dict
@@ -133,7 +135,7 @@ class Context:
         spec: TrainerSpec,
         connect: Callable[[], ShardedConnection],
         communicator: Communicator,
-        wait: Wait,
+        wait: WaitBound,
         idle: Callable[[], None],
         memory: dict[str, Any],
         raise_if_stopped: Callable[[], None] = lambda: None,

@@ -2,7 +2,7 @@
 
 A `Halo` is a plan, made once, of the values that each trainer sends to each other; `plan_row_parts`
 makes such plans for some rows at a time, where the values that all rows touch do not fit in memory.
-`Owners` finds the trainer that owns a key.
+`KeyOwners` finds the trainer that owns a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VALUES_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
-class Slice:
+class EntrySlice:
     """Range of whole rows of a lane, or of the entries of one long row.
 
     Parameters
@@ -56,7 +56,7 @@ class TouchedRows:
 
 def cut_rows_by_entries(
     indptr: NDArray[np.int64], most: int, piece: int | None
-) -> tuple[list[Slice], list[Slice]]:
+) -> tuple[list[EntrySlice], list[EntrySlice]]:
     """Return pieces of long rows, and runs of whole rows, each of about `most` entries at most.
 
     `piece` is the unit of entries by which long rows may be cut; None: they stay whole.
@@ -71,19 +71,19 @@ def cut_rows_by_entries(
         step = max(most // (piece or 1), 1) * (piece or 1)
         for at in range(0, n, step):
             entries = slice(start + at, start + min(at + step, n))
-            pieces.append(Slice(slice(row, row + 1), entries, (at, n)))
+            pieces.append(EntrySlice(slice(row, row + 1), entries, (at, n)))
     for before, end in pairwise([-1, *long, len(sizes)]):
         row = before + 1
         while row < end:
             # As many whole rows as have `most` entries together.
             last = int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1
             stop = min(max(last, row + 1), end)
-            runs.append(Slice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
+            runs.append(EntrySlice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
             row = stop
     return pieces, runs
 
 
-def take_row_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
+def take_row_slice(rows: KeyedRows, some: EntrySlice, indices: Array) -> KeyedRows:
     """Return a slice of a lane's rows, with new indices of its entries."""
     own, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
@@ -105,7 +105,7 @@ def take_row_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
 
 def plan_row_parts(
     communicator: Communicator,
-    owners: Owners,
+    owners: KeyOwners,
     blocks: Sequence[KeyedBlock],
     ranges: Sequence[KeyRange],
     ready: Callable[[KeyedRows], KeyedRows],
@@ -139,8 +139,8 @@ def plan_row_parts(
 
 def _make_part(
     communicator: Communicator,
-    owners: Owners,
-    some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
+    owners: KeyOwners,
+    some: Sequence[tuple[KeyedRows, NDArray[np.int64], EntrySlice]],
     rooms: ExchangeBuffers,
 ) -> TouchedRows:
     """Return one part with its plan of exchange, made by all trainers together."""
@@ -167,7 +167,7 @@ class _PartFetch:
     def __init__(
         self,
         communicator: Communicator,
-        owners: Owners,
+        owners: KeyOwners,
         numbers: NDArray[np.int64],
         rooms: ExchangeBuffers,
     ) -> None:
@@ -192,7 +192,7 @@ class _PartFetch:
         return room
 
 
-class Owners:
+class KeyOwners:
     """Owner of each key of a space, and the position of a key's values at its owner.
 
     Parameters
@@ -317,14 +317,14 @@ class Halo:
     Parameters
     ----------
     communicator : Communicator
-    owners : Owners
+    owners : KeyOwners
         Owners of the keys.
     numbers : ndarray of int64 of shape (n,)
         Numbers of the keys whose values are wanted, in the order of the result.
     """
 
     def __init__(
-        self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64]
+        self, communicator: Communicator, owners: KeyOwners, numbers: NDArray[np.int64]
     ) -> None:
         self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
         #: Positions in the result of the values from each rank.

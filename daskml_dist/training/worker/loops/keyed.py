@@ -28,7 +28,7 @@ from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.halo import (
     Halo,
-    Owners,
+    KeyOwners,
     TouchedRows,
     arrange_touched_keys,
     plan_row_parts,
@@ -76,7 +76,7 @@ class _KeyedTrainer(SolverView):
             s: _make_ranges(found, self._bounds[s]) for s, found in of_space.items()
         }
         self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
-        self._owners: dict[str, Owners] = {}
+        self._owners: dict[str, KeyOwners] = {}
         self._halos: dict[str, Halo] = {}
         self._rows: dict[str, list[KeyedRows]] = {}
         self._parts: dict[str, tuple[list[TouchedRows], list[TouchedRows]]] = {}
@@ -171,11 +171,11 @@ class _KeyedTrainer(SolverView):
         """Send parts to the owners of any keys; return positions of own keys, and their parts."""
         return self._get_owners(space).send_to_owners(numbers, parts)
 
-    def _get_owners(self, space: str) -> Owners:
+    def _get_owners(self, space: str) -> KeyOwners:
         """Return the owners of a space's keys, found once."""
         if space not in self._owners:
             bounds, own = self._bounds[space], self._own_ranges[space]
-            self._owners[space] = Owners(self._communicator, bounds, own)
+            self._owners[space] = KeyOwners(self._communicator, bounds, own)
         return self._owners[space]
 
     def _get_halo(self, side: str) -> Halo:

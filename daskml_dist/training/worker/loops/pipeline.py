@@ -67,7 +67,9 @@ class PipelineSteps:
         self._backend = context.lanes[0].backend
         self._stages = self._cut_stages(min(pipeline.stages, context.communicator.size))
         self._rows = self._model.rows_of(self._stages.layers)
-        self._shard = self._home.shard(context.fit.make_start_state(self._rows), self._rows.start)
+        self._shard = self._home.make_replica(
+            context.fit.make_start_state(self._rows), self._rows.start
+        )
         peers = context.communicator
         self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}

@@ -120,7 +120,7 @@ class SummedSteps:
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
         self._home = DevicePlacement(context, alone)
-        self.replica = self._home.shard(state or self._fit.make_start_state())
+        self.replica = self._home.make_replica(state or self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = (
             OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if alone else None
@@ -244,7 +244,7 @@ class AveragedSteps:
         rule = self._fit.steps.rule
         start = start or (lambda number: self._fit.make_start_state())
         self.replicas = {
-            number: self._home.shard(start(number), rule=rule.scale_to_share(share))
+            number: self._home.make_replica(start(number), rule=rule.scale_to_share(share))
             for number, share in self._shares.items()
         }
         self._own = [
@@ -498,7 +498,9 @@ class OwnSteps:
         # Record (compile) the step once; again when its form changes.
         if self._recorded is None or not self._recorded.serves(step):
             with explain_memory_errors(lane.backend, "What steps need"):
-                self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
+                self._recorded = lane.backend.recorder(
+                    gather, replica.rule.only_group.optimizer, step
+                )
         if self._recorded is None:
             self._can_record = False
             return 0
@@ -551,7 +553,7 @@ class ReplicaTeamSteps:
         step = self._replica.empty_step()
         if self._shared_buffer is not None and not (self._recorded and self._recorded.serves(step)):
             gathers = [lane.gather if lane.n_rows else None for lane in self._context.lanes]
-            optimizer = self._replica.rule.only.optimizer
+            optimizer = self._replica.rule.only_group.optimizer
             self._recorded = self._backend.team_recorder(
                 gathers, optimizer, step, self._shared_buffer
             )

@@ -85,7 +85,7 @@ class RowByRow:
         if lane not in self._steps:
             from daskml_dist.backends.row_steps import RowSteps
 
-            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only
+            linear, group = self._fit.steps.model.linear, self._fit.steps.rule.only_group
             assert linear is not None
             l1, l2 = group.penalty.l1, group.penalty.l2
             self._steps[lane] = RowSteps(linear.loss, group.optimizer, l1, l2, linear.fit_intercept)

@@ -315,7 +315,7 @@ class _DampedRowSteps:
         if self._share >= 1:
             return
         replica = self._replica
-        optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
+        optimizer, rate = replica.rule.only_group.optimizer, replica.learning_rate()
         for at in row_slices(len(delta), _PIECE):
             opt_state, before = (
                 self._opt_state(at),

@@ -1,7 +1,7 @@
 """Reasons to begin a new generation: what was heard, and what a look at the cluster shows.
 
-`Newcomers` are workers that have joined and get ready to take lanes; `Pace` finds workers that stay
-slow.
+`Newcomers` are workers that have joined and get ready to take lanes; `WorkerSpeeds` finds workers
+that stay slow.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Reasons:
             BUSY,
             tell_after=FIRST_TASK_NOTICE_SECONDS,
         )
-        self._pace = Pace(fit.rows.lane_rows)
+        self._pace = WorkerSpeeds(fit.rows.lane_rows)
         self._newcomers = Newcomers(membership, actors)
 
     def take_message(self, alarm: Alarm) -> None:
@@ -280,7 +280,7 @@ class Newcomers:
             self._ready.add(address)
 
 
-class Pace:
+class WorkerSpeeds:
     """Speeds of the workers of a run.
 
     Parameters

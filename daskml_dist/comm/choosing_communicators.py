@@ -25,7 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.comm.base import Arrays, Communicator, Merge, ReusedMemory, Wait, merge_in_pairs
+from daskml_dist.comm.base import (
+    Arrays,
+    Communicator,
+    Merge,
+    ReusedMemory,
+    WaitBound,
+    merge_in_pairs,
+)
 from daskml_dist.comm.channels import describe_lost_connection
 from daskml_dist.comm.packing import (
     make_malformed_error,
@@ -75,7 +82,7 @@ class SharedGroup(Communicator):
         Memory and wake pipe of each rank of the host, by its number among all.
     lives : mapping of int to PeerLife
         Signs of life of each other rank of the host.
-    wait : Wait
+    wait : WaitBound
     close : callable
         Called when the group is closed.
     look : float
@@ -89,7 +96,7 @@ class SharedGroup(Communicator):
         rank: int,
         places: RankMemory,
         lives: Mapping[int, PeerLife],
-        wait: Wait,
+        wait: WaitBound,
         close: Callable[[], None] = lambda: None,
         look: float = SPIN_SECONDS,
     ) -> None:
@@ -473,7 +480,7 @@ def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
 
 
 def choose_communicator(
-    peers: PeerGroup, wait: Wait, allowed: bool, own_core: bool = False
+    peers: PeerGroup, wait: WaitBound, allowed: bool, own_core: bool = False
 ) -> Communicator:
     """Return the fastest communicator of the same ranks."""
     try:
@@ -724,7 +731,12 @@ class OneHostMeeting:
         return [identify_machine(), os.getpid(), memory, bell.descriptor, segment.token.hex()]
 
     def group(
-        self, rank: int, places: list[Any], tell: TellAll, wait: Wait, look: float = SPIN_SECONDS
+        self,
+        rank: int,
+        places: list[Any],
+        tell: TellAll,
+        wait: WaitBound,
+        look: float = SPIN_SECONDS,
     ) -> SharedGroup | None:
         """Return the communicator of all ranks; None on all where some do not see each other."""
         places = [_check_place(place) for place in places]
