@@ -323,8 +323,9 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     """Check the column names of X as scikit-learn does; nothing is computed of a Dask frame."""
     if reset:
         remember_dtypes(estimator, X)
-    elif names_surely_match(X, getattr(estimator, "feature_names_in_", None)):
-        return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
+    # The usual cases, in which scikit-learn looks for kinds of dataframes one by one.
+    if names_surely_match(X, getattr(estimator, "feature_names_in_", None)):
+        return
     if isinstance(X, RowsPlaceholder):
         return
     # Workers import this module, and need not load scikit-learn.
