@@ -31,7 +31,7 @@ from distributed import Client, LocalCluster
 from benchmarks import gpu
 from benchmarks._gpu_device import Device, largest_difference
 from benchmarks._gpu_estimators import FITS, SPARSE_FITS, Fit, make_rows
-from daskml_dist import Run, ensemble, linear_model, model_selection
+from daskml_dist import Run, ensemble, linear_model, model_selection, preprocessing
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.comm.base import WaitBound
@@ -210,7 +210,45 @@ def _compare_fits(fit: Fit, tiny: bool) -> str:
         told = _take_difference(_fitted_floats(there)[name], value, fit.tolerance)
         worst, compared = max(worst, float(told)), compared + 1
     assert compared
+    if _device() == "gpu":
+        _compare_rows_there(here, X)
     return f"{worst:.1e}, {taken}"
+
+
+def _compare_rows_there(model: Any, X: Any) -> None:
+    """Predictions and transformed rows of rows on the GPU are those of rows on the host."""
+    there = get_backend("gpu").to_device(X)
+    for method in ("predict", "predict_proba", "score_samples", "transform"):
+        if not hasattr(model, method):
+            continue
+        found, expected = getattr(model, method)(there), getattr(model, method)(X)
+        found = found.get() if hasattr(found, "get") else found
+        if expected.dtype.kind == "f":
+            _take_difference(found, expected, 1e-4)
+        elif (share := float(np.mean(found != expected))) > 1e-3:  # by rounding alone
+            raise AssertionError(f"{method} gives {share:.1%} of the rows other labels")
+
+
+def _transform_there(kind: str, params: dict[str, Any], tiny: bool) -> str:
+    """Rows on the GPU, in blocks, are counted or measured there, and transformed."""
+    cupy = _need_gpu()
+    X, _ = make_rows("counts", 240 if tiny else 20_000)
+    transformer = getattr(preprocessing, kind)(**params)
+    blocks = da.from_array(X, chunks=(len(X) // 4, -1))
+    here = transformer.fit(blocks).transform(X)
+    meta = np.empty((0, 0), X.dtype)
+    found = transformer.fit(blocks.map_blocks(cupy.asarray, dtype=X.dtype, meta=meta))
+    return _take_difference(found.transform(cupy.asarray(X)).get(), here, 1e-6)
+
+
+_TRANSFORMERS: list[tuple[str, dict[str, Any]]] = [
+    ("StandardScaler", {}),
+    ("MinMaxScaler", {}),
+    ("MaxAbsScaler", {}),
+    ("RobustScaler", {}),
+    ("OrdinalEncoder", {}),
+    ("OneHotEncoder", {"sparse_output": False}),
+]
 
 
 def _fitted_floats(model: Any) -> dict[str, Any]:
@@ -303,6 +341,8 @@ def _make_fits() -> Iterator[Check]:
     for number, (kind, options, estimator) in enumerate(_SEARCHES):
         compare = partial(_compare_searches, kind, options, estimator)
         yield Check(f"{kind} {number}", compare, 60)
+    for kind, params in _TRANSFORMERS:
+        yield Check(kind, partial(_transform_there, kind, params), 40)
     yield Check("blocks of CuPy", _fit_blocks_of_cupy, 60)
     for dtype in ("float16", "bfloat16"):
         yield Check(f"compute_dtype={dtype}", partial(_fit_half_precision, dtype), 60)
