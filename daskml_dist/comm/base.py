@@ -117,11 +117,14 @@ class WaitBound:
         Looked at every 0.2 s; True ends the wait with :class:`RunAbortedError`.
     is_renewed : callable
         Likewise, for :class:`GenerationError`: the trainer belongs to a newer generation.
+    on_silence : callable
+        Called once in a wait, where the other side's kernel seems to acknowledge nothing more.
     """
 
     timeout: float = 300.0
     is_aborted: Callable[[], bool] = field(default=lambda: False)
     is_renewed: Callable[[], bool] = field(default=lambda: False)
+    on_silence: Callable[[], None] = field(default=lambda: None)
 
     def check(self, since: float, what: str) -> None:
         """Raise when the wait for `what`, begun at `since` (monotonic), must end."""

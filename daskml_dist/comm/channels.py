@@ -49,6 +49,9 @@ _BUFFER_BYTES = 1 << 16
 SEND_SECONDS = 60.0
 #: Seconds between two probes of a connection on which nothing travels: the least that TCP knows.
 _PROBE_SECONDS = 1
+#: Of Linux's `struct tcp_info`: unacknowledged retransmissions and probes, and the milliseconds
+#: since data and since an acknowledgement came.
+_TCP_INFO = struct.Struct("=2xBB48xII")
 #: What the kernel says of a connection whose other side cannot be reached. The last two come
 #: instead of the first where the route, or the last router, has noticed it before.
 _UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
@@ -157,7 +160,7 @@ class Inbox:
 
     def _receive_some(self, target: memoryview) -> int:
         """Read what has arrived, at least a byte, into `target` from its start; return its size."""
-        since = time.monotonic()
+        since, silent = time.monotonic(), False
         while True:
             try:
                 count = self.sock.recv_into(target)
@@ -167,6 +170,8 @@ class Inbox:
                     raise _make_lost_error("receiving from", error) from error
                 if self._wait is not None:
                     self._wait.check(since, "the other side of a connection")
+                    if not silent and (silent := _is_silent(self.sock)):
+                        self._wait.on_silence()
                 continue
             if count == 0:
                 raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
@@ -214,6 +219,20 @@ def tune_socket(sock: socket.socket, silence: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence * 1e3))
+
+
+def _is_silent(sock: socket.socket) -> bool:
+    """Return whether a probe, or what was sent again, has had no acknowledgement for too long.
+
+    It comes up to a second before the connection breaks, but one lost packet may be the cause.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        allowed = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    except (AttributeError, OSError):  # not Linux, or closed already
+        return False
+    retransmits, probes, since_data, since_acknowledged = _TCP_INFO.unpack(info)
+    return bool(retransmits or probes) and min(since_data, since_acknowledged) > allowed
 
 
 def close_socket(sock: socket.socket) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,7 @@ from daskml_dist.errors import (
     CommunicationError,
     GenerationError,
     RunAbortedError,
+    SilentPeerError,
     WaitTimeoutError,
 )
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
@@ -212,7 +215,7 @@ def serve_connection(
     no meaning.
     """
     try:
-        _answer_until_goodbye(server, up, down, bounds)
+        _answer_until_goodbye(server, up, down, bounds, on_loss)
     except ConnectionError as error:
         logger.debug("A connection of a server ended: %s", error)
         on_loss(error)
@@ -225,10 +228,19 @@ def serve_connection(
 
 
 def _answer_until_goodbye(
-    server: ParameterServer, up: Channel, down: Channel, bounds: MessageBounds
+    server: ParameterServer,
+    up: Channel,
+    down: Channel,
+    bounds: MessageBounds,
+    on_silence: Callable[[BaseException], None],
 ) -> None:
     """Read and answer until a good-bye."""
-    out, reader = down.open_outbox(None), FrameReader(up.open_inbox(None), bounds, (REQUEST, CALL))
+    # A trainer may take any time for its next step; but a host answers TCP's probes.
+    wait = None
+    if up.ring is None:
+        silent = SilentPeerError("The host of a trainer acknowledges nothing.")
+        wait = WaitBound(math.inf, on_silence=partial(on_silence, silent))
+    out, reader = down.open_outbox(None), FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL))
 
     def send(message: ServerReply | CallPayload) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.

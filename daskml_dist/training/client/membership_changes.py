@@ -109,6 +109,8 @@ class Reasons:
         for alarm in alarms:
             if alarm.trainer is not None and alarm.generation == self._generations.number:
                 return alarm.message
+        if all(alarm.silent for alarm in alarms):  # a lost packet, and no connection broke
+            return None
         # Standbys are told anew where to get snapshots from.
         for server in self._generations.servers:
             server.standby_ships = False  # perhaps it was its connection that broke

@@ -349,7 +349,9 @@ def run_trainer(
         partial(is_task_wanted, worker, key),
         min(_ORDER_TIMEOUT, fit.run.timeout),
     )
-    wait = WaitBound(fit.run.timeout, line.is_aborted, line.is_renewed)
+    silent = SilentPeerError("The host of a worker of the fit acknowledges nothing.")
+    tell_silence = partial(raise_alarm, worker, spec.run_id, silent)
+    wait = WaitBound(fit.run.timeout, line.is_aborted, line.is_renewed, tell_silence)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"
     trainer = Trainer(
         fit,
