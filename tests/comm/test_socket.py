@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Endpoint, WaitBound
+from daskml_dist.comm.channels import Inbox, Outbox, tune_socket
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
-from daskml_dist.errors import CommunicationError
+from daskml_dist.errors import CommunicationError, SilentPeerError, WaitTimeoutError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
@@ -72,3 +75,57 @@ def test_nobody_listening_names_the_remedy() -> None:
         port = unused.getsockname()[1]
     with pytest.raises(CommunicationError, match="allow TCP between"):
         RemoteConnection(Endpoint("", HOST, port), Credentials(SECRET), WaitBound(5), BOUNDS)
+
+
+class Failing:
+    """A socket whose reads and writes fail with an error of the kernel's."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+
+    def settimeout(self, seconds: float | None) -> None:
+        pass
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def fail(self, data: Any) -> int:
+        raise OSError(self.number, "as the kernel says")
+
+    send = recv_into = sendall = fail
+
+
+@pytest.mark.parametrize(
+    ("number", "silent"),
+    [(errno.ETIMEDOUT, True), (errno.EHOSTUNREACH, True), (errno.ECONNRESET, False)],
+)
+def test_a_silent_host_is_told_from_a_closed_process(number: int, silent: bool) -> None:
+    sock: Any = Failing(number)
+    for act in (
+        lambda: Inbox(sock, WaitBound(10)).read_into(memoryview(bytearray(8))),
+        lambda: Outbox(sock, WaitBound(10)).send([memoryview(bytearray(8))]),
+    ):
+        with pytest.raises(CommunicationError) as caught:
+            act()
+        assert isinstance(caught.value, SilentPeerError) == silent
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has it")
+def test_connections_are_probed() -> None:
+    """As long as the kernel of the other side acknowledges, nobody is told of silence."""
+    told: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    tune_socket(sock, 0.05)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 50
+    wait = WaitBound(0.5, on_silence=lambda: told.append(True))
+    with pytest.raises(WaitTimeoutError):
+        Inbox(sock, wait).read_into(memoryview(bytearray(8)))
+    assert not told
+    sock.close()
+    other.close()

@@ -1,0 +1,213 @@
+"""Fits over a network: on 2, 4 and 8 hosts, and 2 of two workers, the results of one host.
+
+Hosts are network namespaces, which root may make: ``pytest -m slow tests/hosts``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn.pipeline import make_pipeline
+
+from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
+from daskml_dist import Run
+from daskml_dist.decomposition import PCA
+from daskml_dist.ensemble import HistGradientBoostingClassifier
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.policies import POLICIES
+from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.recommender import ALS
+
+pytestmark = pytest.mark.slow
+
+#: Policies under which lanes wait for each other, so that the result is the same each time.
+LOCK_STEP = ("sync", "allreduce", "local", "average")
+#: Lanes of every fit, whatever the number of hosts.
+LANES = 8
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4_000, 12))
+Y = (X[:, 0] - X[:, 1] + 0.3 * RNG.normal(size=len(X)) > 0).astype(np.int64)
+RATINGS = pd.DataFrame(
+    {
+        "user": RNG.integers(60, size=3_000),
+        "item": RNG.integers(40, size=3_000),
+        "rating": RNG.integers(1, 6, size=3_000).astype(np.float32),
+    }
+)
+
+
+def rows() -> tuple[Any, Any]:
+    """The rows as Dask arrays of 16 blocks."""
+    return da.from_array(X, chunks=(250, -1)), da.from_array(Y, chunks=250)
+
+
+def sgd(policy: str, **settings: Any) -> SGDClassifier:
+    """A classifier whose lanes do not depend on the workers."""
+    run = Run(**{"n_lanes": LANES, "deterministic": True, **settings})
+    return SGDClassifier(
+        policy=policy, max_iter=4, tol=None, batch_size=32, random_state=0, run=run
+    )
+
+
+def probabilities(model: Any) -> Any:
+    """Probabilities of some rows by a model that is fitted on all."""
+    return model.fit(*rows()).predict_proba(X[:200])
+
+
+def ratings() -> Any:
+    """Ratings that a solver predicts which exchanges factors by key."""
+    model = ALS(rank=4, max_iter=3, random_state=0)
+    return model.fit(dd.from_pandas(RATINGS, npartitions=6)).predict(RATINGS[:100])
+
+
+def streamed() -> Any:
+    """Coefficients of a stream that the workers learn together."""
+    clf = SGDClassifier(random_state=0, policy="allreduce")
+    with clf.stream(client=Client.current(), classes=[0, 1]) as stream:
+        for start in range(0, len(X), 200):
+            stream.learn(X[start : start + 200], Y[start : start + 200])
+    assert stream.n_rows == len(X)
+    return clf.coef_
+
+
+#: What is fitted, and the difference from one host that is allowed: none where lanes wait for each
+#: other and sum in their order, rounding where blocks are summed as they lie, and of lanes at their
+#: own pace what a few steps move.
+SUBJECTS: dict[str, tuple[Any, float]] = {
+    **{
+        policy: (lambda policy=policy: probabilities(sgd(policy)), 0.0 if lock_step else 0.05)
+        for policy in POLICIES
+        for lock_step in [policy in LOCK_STEP]
+    },
+    "two servers": (lambda: probabilities(sgd("sync", n_servers=2)), 0.0),
+    "features": (
+        lambda: probabilities(sgd("allreduce", n_lanes=2, shard="features", deterministic=False)),
+        1e-9,
+    ),
+    "pipeline": (
+        lambda: probabilities(make_pipeline(StandardScaler(), LogisticRegression(tol=1e-8))),
+        1e-6,
+    ),
+    "trees": (
+        lambda: probabilities(HistGradientBoostingClassifier(max_iter=8, random_state=0)),
+        0.0,
+    ),
+    "network": (
+        lambda: probabilities(
+            MLPClassifier(
+                (8,), max_iter=3, tol=None, random_state=0,
+                run=Run(n_lanes=LANES, deterministic=True),
+            )
+        ),
+        0.0,
+    ),
+    "statistics": (lambda: PCA(3).fit(rows()[0]).explained_variance_, 1e-10),
+    "keys": (ratings, 1e-4),
+    "stream": (streamed, 0.5),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one_host() -> dict[str, Any]:
+    """What each subject gives on one host of two workers."""
+    if problem := network_problem():
+        pytest.skip(f"no network namespaces: {problem}")
+    with HostNetwork(1) as network, HostCluster(network, 2):
+        return {name: fit() for name, (fit, _) in SUBJECTS.items()}
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (4, 1), (8, 1), (2, 2)], ids="{0[0]}x{0[1]}".format)
+def hosts(request: pytest.FixtureRequest, one_host: Any) -> Iterator[Client]:
+    """A cluster of some hosts, with some workers on each."""
+    n_hosts, per_host = request.param
+    with HostNetwork(n_hosts) as network, HostCluster(network, per_host) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+def test_results(hosts: Client, one_host: dict[str, Any], name: str, assert_clean: Any) -> None:
+    """Over a network everything comes to what it comes to on one host."""
+    fit, allowed = SUBJECTS[name]
+    np.testing.assert_allclose(fit(), one_host[name], rtol=allowed, atol=allowed)
+    assert_clean(hosts)
+
+
+# -- what goes wrong between hosts -----------------------------------------------------------------
+
+
+class Silence:
+    """A callback that pulls the cable of a host, and for how long; it notes new generations."""
+
+    def __init__(self, network: HostNetwork, host: Host, seconds: float | None) -> None:
+        self.network, self.host, self.seconds = network, host, seconds
+        self.generations: list[str] = []
+        self.passes = 0
+        self._thread: threading.Thread | None = None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.passes += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._pull)
+            self._thread.start()
+        # On until the silence has been seen, and a few passes were made after it.
+        if self.generations and self.passes > 3:
+            run.stop()
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.generations.append(str(event))
+        self.passes = 0
+
+    def _pull(self) -> None:
+        self.network.pull(self.host)
+        if self.seconds is not None:
+            time.sleep(self.seconds)
+            self.network.plug(self.host)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[HostNetwork, Client]]:
+    """Two hosts that a test may break."""
+    if problem := network_problem():
+        pytest.skip(f"no network namespaces: {problem}")
+    with HostNetwork(2) as network, HostCluster(network) as client:
+        yield network, client
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+def test_a_host_without_cable(two_hosts: tuple[HostNetwork, Client], policy: str) -> None:
+    """The fit goes on with the other host, and the reason names the worker."""
+    network, _ = two_hosts
+    silence = Silence(network, network.hosts[1], None)
+    clf = SGDClassifier(
+        policy=policy, max_iter=10**6, tol=None, random_state=0, callbacks=[silence]
+    ).fit(*rows())
+    assert network.hosts[1].address in silence.generations[0]
+    assert clf.score(X, Y) > 0.9
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
+def test_lost_packets(policy: str, assert_clean: Any) -> None:
+    """One packet in a hundred is lost, each way: nothing else is, and no host counts as silent."""
+    if problem := network_problem():
+        pytest.skip(f"no network namespaces: {problem}")
+    generations: list[str] = []
+
+    class Note:
+        def on_generation(self, run: Any, event: Any) -> None:
+            generations.append(str(event))
+
+    with HostNetwork(2, Cable(1e9, loss=0.01)) as network, HostCluster(network) as client:
+        clf = sgd(policy).set_params(callbacks=[Note()]).fit(*rows())
+        assert_clean(client)
+    assert not generations
+    assert clf.score(X, Y) > 0.9
