@@ -332,9 +332,15 @@ class Backend(ABC):
         return a @ b
 
     def add_fused(
-        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any,
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        out: Any,
         parameters: tuple[float, ...] = (),
-    ) -> Any | None:  # fmt: skip
+    ) -> Any | None:
         """Add the gradient of a linear model's summed loss to `out`, reading X once.
 
         Parameters
@@ -349,9 +355,15 @@ class Backend(ABC):
         return None
 
     def add_curved(
-        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, gradient: Any,
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        gradient: Any,
         hessian: Any,
-    ) -> tuple[Any, Any] | None:  # fmt: skip
+    ) -> tuple[Any, Any] | None:
         """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output."""
         return None
 
@@ -398,18 +410,27 @@ class Backend(ABC):
         return 0
 
     def gather(
-        self, loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int, few: bool = False,
-    ) -> Any | None:  # fmt: skip
+        self,
+        loss: Any,
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+        few: bool = False,
+    ) -> Any | None:
         """Return a callable that reads a batch's rows where the blocks lie, without copies, or
         None.
         """
         return None
 
     def stream_gather(
-        self, loss: Any, n_features: int, dtype: Any,
-        find: Callable[[int], tuple[Any, Any, Any | None]], n_rows: int, most_steps: int,
-    ) -> Any | None:  # fmt: skip
+        self,
+        loss: Any,
+        n_features: int,
+        dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]],
+        n_rows: int,
+        most_steps: int,
+    ) -> Any | None:
         """Return a gather over dense blocks that come and go, for parameters of one column, or
         None.
         """

@@ -38,10 +38,15 @@ _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", 
 
 
 def add_to_nearest(
-    X: NDArray[Any], shift: NDArray[Any], centroids: NDArray[Any], weight: NDArray[Any] | None,
-    out: NDArray[np.float64], scratch: Scratch, bounds: NDArray[Any] | None = None,
+    X: NDArray[Any],
+    shift: NDArray[Any],
+    centroids: NDArray[Any],
+    weight: NDArray[Any] | None,
+    out: NDArray[np.float64],
+    scratch: Scratch,
+    bounds: NDArray[Any] | None = None,
     before: NDArray[Any] | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Add dense rows to the sums of their nearest centroids; see :meth:`Backend.assign`."""
     inertia, none = 0.0, np.empty(0, X.dtype)
     nearest = _NearestCentroids(centroids, before, scratch)

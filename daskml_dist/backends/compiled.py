@@ -26,9 +26,12 @@ _MAX_LOCK_SECONDS = 30.0
 
 @cache
 def compiled_with(
-    loop: Callable[..., Any], *, reassociates: bool = False, exact: bool = False,
+    loop: Callable[..., Any],
+    *,
+    reassociates: bool = False,
+    exact: bool = False,
     **parts: Callable[..., Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """Compile a loop with given functions in the places of placeholders that it calls."""
     # A part that the loop never names would be left out, and the placeholder compiled in its place.
     if unused := parts.keys() - {*loop.__code__.co_names}:

@@ -25,9 +25,18 @@ def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
 def _add_row_gradients(
-    indptr: Any, indices: Any, data: Any, rows: Any, position: Any, y: Any, weight: Any, w: Any,
-    out: Any, intercept: Any, parameters: Any,
-) -> Any:  # fmt: skip
+    indptr: Any,
+    indices: Any,
+    data: Any,
+    rows: Any,
+    position: Any,
+    y: Any,
+    weight: Any,
+    w: Any,
+    out: Any,
+    intercept: Any,
+    parameters: Any,
+) -> Any:
     """Add the gradient of rows to `out`; return the sum of their losses.
 
     Parameters

@@ -98,9 +98,15 @@ class CSRRows(SparseRows):
 
 
 def add_csr_gradient(
-    kernel: str | None, X: CSRRows, touched: TouchedColumns, y: NDArray[Any],
-    weight: NDArray[Any] | None, w: NDArray[Any], out: NDArray[Any], parameters: tuple[float, ...],
-) -> float | None:  # fmt: skip
+    kernel: str | None,
+    X: CSRRows,
+    touched: TouchedColumns,
+    y: NDArray[Any],
+    weight: NDArray[Any] | None,
+    w: NDArray[Any],
+    out: NDArray[Any],
+    parameters: tuple[float, ...],
+) -> float | None:
     """Add the gradient of the summed loss of rows to `out`; return the summed loss.
 
     Parameters

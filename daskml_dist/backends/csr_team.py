@@ -200,9 +200,11 @@ class CSRGather:
 
 
 def make_csr_gather(
-    loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
+    loss: Any,
+    shape: tuple[int, int],
+    blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
-) -> CSRGather | None:  # fmt: skip
+) -> CSRGather | None:
     """Return a gather of CSR blocks, or None where one compiled loop cannot read them."""
     csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
     if not csr or loss.kernel not in ROW_LOSSES or shape[0] > np.iinfo(np.int32).max:

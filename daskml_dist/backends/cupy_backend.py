@@ -68,9 +68,12 @@ class PinnedCopy:
             sent.synchronize()  # until the buffer's previous transfer is done
             buffer[: chunk.nbytes] = chunk
             cp.cuda.runtime.memcpyAsync(
-                out.data.ptr + start, buffer.ctypes.data, chunk.nbytes,
-                cp.cuda.runtime.memcpyHostToDevice, stream.ptr,
-            )  # fmt: skip
+                out.data.ptr + start,
+                buffer.ctypes.data,
+                chunk.nbytes,
+                cp.cuda.runtime.memcpyHostToDevice,
+                stream.ptr,
+            )
             sent.record(stream)
         stream.synchronize()
         return out
@@ -235,9 +238,15 @@ class CupyBackend(Backend):
         return row_slices(n_rows, n_rows if X.dtype == out.dtype else _FLOAT32_SUM_ROWS)
 
     def add_fused(
-        self, kernel: str | None, w: Any, X: Any, y: Any, weight: Any | None, out: Any,
+        self,
+        kernel: str | None,
+        w: Any,
+        X: Any,
+        y: Any,
+        weight: Any | None,
+        out: Any,
         parameters: tuple[float, ...] = (),
-    ) -> Any | None:  # fmt: skip
+    ) -> Any | None:
         """Add the gradient to `out` in one reading of the rows; return the loss, or None.
 
         None: there is no kernel for this loss, shape or dtype. The softmax of several classes may
@@ -310,9 +319,13 @@ class CupyBackend(Backend):
         return True
 
     def gather(
-        self, loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int, few: bool = False,
-    ) -> DeviceGather | None:  # fmt: skip
+        self,
+        loss: Any,
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+        few: bool = False,
+    ) -> DeviceGather | None:
         """Return a gather whose kernels read batch rows in place from the blocks, or None."""
         (X, y, _), *_ = blocks.values()
         is_sparse = self._sparse.issparse(X)

@@ -153,9 +153,18 @@ class KernelCalls:
         )  # fmt: skip
 
     def gradient(
-        self, kernel: str, parameter: float, rows: DenseRows | CsrRows, w: Any, out: Any, loss: Any,
-        *, add: bool = True, count: Any = None, partials: Any = None,
-    ) -> list[KernelCall]:  # fmt: skip
+        self,
+        kernel: str,
+        parameter: float,
+        rows: DenseRows | CsrRows,
+        w: Any,
+        out: Any,
+        loss: Any,
+        *,
+        add: bool = True,
+        count: Any = None,
+        partials: Any = None,
+    ) -> list[KernelCall]:
         """Return the launches that make the gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
@@ -183,9 +192,16 @@ class KernelCalls:
         return [make("linear_gradient", at, *arrays, *numbers), make("sum_partials", total, *sums)]
 
     def _csr_gradient(
-        self, kernel: str, parameter: float, rows: CsrRows, w: Any, out: Any, loss: Any, add: bool,
+        self,
+        kernel: str,
+        parameter: float,
+        rows: CsrRows,
+        w: Any,
+        out: Any,
+        loss: Any,
+        add: bool,
         count: Any,
-    ) -> list[KernelCall]:  # fmt: skip
+    ) -> list[KernelCall]:
         """Return the launches of :meth:`gradient` for sparse rows."""
         chosen = {"loss": kernel, "result": out.dtype, "index": rows.index}
 
@@ -254,9 +270,15 @@ class KernelCalls:
         )
 
     def kmeans(
-        self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, sums: Any, counts: Any,
+        self,
+        X: Any,
+        shift: Any | None,
+        centroids: Any,
+        weight: Any | None,
+        sums: Any,
+        counts: Any,
         inertia: Any,
-    ) -> KernelCall:  # fmt: skip
+    ) -> KernelCall:
         """Return the launch that adds rows, weights and squared distances to their nearest
         centroid's sums.
 
@@ -323,9 +345,14 @@ class KernelCalls:
         return self._call("gather_rows", dtype, function, at, blocks, runs, *chosen, *numbers)
 
     def _call(
-        self, source: str, dtype: Any, function: str, at: kernels.Launch | None, *arguments: Any,
+        self,
+        source: str,
+        dtype: Any,
+        function: str,
+        at: kernels.Launch | None,
+        *arguments: Any,
         **chosen: Any,
-    ) -> KernelCall:  # fmt: skip
+    ) -> KernelCall:
         """Return the launch of a function of a source, compiled for the chosen options."""
         assert at is not None
         options = kernels.options(source, dtype, **chosen)

@@ -375,9 +375,12 @@ class CupyTreeRows:
     """
 
     def __init__(
-        self, binned_rows: Sequence[Any], shape: tuple[int, int, int], backend: Any,
+        self,
+        binned_rows: Sequence[Any],
+        shape: tuple[int, int, int],
+        backend: Any,
         calls: TreeCalls,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.binned_rows, self._shape = list(binned_rows), shape
         self._backend, self._calls = backend, calls
         ends = np.cumsum([binned.n for binned in binned_rows]).tolist()

@@ -121,9 +121,12 @@ class DeviceGather:
     """
 
     def __init__(
-        self, calls: KernelCalls, loss: tuple[str, float],
-        blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int,
-    ) -> None:  # fmt: skip
+        self,
+        calls: KernelCalls,
+        loss: tuple[str, float],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+    ) -> None:
         self._cp = cupy = calls.cupy
         self.calls = calls
         self.loss = loss

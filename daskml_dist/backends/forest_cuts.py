@@ -308,9 +308,16 @@ def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> Non
 
 @_inside
 def _median_and_error(
-    facts: Any, scale: Any, lines: Any, counts: Any, order: Any, values: Any, k: Any, whole: Any,
+    facts: Any,
+    scale: Any,
+    lines: Any,
+    counts: Any,
+    order: Any,
+    values: Any,
+    k: Any,
+    whole: Any,
     total: Any,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
     # The lower median is the first place whose prefix reaches half of the weight.
     at, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)

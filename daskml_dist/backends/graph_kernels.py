@@ -22,9 +22,12 @@ _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 
 def sort_entries(
-    some: Any, indptr: NDArray[np.int64], uses: NDArray[np.int64], place: NDArray[np.int32],
+    some: Any,
+    indptr: NDArray[np.int64],
+    uses: NDArray[np.int64],
+    place: NDArray[np.int32],
     dtype: Any,
-) -> tuple[NDArray[np.int32], Array | None]:  # fmt: skip
+) -> tuple[NDArray[np.int32], Array | None]:
     """Return entries in CSR order by two counting sorts: by column, then by row; see
     `csr_order.sort_into_csr`.
     """
@@ -112,9 +115,16 @@ def _sort_by_row(
 
 @_fast
 def update_ranks(
-    indptr: Any, indices: Any, weights: Any, sent: Any, fixed: Any, spread: Any, damping: float,
-    dangling: float, ranks: Any,
-) -> float:  # fmt: skip
+    indptr: Any,
+    indices: Any,
+    weights: Any,
+    sent: Any,
+    fixed: Any,
+    spread: Any,
+    damping: float,
+    dangling: float,
+    ranks: Any,
+) -> float:
     """Set the PageRanks of a block's targets, in place; return the sum of their absolute changes.
 
     Parameters

@@ -173,9 +173,20 @@ def _set_batch_gradient(
 
 
 def _take_steps(
-    blocks: Any, parts: Any, rows: Any, rates: Any, numbers: Any, state: Any, grad: Any,
-    losses: Any, n_penalised: Any, l1: Any, l2: Any, parameters: Any, n_features: Any,
-) -> None:  # fmt: skip
+    blocks: Any,
+    parts: Any,
+    rows: Any,
+    rates: Any,
+    numbers: Any,
+    state: Any,
+    grad: Any,
+    losses: Any,
+    n_penalised: Any,
+    l1: Any,
+    l2: Any,
+    parameters: Any,
+    n_features: Any,
+) -> None:
     """Take an optimizer's step along each batch.
 
     Parameters
@@ -379,9 +390,14 @@ class StreamGather(HostGather):
     """
 
     def __init__(
-        self, loss: Any, n_features: int, dtype: Any,
-        find: Callable[[int], tuple[Any, Any, Any | None]], n_rows: int, most_steps: int,
-    ) -> None:  # fmt: skip
+        self,
+        loss: Any,
+        n_features: int,
+        dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]],
+        n_rows: int,
+        most_steps: int,
+    ) -> None:
         nothing = np.empty((0, n_features), dtype), np.empty(0, dtype), None
         super().__init__(loss, {-1: nothing}, n_rows)
         self.most_steps = max(1, min(self.most_steps, most_steps))

@@ -32,9 +32,20 @@ def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any)
 
 
 def update_at(
-    state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
-    row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, numbers: Any,
-) -> None:  # fmt: skip
+    state: Any,
+    index: Any,
+    grad: Any,
+    rows: Any,
+    rate: Any,
+    l1: Any,
+    l2: Any,
+    n_penalised: Any,
+    row_rate_sums: Any,
+    rate_sum: Any,
+    step_rate: Any,
+    longest: Any,
+    numbers: Any,
+) -> None:
     """Take one step.
 
     Parameters
@@ -163,9 +174,14 @@ class CoordinateUpdates:
         )
 
     def __call__(
-        self, index: NDArray[np.int64], grad: NDArray[Any], rows: float, lr: float, number: int,
+        self,
+        index: NDArray[np.int64],
+        grad: NDArray[Any],
+        rows: float,
+        lr: float,
+        number: int,
         rate_sum: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take a step.
 
         Parameters

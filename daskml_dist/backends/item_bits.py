@@ -151,9 +151,12 @@ class ItemBits:
 
 
 def add_set_counts(
-    words: Words, prefix: NDArray[np.int32], bounds: NDArray[np.int64], last: NDArray[np.int32],
+    words: Words,
+    prefix: NDArray[np.int32],
+    bounds: NDArray[np.int64],
+    last: NDArray[np.int32],
     out: NDArray[np.float64],
-) -> None:  # fmt: skip
+) -> None:
     """Add to `out` in how many rows all items of each candidate are."""
     from daskml_dist.backends.itemset_kernels import count_supports
 

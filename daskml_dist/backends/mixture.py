@@ -82,9 +82,15 @@ def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
 
 
 def add_expected(
-    backend: Any, X: Any, shift: Any, constants: Any, means: Any, factors: Any, weight: Any | None,
+    backend: Any,
+    X: Any,
+    shift: Any,
+    constants: Any,
+    means: Any,
+    factors: Any,
+    weight: Any | None,
     out: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Add the moments of each component's share of the rows, as it is expected; an E-step.
 
     Parameters

@@ -22,9 +22,14 @@ _inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", 
 
 
 def add_expected(
-    X: NDArray[Any], shift: NDArray[Any], constants: NDArray[Any], means: NDArray[Any],
-    factors: NDArray[Any], weight: NDArray[Any], out: NDArray[np.float64],
-) -> float:  # fmt: skip
+    X: NDArray[Any],
+    shift: NDArray[Any],
+    constants: NDArray[Any],
+    means: NDArray[Any],
+    factors: NDArray[Any],
+    weight: NDArray[Any],
+    out: NDArray[np.float64],
+) -> float:
     """Add the moments of an E-step; see `mixture.add_expected`. An empty `weight` is all ones."""
     if factors.ndim == 2:
         return _add_diagonal(X, shift, constants, means, factors, weight, out)

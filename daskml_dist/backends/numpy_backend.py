@@ -256,9 +256,15 @@ class NumpyBackend(Backend):
         return np.matmul(a, b, out=room)
 
     def add_fused(
-        self, kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any],
-        weight: NDArray[Any] | None, out: NDArray[Any], parameters: tuple[float, ...] = (),
-    ) -> float | None:  # fmt: skip
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        out: NDArray[Any],
+        parameters: tuple[float, ...] = (),
+    ) -> float | None:
         """Add the gradient in one reading of the rows, for losses with a kernel and one output."""
         if isinstance(X, CSRRows):
             return add_csr_gradient(kernel, X, self._touched, y, weight, w, out, parameters)
@@ -277,9 +283,15 @@ class NumpyBackend(Backend):
         return loss
 
     def add_curved(
-        self, kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any],
-        weight: NDArray[Any] | None, gradient: NDArray[np.float64], hessian: NDArray[np.float64],
-    ) -> tuple[float, float] | None:  # fmt: skip
+        self,
+        kernel: str | None,
+        w: NDArray[Any],
+        X: Any,
+        y: NDArray[Any],
+        weight: NDArray[Any] | None,
+        gradient: NDArray[np.float64],
+        hessian: NDArray[np.float64],
+    ) -> tuple[float, float] | None:
         """Add gradient and Hessian: rows times the root of their curvature, and BLAS's symmetric
         product.
         """
@@ -343,9 +355,13 @@ class NumpyBackend(Backend):
         return min(_MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES // max(n_entries, 1))
 
     def gather(
-        self, loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
-        n_rows: int, few: bool = False,
-    ) -> Any | None:  # fmt: skip
+        self,
+        loss: Any,
+        shape: tuple[int, int],
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+        few: bool = False,
+    ) -> Any | None:
         """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
         None.
         """
@@ -369,9 +385,14 @@ class NumpyBackend(Backend):
         return HostGather(loss, blocks, n_rows)
 
     def stream_gather(
-        self, loss: Any, n_features: int, dtype: Any,
-        find: Callable[[int], tuple[Any, Any, Any | None]], n_rows: int, most_steps: int,
-    ) -> Any | None:  # fmt: skip
+        self,
+        loss: Any,
+        n_features: int,
+        dtype: Any,
+        find: Callable[[int], tuple[Any, Any, Any | None]],
+        n_rows: int,
+        most_steps: int,
+    ) -> Any | None:
         """Return a compiled loop over blocks that come and go, or None."""
         if loss.evaluate_row is None:
             return None
@@ -431,9 +452,13 @@ class NumpyBackend(Backend):
         out += self._square(X)
 
     def add_products(
-        self, X: Any, side: NDArray[Any], weight: NDArray[Any] | None, out: NDArray[Any],
+        self,
+        X: Any,
+        side: NDArray[Any],
+        weight: NDArray[Any] | None,
+        out: NDArray[Any],
         shift: NDArray[Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add all products at once, of dense rows copied beside `side`; rows may start at any
         byte.
         """

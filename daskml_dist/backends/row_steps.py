@@ -37,10 +37,22 @@ def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> An
 
 
 def _step_along_rows(
-    blocks: Any, like: Any, block: Any, row: Any, stops: Any, cells: Any, state: Any,
-    row_rate_sums: Any, rate: Any, rate_sum: Any, l1: Any, l2: Any, loss_parameters: Any,
-    numbers: Any, intercept: Any,
-) -> Any:  # fmt: skip
+    blocks: Any,
+    like: Any,
+    block: Any,
+    row: Any,
+    stops: Any,
+    cells: Any,
+    state: Any,
+    row_rate_sums: Any,
+    rate: Any,
+    rate_sum: Any,
+    l1: Any,
+    l2: Any,
+    loss_parameters: Any,
+    numbers: Any,
+    intercept: Any,
+) -> Any:
     """Take a step along each row; return the sum of the rows' losses before their steps.
 
     Parameters
@@ -223,9 +235,15 @@ class RowSteps:
         self._scratch: list[NDArray[Any]] = []
 
     def run(
-        self, blocks: Sequence[Rows], block: NDArray[np.intp], row: NDArray[np.intp],
-        cells: NDArray[Any], rate: float, rate_sum: float, sizes: Sequence[int] | None = None,
-    ) -> float:  # fmt: skip
+        self,
+        blocks: Sequence[Rows],
+        block: NDArray[np.intp],
+        row: NDArray[np.intp],
+        cells: NDArray[Any],
+        rate: float,
+        rate_sum: float,
+        sizes: Sequence[int] | None = None,
+    ) -> float:
         """Take a step along each row; return the sum of their losses.
 
         Parameters

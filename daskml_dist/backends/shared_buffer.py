@@ -44,10 +44,17 @@ class SharedBuffer(ABC):
     """
 
     def __init__(
-        self, own: int, own_at: NDArray[np.int64], all_at: NDArray[np.int64],
-        others: NDArray[np.int64], patience: int, yields: bool, lanes: list[list[int]],
-        rank: int = 0, size: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        own: int,
+        own_at: NDArray[np.int64],
+        all_at: NDArray[np.int64],
+        others: NDArray[np.int64],
+        patience: int,
+        yields: bool,
+        lanes: list[list[int]],
+        rank: int = 0,
+        size: int = 0,
+    ) -> None:
         #: Arguments of compiled loops.
         self.numbers: tuple[Any, ...] = own, own_at, all_at, others, patience, yields
         self.lanes, self.rank, self.size = lanes, rank, size

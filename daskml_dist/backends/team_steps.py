@@ -287,9 +287,15 @@ class TeamRun:
     """
 
     def __init__(
-        self, loop: Any, board: SharedBuffer, where: NDArray[np.int64], parts: NDArray[np.int64],
-        counts: NDArray[np.int64], of_steps: Sequence[Any], rest: Sequence[Any],
-    ) -> None:  # fmt: skip
+        self,
+        loop: Any,
+        board: SharedBuffer,
+        where: NDArray[np.int64],
+        parts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        of_steps: Sequence[Any],
+        rest: Sequence[Any],
+    ) -> None:
         self.losses = np.zeros(counts.shape)
         self._loop, self._board = loop, board
         self._progress = np.zeros(6, np.int64)

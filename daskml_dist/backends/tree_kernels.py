@@ -61,9 +61,19 @@ _search_categories: Any = None
 
 
 def find_best_split(
-    hist: Any, first: int, counts: Any, missing: Any, categorical: Any, signs: Any, allowed: Any,
-    totals: Any, scales: Any, facts: Any, found: Any, bits: Any,
-) -> float:  # fmt: skip
+    hist: Any,
+    first: int,
+    counts: Any,
+    missing: Any,
+    categorical: Any,
+    signs: Any,
+    allowed: Any,
+    totals: Any,
+    scales: Any,
+    facts: Any,
+    found: Any,
+    bits: Any,
+) -> float:
     """Find a leaf's best split among some features; return its gain, -1 where there is none.
 
     Parameters

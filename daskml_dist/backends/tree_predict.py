@@ -61,9 +61,17 @@ def add_by_masks(
         # Leaves `low` to `low + bits` in each turn.
         for low in range(0, n_words * bits, bits):
             n_used = _fill_mask_tables(
-                roots[t], roots[t + 1], low, n_words > 1, nodes, value, missing, tables, used,
+                roots[t],
+                roots[t + 1],
+                low,
+                n_words > 1,
+                nodes,
+                value,
+                missing,
+                tables,
+                used,
                 values,
-            )  # fmt: skip
+            )
             for start in range(0, n, _MASK_ROWS):
                 m = min(n - start, _MASK_ROWS)
                 rest = alive[:m]

@@ -302,9 +302,11 @@ _MAX_BATCH_ROWS = 1 << 13
 
 
 def make_wide_gather(
-    loss: Any, shape: tuple[int, int], blocks: Mapping[int, tuple[Any, Any, Any | None]],
+    loss: Any,
+    shape: tuple[int, int],
+    blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
-) -> WideGather | None:  # fmt: skip
+) -> WideGather | None:
     """Return a gather where numba compiles the loss and blocks are dense, else None."""
     fit = all(
         isinstance(X, np.ndarray)

@@ -10,9 +10,16 @@ from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 
 __all__ = [
-    "Block", "BlockInfo", "Collection", "as_collection", "as_rows", "check_finite", "inspect_block",
-    "is_dask", "make_block",
-]  # fmt: skip
+    "Block",
+    "BlockInfo",
+    "Collection",
+    "as_collection",
+    "as_rows",
+    "check_finite",
+    "inspect_block",
+    "is_dask",
+    "make_block",
+]
 
 # Dask asks it how blocks travel: on workers, where distributed is there before any block is.
 if "distributed" in sys.modules:

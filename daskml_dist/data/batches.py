@@ -215,9 +215,15 @@ class LaneRows:
     """
 
     def __init__(
-        self, spec: LaneSpec, n_steps: int, seed: int, shuffle: bool, fraction: float = 0.0,
-        group: int | None = None, in_turn: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        spec: LaneSpec,
+        n_steps: int,
+        seed: int,
+        shuffle: bool,
+        fraction: float = 0.0,
+        group: int | None = None,
+        in_turn: bool = False,
+    ) -> None:
         self._n_steps = n_steps
         self._seed = seed
         self._shuffle = shuffle
@@ -344,9 +350,12 @@ class _GroupOrder:
     """
 
     def __init__(
-        self, members: list[tuple[Segment, NDArray[np.intp] | None]], sizes: list[int],
-        order: NDArray[np.intp] | None, run: int,
-    ) -> None:  # fmt: skip
+        self,
+        members: list[tuple[Segment, NDArray[np.intp] | None]],
+        sizes: list[int],
+        order: NDArray[np.intp] | None,
+        run: int,
+    ) -> None:
         self._members = members
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._order = order

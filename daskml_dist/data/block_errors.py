@@ -151,9 +151,11 @@ def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
 
 
 def call_on_declared_blocks(
-    told: Sequence[DeclaredNumbers | None], blocks: Sequence[Any], index: int | None,
+    told: Sequence[DeclaredNumbers | None],
+    blocks: Sequence[Any],
+    index: int | None,
     function: Callable[[], Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a function's result; where it fails, raise the error of a block that broke its meta.
 
     Only a failure looks at the blocks: words may be what the function takes, and a look has a cost.

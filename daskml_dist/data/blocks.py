@@ -101,10 +101,18 @@ class Block:
 
 
 def make_block(
-    index: int, X: Any, y: Any = None, sample_weight: Any = None, *, dtype: str | None = None,
-    classification: bool = False, multi_output: bool = False, tensors: bool = False,
-    row_shape: tuple[int, ...] | None = None, on_device: bool = False,
-) -> Block:  # fmt: skip
+    index: int,
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    dtype: str | None = None,
+    classification: bool = False,
+    multi_output: bool = False,
+    tensors: bool = False,
+    row_shape: tuple[int, ...] | None = None,
+    on_device: bool = False,
+) -> Block:
     """Make a block of what a worker holds; copies only what is not right already."""
     # Rows that already are as the fit wants them stay on the GPU; all others go through the host.
     on_device = on_device or _may_stay_on_device(X, dtype, tensors)
@@ -339,11 +347,17 @@ def inspect_block(block: Block) -> BlockInfo:
             _summarize_labels(block.y, block) if labels else _summarize_targets(block.y, weights)
         )
     return BlockInfo(
-        index=block.index, n_rows=block.n_rows, row_shape=tuple(map(int, X.shape[1:])),
-        nnz=int(X.nnz) if is_sparse else None, dtype=X.dtype.name, sparse=is_sparse,
+        index=block.index,
+        n_rows=block.n_rows,
+        row_shape=tuple(map(int, X.shape[1:])),
+        nnz=int(X.nnz) if is_sparse else None,
+        dtype=X.dtype.name,
+        sparse=is_sparse,
         weight_sum=float(block.n_rows if weights is None else weights.sum(dtype=np.float64)),
-        device=block.device, nbytes=block.nbytes, **facts,
-    )  # fmt: skip
+        device=block.device,
+        nbytes=block.nbytes,
+        **facts,
+    )
 
 
 def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:

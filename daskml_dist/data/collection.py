@@ -173,9 +173,12 @@ class Collection:
         # other rows by this function.
         is_declared = self.kind == "dask" and self.columns is None
         make = partial(
-            make_block, classification=self.classification, multi_output=self.multi_output,
-            tensors=self.tensors, row_shape=self.row_shape if is_declared else None,
-        )  # fmt: skip
+            make_block,
+            classification=self.classification,
+            multi_output=self.multi_output,
+            tensors=self.tensors,
+            row_shape=self.row_shape if is_declared else None,
+        )
         return partial(_make_declared_block, self.declared_numbers, make) if is_declared else make
 
     @property
@@ -206,10 +209,16 @@ def _make_declared_block(
 
 
 def as_collection(
-    X: Any, y: Any = None, sample_weight: Any = None, *, numeric: bool = True,
-    multi_output: bool = False, classification: bool = False, tensors: bool = False,
+    X: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    numeric: bool = True,
+    multi_output: bool = False,
+    classification: bool = False,
+    tensors: bool = False,
     any_shape: bool = False,
-) -> Collection:  # fmt: skip
+) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data."""
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
@@ -239,11 +248,16 @@ def as_collection(
     else:
         kind, row_counts, parts = "memory", [int(X.shape[0])], [tuple(inputs.values())]
     return Collection(
-        kind=kind, parts=parts, row_shape=shape,
-        feature_names=None if any_shape else _find_feature_names(X), row_counts=row_counts,
-        multi_output=multi_output, classification=classification, tensors=tensors,
+        kind=kind,
+        parts=parts,
+        row_shape=shape,
+        feature_names=None if any_shape else _find_feature_names(X),
+        row_counts=row_counts,
+        multi_output=multi_output,
+        classification=classification,
+        tensors=tensors,
         inputs=(X, inputs["y"], inputs["sample_weight"]),
-    )  # fmt: skip
+    )
 
 
 def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

@@ -260,9 +260,12 @@ class Deadline:
 
 
 def wait_for_workers(
-    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float,
-    on_wait: Callable[[], None] | None = None, why: Callable[[], str] | None = None,
-) -> None:  # fmt: skip
+    client: Any,
+    workers: Callable[[], Iterable[Mapping[str, Any]]],
+    timeout: float,
+    on_wait: Callable[[], None] | None = None,
+    why: Callable[[], str] | None = None,
+) -> None:
     """Wait until some worker takes work.
 
     Meanwhile a task waits, so that an adaptive cluster grows.
@@ -291,9 +294,12 @@ def wait_for_workers(
 
 @contextmanager
 def watch_workers(
-    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float, key: Any,
+    client: Any,
+    workers: Callable[[], Iterable[Mapping[str, Any]]],
+    timeout: float,
+    key: Any,
     look: Callable[[], None] | None = None,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Watch the workers while Dask computes, and end the wait where all are gone for good."""
     from distributed import Future  # which rows in memory do without
 

@@ -246,9 +246,14 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def as_rows(
-    X: Any, *, dtype: str | None = None, index: int | None = None, on_device: bool = False,
-    tensors: bool = False, any_order: bool = False,
-) -> Rows:  # fmt: skip
+    X: Any,
+    *,
+    dtype: str | None = None,
+    index: int | None = None,
+    on_device: bool = False,
+    tensors: bool = False,
+    any_order: bool = False,
+) -> Rows:
     """Make X a float array or CSR matrix; no copy where it is one already."""
     # Rows that stay on the GPU are only checked, never converted: their bits are the user's.
     if on_device and find_device(X) == "gpu":
@@ -590,9 +595,12 @@ def _get_numpy_dtype(dtype: Any) -> Any:
 
 
 def _convert_frame(
-    frame: Any, dtype: str | None, index: int | None, kept: Callable[[Any], str],
+    frame: Any,
+    dtype: str | None,
+    index: int | None,
+    kept: Callable[[Any], str],
     any_order: bool = False,
-) -> NDArray[Any]:  # fmt: skip
+) -> NDArray[Any]:
     """Return a pandas frame of numbers as an array; raise for columns that are none."""
     frame = densify_columns(frame)
     frame = convert_object_columns(

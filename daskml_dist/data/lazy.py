@@ -90,9 +90,15 @@ def join_column_chunks(X: Any) -> Any:
         return _rechunk_whole_rows(X)
     # rechunk() cannot concatenate sparse chunks.
     joined: da.Array = da.blockwise(
-        _concatenate_columns, "ik", X, "ij", new_axes={"k": (X.shape[1],)}, concatenate=False,
-        dtype=X.dtype, meta=X._meta,
-    )  # fmt: skip
+        _concatenate_columns,
+        "ik",
+        X,
+        "ij",
+        new_axes={"k": (X.shape[1],)},
+        concatenate=False,
+        dtype=X.dtype,
+        meta=X._meta,
+    )
     return joined
 
 

@@ -56,9 +56,11 @@ _FAN_IN, _LEAST_FAN_IN = 16, 4
 
 
 def reduce_parts(
-    collection: Collection, summarise: Callable[..., S | None], merge: Callable[[list[S]], S],
+    collection: Collection,
+    summarise: Callable[..., S | None],
+    merge: Callable[[list[S]], S],
     *shared: Any,
-) -> S:  # fmt: skip
+) -> S:
     """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
 
     `merge` gets no summary that is None, which may stand for a part without rows.
@@ -151,9 +153,11 @@ def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]
 
 
 def reduce_lazily(
-    collection: Collection, summarise: Callable[..., S | None], merge: Callable[[list[S]], S],
+    collection: Collection,
+    summarise: Callable[..., S | None],
+    merge: Callable[[list[S]], S],
     finish: Callable[[S], Any],
-) -> Delayed:  # fmt: skip
+) -> Delayed:
     """Make the summary of :func:`reduce_parts` lazy, and what `finish` makes of it.
 
     Of a collection on Dask. Several such values are computed together in one pass, where the user
@@ -172,9 +176,11 @@ def _finish_summary(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> 
 
 
 def fold_parts(
-    collection: Collection, step: Callable[[S, int, Any, Any, Any], S], state: S,
+    collection: Collection,
+    step: Callable[[S, int, Any, Any, Any], S],
+    state: S,
     order: Iterable[int] | None = None,
-) -> S:  # fmt: skip
+) -> S:
     """Let the parts of a collection change a state, one after the other, each where its rows
     lie.
     """

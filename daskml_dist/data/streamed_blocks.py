@@ -256,9 +256,14 @@ class BlockStream(Generic[T]):
     """
 
     def __init__(
-        self, load: Callable[[int], T], order: Callable[[int], list[list[int]]], last: int,
-        ahead: int, executor: Executor, check: Callable[[float], None],
-    ) -> None:  # fmt: skip
+        self,
+        load: Callable[[int], T],
+        order: Callable[[int], list[list[int]]],
+        last: int,
+        ahead: int,
+        executor: Executor,
+        check: Callable[[float], None],
+    ) -> None:
         self._load = load
         self._order = order
         self._last = last

@@ -21,8 +21,16 @@ from daskml_dist.ensemble.voting_and_stacking import (
 )
 
 __all__ = [
-    "BaggingClassifier", "BaggingRegressor", "ExtraTreesClassifier", "ExtraTreesRegressor",
-    "HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "RandomForestClassifier",
-    "RandomForestRegressor", "StackingClassifier", "StackingRegressor", "VotingClassifier",
+    "BaggingClassifier",
+    "BaggingRegressor",
+    "ExtraTreesClassifier",
+    "ExtraTreesRegressor",
+    "HistGradientBoostingClassifier",
+    "HistGradientBoostingRegressor",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
+    "StackingClassifier",
+    "StackingRegressor",
+    "VotingClassifier",
     "VotingRegressor",
-]  # fmt: skip
+]

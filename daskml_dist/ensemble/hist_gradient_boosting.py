@@ -266,10 +266,18 @@ class BaseBoosting(BaseRounds):
     # -- fitting -------------------------------------------------------------------------------
 
     def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, X_val: Any = None,
-        y_val: Any = None, sample_weight_val: Any = None, eval_set: Any = None, scoring: Any = None,
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
         client: Any = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Fit an ensemble of boosted trees.
 
         Parameters
@@ -421,10 +429,18 @@ class BaseBoosting(BaseRounds):
             self._seed = seed_of(self.random_state)
         stopping, held_out, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
-            loss=loss, learning_rate=float(p["learning_rate"]), max_iter=int(p["max_iter"]),
-            growth=growth, max_bins=int(p["max_bins"]), categories=self._list_categories(rows),
-            seed=self._seed, stopping=stopping, aside=held_out, watching=watching, begin=begin,
-        )  # fmt: skip
+            loss=loss,
+            learning_rate=float(p["learning_rate"]),
+            max_iter=int(p["max_iter"]),
+            growth=growth,
+            max_bins=int(p["max_bins"]),
+            categories=self._list_categories(rows),
+            seed=self._seed,
+            stopping=stopping,
+            aside=held_out,
+            watching=watching,
+            begin=begin,
+        )
         return TreeRowsModel(d), solver
 
     def _resume_state(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:

@@ -133,10 +133,20 @@ def _map_chunks(
     columns = range(1, X.ndim)
     made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
     return da.blockwise(
-        partial(_apply_to_chunk, apply, X.ndim - 1), (0, *made), X, (0, *columns), function, None,
-        ArrayBlockIdDep(X.chunks[:1]), (0,), new_axes=made, name=name, align_arrays=False,
-        concatenate=None, meta=empty,
-    )  # fmt: skip
+        partial(_apply_to_chunk, apply, X.ndim - 1),
+        (0, *made),
+        X,
+        (0, *columns),
+        function,
+        None,
+        ArrayBlockIdDep(X.chunks[:1]),
+        (0,),
+        new_axes=made,
+        name=name,
+        align_arrays=False,
+        concatenate=None,
+        meta=empty,
+    )
 
 
 def _apply_to_chunk(

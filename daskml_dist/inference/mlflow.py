@@ -42,10 +42,16 @@ _CODE = "code"
 
 
 def save_model(
-    estimator: Any, path: Any, *, suffix: str = ".skops", code_paths: Collection[Any] | None = None,
-    mlflow_model: Any = None, signature: Any = None,
-    pip_requirements: Collection[str] | None = None, metadata: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+    estimator: Any,
+    path: Any,
+    *,
+    suffix: str = ".skops",
+    code_paths: Collection[Any] | None = None,
+    mlflow_model: Any = None,
+    signature: Any = None,
+    pip_requirements: Collection[str] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
     """Write a fitted estimator as a folder of MLflow's."""
     mlflow = _load_mlflow()
     folder = Path(path)

@@ -99,10 +99,13 @@ class RowFunctionCall:
 
 
 def _apply_to_few_rows(
-    X: NDArray[Any], function: Callable[..., NDArray[Any]], shows: bool,
-    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None, dtype: np.dtype[Any],
+    X: NDArray[Any],
+    function: Callable[..., NDArray[Any]],
+    shows: bool,
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
+    dtype: np.dtype[Any],
     n_outputs: int | None,
-) -> NDArray[Any] | None:  # fmt: skip
+) -> NDArray[Any] | None:
     """Return the answers to few plain rows; None where one may hold NaN or infinity.
 
     `shows` is the function's attribute `shows_not_finite`.
@@ -195,10 +198,16 @@ _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
 
 
 def map_rows(
-    function: Callable[[Any], NDArray[Any]], X: Any, *, dtype: DTypeLike,
-    n_outputs: int | None = None, row_shape: RowShape = None, name: str = "estimator",
-    tensors: bool = False, then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
-) -> Any:  # fmt: skip
+    function: Callable[[Any], NDArray[Any]],
+    X: Any,
+    *,
+    dtype: DTypeLike,
+    n_outputs: int | None = None,
+    row_shape: RowShape = None,
+    name: str = "estimator",
+    tensors: bool = False,
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
+) -> Any:
     """Apply a function of rows to X, lazily where X is a Dask collection.
 
     Parameters
@@ -240,9 +249,13 @@ def map_rows(
     # Both functions are shared by all tasks of a collection; the rest is small.
     both = _RowFunctions(function, then)
     apply = partial(
-        _apply_to_block, dtype=dtype, n_outputs=n_outputs, row_shape=row_shape, name=name,
+        _apply_to_block,
+        dtype=dtype,
+        n_outputs=n_outputs,
+        row_shape=row_shape,
+        name=name,
         tensors=tensors,
-    )  # fmt: skip
+    )
     if not is_dask(X):
         return apply(X, both)
     empty = np.empty((0,) if n_outputs is None else (0, n_outputs), dtype=dtype)
@@ -271,9 +284,16 @@ def _write_result(
 
 
 def _apply_to_block(
-    X: Any, both: _RowFunctions, index: int | None = None, *, dtype: np.dtype[Any],
-    n_outputs: int | None, row_shape: RowShape, name: str, tensors: bool,
-) -> Any:  # fmt: skip
+    X: Any,
+    both: _RowFunctions,
+    index: int | None = None,
+    *,
+    dtype: np.dtype[Any],
+    n_outputs: int | None,
+    row_shape: RowShape,
+    name: str,
+    tensors: bool,
+) -> Any:
     """Return the answers to one block of rows, in memory or of a collection (number `index`)."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)

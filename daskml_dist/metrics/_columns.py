@@ -322,18 +322,25 @@ class ScoredColumns:
         return call_sklearn_metric(metric, rows.y_true, rows.y_pred, **weights, **options)
 
     def reduce(
-        self, summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S],
+        self,
+        summarise: Callable[[ScoredRows], S],
+        merge: Callable[[list[S]], S],
         collection: Collection,
-    ) -> S:  # fmt: skip
+    ) -> S:
         """Return the merged summary of all rows, by one tree reduction."""
         summary: S = self.reduce_to_score(summarise, merge, collection, lambda whole: whole)
         return summary
 
     def reduce_to_score(
-        self, summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S],
-        collection: Collection, finish: Callable[[S], Any], *, in_pieces: bool = False,
+        self,
+        summarise: Callable[[ScoredRows], S],
+        merge: Callable[[list[S]], S],
+        collection: Collection,
+        finish: Callable[[S], Any],
+        *,
+        in_pieces: bool = False,
         compute: bool = True,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return `finish` of the merged summary of all rows, in one pass.
 
         Without `compute` it is a `dask.delayed.Delayed`. `in_pieces` summarises and merges within
@@ -392,9 +399,13 @@ class ScoredColumns:
 
 
 def _summarise_block(
-    columns: ScoredColumns, summarise: Callable[[ScoredRows], S], index: int, y_pred: Any,
-    y_true: Any, sample_weight: Any,
-) -> S | None:  # fmt: skip
+    columns: ScoredColumns,
+    summarise: Callable[[ScoredRows], S],
+    index: int,
+    y_pred: Any,
+    y_true: Any,
+    sample_weight: Any,
+) -> S | None:
     """Return the summary of a block; None for one without rows, as a filter may leave it."""
     rows = columns.read_block(index, y_pred, y_true, sample_weight)
     # The dtype of an empty block means nothing, and summaries may need a row.
@@ -518,15 +529,23 @@ def _make_zero_weight_error() -> InvalidDataError:
 
 
 def reduce_weighted_sums(
-    columns: ScoredColumns, values: RowValues, y_true: Any, y_pred: Any, sample_weight: Any,
-    finish: Callable[[float, Sums], Any], compute: bool = True,
-) -> Any:  # fmt: skip
+    columns: ScoredColumns,
+    values: RowValues,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    finish: Callable[[float, Sums], Any],
+    compute: bool = True,
+) -> Any:
     """Return ``finish(weight, sums)`` of all rows' weight and weighted values, in one pass."""
     return columns.reduce_to_score(
-        partial(_sum_weighted_values, values), add_arrays,
-        columns.align(y_true, y_pred, sample_weight), partial(_finish_weighted_sums, finish),
-        in_pieces=True, compute=compute,
-    )  # fmt: skip
+        partial(_sum_weighted_values, values),
+        add_arrays,
+        columns.align(y_true, y_pred, sample_weight),
+        partial(_finish_weighted_sums, finish),
+        in_pieces=True,
+        compute=compute,
+    )
 
 
 def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> Any:

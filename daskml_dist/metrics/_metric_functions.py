@@ -44,9 +44,16 @@ InvalidDataError
 
 
 def make_metric_function(
-    source: Callable[..., Any], lazily: Callable[..., Any], columns: ScoredColumns, summary: str, *,
-    of: str, module: str, own: ExtraOption | None = None, notes: str = "",
-) -> Callable[..., Any]:  # fmt: skip
+    source: Callable[..., Any],
+    lazily: Callable[..., Any],
+    columns: ScoredColumns,
+    summary: str,
+    *,
+    of: str,
+    module: str,
+    own: ExtraOption | None = None,
+    notes: str = "",
+) -> Callable[..., Any]:
     """Return the public function of a metric: `source` on rows in memory, else `lazily`.
 
     `summary`, `of` (a description of the columns) and `notes` go into its docstring. `own` is a

@@ -110,9 +110,12 @@ def _widen_to_labels(run: ScoreRun, names: NDArray[Any], n_labels: int) -> NDArr
 
 
 def _sort_and_sum(
-    labels: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64],
-    weights: NDArray[np.float64], order: NDArray[np.intp],
-) -> ScoreRun:  # fmt: skip
+    labels: NDArray[Any],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    order: NDArray[np.intp],
+) -> ScoreRun:
     """Return the run of entries in the given order, in which equal ones are adjacent and summed."""
     low, high = low.take(order), high.take(order)
     differs = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
@@ -173,9 +176,12 @@ def list_run_rows(run: ScoreRun) -> tuple[NDArray[Any], NDArray[np.float64], NDA
 
 
 def check_multiclass_options(
-    n_columns: int | None, multi_class: str, max_fpr: float | None, average: AverageOption,
+    n_columns: int | None,
+    multi_class: str,
+    max_fpr: float | None,
+    average: AverageOption,
     weighted: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Raise an error where options have no meaning for the scores of several classes."""
     if n_columns == 2:
         raise InvalidDataError(
@@ -320,10 +326,15 @@ def average_pair_scores(
 
 
 def score_ranked_labels(
-    metric: Callable[..., Any], average: Any, limit: int | None,
-    score: Callable[[ScoreRun], tuple[float, float]], y_true: Any, y_score: Any, sample_weight: Any,
+    metric: Callable[..., Any],
+    average: Any,
+    limit: int | None,
+    score: Callable[[ScoreRun], tuple[float, float]],
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
     **options: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Return a ranking metric of label indicators, and the bound of its error.
 
     `metric` is scikit-learn's function, which checks the `options`; `score` is the metric and its

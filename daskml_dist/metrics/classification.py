@@ -44,12 +44,25 @@ from daskml_dist.metrics._columns import (
 from daskml_dist.metrics._metric_functions import make_metric_function
 
 __all__ = [
-    "accuracy_score", "balanced_accuracy_score", "class_likelihood_ratios", "classification_report",
-    "cohen_kappa_score", "confusion_matrix", "count_label_pairs", "f1_score", "fbeta_score",
-    "hamming_loss", "jaccard_score", "matthews_corrcoef", "multilabel_confusion_matrix",
-    "precision_recall_fscore_support", "precision_score", "recall_score", "reduce_to_label_pairs",
+    "accuracy_score",
+    "balanced_accuracy_score",
+    "class_likelihood_ratios",
+    "classification_report",
+    "cohen_kappa_score",
+    "confusion_matrix",
+    "count_label_pairs",
+    "f1_score",
+    "fbeta_score",
+    "hamming_loss",
+    "jaccard_score",
+    "matthews_corrcoef",
+    "multilabel_confusion_matrix",
+    "precision_recall_fscore_support",
+    "precision_score",
+    "recall_score",
+    "reduce_to_label_pairs",
     "zero_one_loss",
-]  # fmt: skip
+]
 
 
 LABEL_COLUMNS = ScoredColumns(read_labels, read_labels)
@@ -73,9 +86,13 @@ _COUNT_BITS = 21
 
 @suggest_arguments
 def accuracy_score(
-    y_true: Any, y_pred: Any, *, normalize: bool = True, sample_weight: Any = None,
+    y_true: Any,
+    y_pred: Any,
+    *,
+    normalize: bool = True,
+    sample_weight: Any = None,
     compute: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the share of the rows whose label is predicted (multilabel: whose labels all are).
 
     Parameters
@@ -134,9 +151,13 @@ def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
 
 @suggest_arguments
 def confusion_matrix(
-    y_true: Any, y_pred: Any, *, labels: Any = None, sample_weight: Any = None,
+    y_true: Any,
+    y_pred: Any,
+    *,
+    labels: Any = None,
+    sample_weight: Any = None,
     normalize: str | None = None,
-) -> NDArray[Any]:  # fmt: skip
+) -> NDArray[Any]:
     """Count the rows of each pair of true and predicted label.
 
     Parameters

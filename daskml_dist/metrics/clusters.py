@@ -61,9 +61,14 @@ _MAX_DISTANCE_BYTES = 1 << 26
 @report_reading("silhouette_score")
 @suggest_arguments
 def silhouette_score(
-    X: Any, labels: Any, *, metric: Any = "euclidean", sample_size: int | None = None,
-    random_state: Any = None, **kwds: Any,
-) -> float:  # fmt: skip
+    X: Any,
+    labels: Any,
+    *,
+    metric: Any = "euclidean",
+    sample_size: int | None = None,
+    random_state: Any = None,
+    **kwds: Any,
+) -> float:
     """Return the mean silhouette: how much nearer rows are to their own cluster than to the next.
 
     Source: Rousseeuw (1987), "Silhouettes: a graphical aid to the interpretation and validation of
@@ -129,9 +134,14 @@ def silhouette_score(
 
 @suggest_arguments
 def silhouette_samples(
-    X: Any, labels: Any, *, metric: Any = "euclidean", sample_size: int | None = None,
-    random_state: Any = None, **kwds: Any,
-) -> Any:  # fmt: skip
+    X: Any,
+    labels: Any,
+    *,
+    metric: Any = "euclidean",
+    sample_size: int | None = None,
+    random_state: Any = None,
+    **kwds: Any,
+) -> Any:
     """Return the silhouette of each row; parameters and errors as :func:`silhouette_score`.
 
     Parameters

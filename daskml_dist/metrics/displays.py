@@ -81,10 +81,17 @@ class _ThresholdCurveDisplay:
 
     @classmethod
     def from_estimator(
-        cls, estimator: Any, X: Any, y: Any, *, sample_weight: Any = None,
-        response_method: Any = "auto", pos_label: Any = None, name: str | None = None,
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        sample_weight: Any = None,
+        response_method: Any = "auto",
+        pos_label: Any = None,
+        name: str | None = None,
         **options: Any,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Draw the curve of a fitted classifier of two labels.
 
         Parameters
@@ -124,9 +131,14 @@ class _ThresholdCurveDisplay:
 
     @classmethod
     def from_predictions(
-        cls, y_true: Any, y_score: Any, *, sample_weight: Any = None,
-        max_thresholds: int | None = MAX_THRESHOLDS, **options: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        y_true: Any,
+        y_score: Any,
+        *,
+        sample_weight: Any = None,
+        max_thresholds: int | None = MAX_THRESHOLDS,
+        **options: Any,
+    ) -> Self:
         """Draw the curve of labels and scores.
 
         Parameters
@@ -214,9 +226,16 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
 
     @classmethod
     def _draw_rows(
-        cls, y_true: Any, y_score: Any, sample_weight: Any, *, pos_label: Any = None,
-        drop_intermediate: bool = False, name: str | None = None, **options: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        y_true: Any,
+        y_score: Any,
+        sample_weight: Any,
+        *,
+        pos_label: Any = None,
+        drop_intermediate: bool = False,
+        name: str | None = None,
+        **options: Any,
+    ) -> Self:
         # Not scikit-learn's `from_predictions`: its level of chance is a share of the rows, and the
         # rows here may be entries of a run, whose number means nothing.
         if pos_label is None:
@@ -287,9 +306,14 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
 
     @classmethod
     def from_predictions(
-        cls, y_true: Any, y_pred: Any, *, labels: Any = None, sample_weight: Any = None,
+        cls,
+        y_true: Any,
+        y_pred: Any,
+        *,
+        labels: Any = None,
+        sample_weight: Any = None,
         **options: Any,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Draw the matrix of labels and predicted labels.
 
         Parameters

@@ -112,9 +112,13 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
 
 
 def pairwise_kernels(
-    X: Any, Y: Any = None, metric: str | Callable[..., Any] = "linear", *,
-    filter_params: bool = False, **kwds: Any,
-) -> Any:  # fmt: skip
+    X: Any,
+    Y: Any = None,
+    metric: str | Callable[..., Any] = "linear",
+    *,
+    filter_params: bool = False,
+    **kwds: Any,
+) -> Any:
     """Calculate the kernel of each row of X and each row of Y.
 
     Inputs, results and errors are those of :func:`pairwise_distances`.
@@ -153,9 +157,13 @@ def pairwise_kernels(
 
 
 def pairwise_distances_argmin_min(
-    X: Any, Y: Any, *, axis: int = 1, metric: str = "euclidean",
+    X: Any,
+    Y: Any,
+    *,
+    axis: int = 1,
+    metric: str = "euclidean",
     metric_kwargs: dict[str, Any] | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Find the row of Y that is nearest to each row of X, and how far it is.
 
     No matrix of all distances is made: a block of X takes as much memory as scikit-learn's

@@ -51,9 +51,15 @@ INDICATED_PROBABILITIES = ScoredColumns(read_indicators, read_scores, "y_proba",
 
 @suggest_arguments
 def log_loss(
-    y_true: Any, y_proba: Any = None, *, normalize: bool = True, sample_weight: Any = None,
-    labels: Any = None, y_pred: Any = "deprecated", compute: bool = True,
-) -> Any:  # fmt: skip
+    y_true: Any,
+    y_proba: Any = None,
+    *,
+    normalize: bool = True,
+    sample_weight: Any = None,
+    labels: Any = None,
+    y_pred: Any = "deprecated",
+    compute: bool = True,
+) -> Any:
     """Return the mean negative logarithm of the probability given to the true label.
 
     Source: Bishop (2006), "Pattern Recognition and Machine Learning", p. 209.
@@ -119,9 +125,13 @@ def log_loss(
     summarise = _sum_indicated_losses if indicated else partial(_sum_block_losses, classes=classes)
     # In pieces: the logarithms of a block are temporary arrays of its size.
     return columns.reduce_to_score(
-        summarise, _merge_column_sums, columns.align(*rows),
-        partial(_finish_log_loss, indicated, classes, normalize), in_pieces=True, compute=compute,
-    )  # fmt: skip
+        summarise,
+        _merge_column_sums,
+        columns.align(*rows),
+        partial(_finish_log_loss, indicated, classes, normalize),
+        in_pieces=True,
+        compute=compute,
+    )
 
 
 def _finish_log_loss(
@@ -223,9 +233,14 @@ def _finish_mean(found: _ColumnSums, summed: float, normalize: bool) -> float:
 
 @suggest_arguments
 def brier_score_loss(
-    y_true: Any, y_proba: Any, *, sample_weight: Any = None, pos_label: Any = None,
-    labels: Any = None, scale_by_half: bool | str = "auto",
-) -> float:  # fmt: skip
+    y_true: Any,
+    y_proba: Any,
+    *,
+    sample_weight: Any = None,
+    pos_label: Any = None,
+    labels: Any = None,
+    scale_by_half: bool | str = "auto",
+) -> float:
     """Return the mean squared distance of probabilities from 1 (true label) and 0 (all others).
 
     Source: Brier (1950), "Verification of forecasts expressed in terms of probability".
@@ -354,9 +369,14 @@ class _TopKHits(NamedTuple):
 
 
 def _reduce_top_k_accuracy(
-    y_true: Any, y_score: Any, sample_weight: Any, *, k: int = 2, normalize: bool = True,
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
+    *,
+    k: int = 2,
+    normalize: bool = True,
     labels: Any = None,
-) -> float:  # fmt: skip
+) -> float:
     # Three made-up rows: scikit-learn raises for a bad `k` (and warns of one of 3 or more).
     call_sklearn_metric(theirs.top_k_accuracy_score, [0, 1, 2], np.eye(3), k=min(k, 2))
     classes = _check_label_order(labels)
@@ -449,9 +469,11 @@ class _ColumnSums(NamedTuple):
 
 
 def _sum_by_label_column(
-    rows: ScoredRows, table: NDArray[Any], values: Callable[[NDArray[Any]], NDArray[Any]],
+    rows: ScoredRows,
+    table: NDArray[Any],
+    values: Callable[[NDArray[Any]], NDArray[Any]],
     classes: NDArray[Any] | None,
-) -> _ColumnSums:  # fmt: skip
+) -> _ColumnSums:
     """Return the weighted sums of ``values(table)`` of a block, by label and column."""
     labels, at = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, table.shape[1])

@@ -64,10 +64,17 @@ MAX_THRESHOLDS = 2**18
 
 @suggest_arguments
 def roc_auc_score(
-    y_true: Any, y_score: Any, *, average: AverageOption = "macro", sample_weight: Any = None,
-    max_fpr: float | None = None, multi_class: str = "raise", labels: Any = None,
-    max_thresholds: int | None = MAX_THRESHOLDS, return_bound: bool = False,
-) -> Any:  # fmt: skip
+    y_true: Any,
+    y_score: Any,
+    *,
+    average: AverageOption = "macro",
+    sample_weight: Any = None,
+    max_fpr: float | None = None,
+    multi_class: str = "raise",
+    labels: Any = None,
+    max_thresholds: int | None = MAX_THRESHOLDS,
+    return_bound: bool = False,
+) -> Any:
     """Return the area under the ROC curve: how often a positive row is ranked above a negative one.
 
     Source: Fawcett (2006), "An introduction to ROC analysis"; for several classes his one against
@@ -178,10 +185,15 @@ def roc_auc_score(
 
 @suggest_arguments
 def average_precision_score(
-    y_true: Any, y_score: Any, *, average: AverageOption | Literal["samples"] = "macro",
-    pos_label: Any = 1, sample_weight: Any = None, max_thresholds: int | None = MAX_THRESHOLDS,
+    y_true: Any,
+    y_score: Any,
+    *,
+    average: AverageOption | Literal["samples"] = "macro",
+    pos_label: Any = 1,
+    sample_weight: Any = None,
+    max_thresholds: int | None = MAX_THRESHOLDS,
     return_bound: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the mean, over the positive rows, of the precision at each one's score.
 
     Source: Davis and Goadrich (2006), "The relationship between precision-recall and ROC curves".
@@ -374,9 +386,14 @@ is the number of times that runs were binned: once, plus once for each merge of 
 
 
 def _reduce_curve(
-    source: Callable[..., Any], y_true: Any, y_score: Any, sample_weight: Any, *,
-    max_thresholds: int | None = MAX_THRESHOLDS, **options: Any,
-) -> Any:  # fmt: skip
+    source: Callable[..., Any],
+    y_true: Any,
+    y_score: Any,
+    sample_weight: Any,
+    *,
+    max_thresholds: int | None = MAX_THRESHOLDS,
+    **options: Any,
+) -> Any:
     check_max_thresholds(max_thresholds)
     run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
     # scikit-learn draws the curve of the run's entries, as weighted rows.
@@ -386,9 +403,15 @@ def _reduce_curve(
 def _make_curve_metric(source: Callable[..., Any], summary: str) -> Callable[..., Any]:
     """Return the public function of a curve."""
     return make_metric_function(
-        source, partial(_reduce_curve, source), SCORE_COLUMNS, summary, of=_CURVE_COLUMNS,
-        module=__name__, own=_THRESHOLDS_OPTION, notes=_CURVE_NOTES,
-    )  # fmt: skip
+        source,
+        partial(_reduce_curve, source),
+        SCORE_COLUMNS,
+        summary,
+        of=_CURVE_COLUMNS,
+        module=__name__,
+        own=_THRESHOLDS_OPTION,
+        notes=_CURVE_NOTES,
+    )
 
 
 det_curve = _make_curve_metric(
@@ -418,9 +441,15 @@ _LabelBins = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 def _reduce_calibration_curve(
-    y_true: Any, y_prob: Any, sample_weight: Any, *, pos_label: Any = None, n_bins: int = 5,
-    strategy: str = "uniform", max_thresholds: int | None = MAX_THRESHOLDS,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    y_true: Any,
+    y_prob: Any,
+    sample_weight: Any,
+    *,
+    pos_label: Any = None,
+    n_bins: int = 5,
+    strategy: str = "uniform",
+    max_thresholds: int | None = MAX_THRESHOLDS,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the share of positive rows, and the mean probability, of each bin that has rows."""
     check_max_thresholds(max_thresholds)
     if strategy not in ("uniform", "quantile"):
@@ -514,8 +543,11 @@ def _check_unit_interval(values: NDArray[Any]) -> None:
 
 
 calibration_curve = make_metric_function(
-    sklearn.calibration.calibration_curve, _reduce_calibration_curve, _CALIBRATION_COLUMNS,
+    sklearn.calibration.calibration_curve,
+    _reduce_calibration_curve,
+    _CALIBRATION_COLUMNS,
     "Return the share of positive rows and the mean probability, in bins of the probability.",
-    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"), module=__name__,
+    of=_CURVE_COLUMNS.replace("scores, higher for", "probabilities of"),
+    module=__name__,
     own=(_THRESHOLDS_OPTION[0], 'As in :func:`roc_curve`; for `strategy` "quantile" alone.'),
-)  # fmt: skip
+)

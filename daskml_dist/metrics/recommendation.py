@@ -26,9 +26,14 @@ from daskml_dist.parameters.checks import check_count
 
 @suggest_arguments
 def precision_at_k(
-    held_out: Any, recommended: Any, k: int = 10, *, user_col: str = "user", item_col: str = "item",
+    held_out: Any,
+    recommended: Any,
+    k: int = 10,
+    *,
+    user_col: str = "user",
+    item_col: str = "item",
     score_col: str = "score",
-) -> float:  # fmt: skip
+) -> float:
     """Return the share of the first `k` recommended items that are among the held-out ones.
 
     The mean over the users of `held_out`. If fewer than `k` items are recommended to a user, or
@@ -74,9 +79,14 @@ def precision_at_k(
 
 @suggest_arguments
 def ndcg_at_k(
-    held_out: Any, recommended: Any, k: int = 10, *, user_col: str = "user", item_col: str = "item",
+    held_out: Any,
+    recommended: Any,
+    k: int = 10,
+    *,
+    user_col: str = "user",
+    item_col: str = "item",
     score_col: str = "score",
-) -> float:  # fmt: skip
+) -> float:
     """Return the normalised discounted cumulative gain of the first `k` recommended items.
 
     A held-out item at place p (from 1) gains ``1 / log2(p + 1)``; the sum is divided by that of

@@ -72,9 +72,13 @@ _TARGETS_TEXT = (
 
 @suggest_arguments
 def mean_squared_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the mean of the squared errors.
 
     Parameters
@@ -115,9 +119,13 @@ def mean_squared_error(
 
 @suggest_arguments
 def root_mean_squared_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the square root of :func:`mean_squared_error`; parameters and errors as there.
 
     Returns
@@ -142,9 +150,13 @@ def root_mean_squared_error(
 
 @suggest_arguments
 def mean_absolute_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
     compute: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the mean absolute error; parameters and errors as :func:`mean_squared_error`.
 
     Returns
@@ -167,9 +179,15 @@ def mean_absolute_error(
 
 
 def _score_mean(
-    metric: Callable[..., Any], values: Any, y_true: Any, y_pred: Any, sample_weight: Any,
-    multioutput: Any, compute: bool, transform: Callable[[Any], Any] = np.asarray,
-) -> Any:  # fmt: skip
+    metric: Callable[..., Any],
+    values: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    multioutput: Any,
+    compute: bool,
+    transform: Callable[[Any], Any] = np.asarray,
+) -> Any:
     """Return the weighted mean of `values`, transformed by target, then averaged over targets.
 
     `metric` is scikit-learn's function, which scores rows in memory.
@@ -207,9 +225,14 @@ def _measure_absolute_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDAr
 
 @suggest_arguments
 def r2_score(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
-    force_finite: bool = True, compute: bool = True,
-) -> Any:  # fmt: skip
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    force_finite: bool = True,
+    compute: bool = True,
+) -> Any:
     """Return the coefficient of determination: the predicted share of the variance of `y_true`.
 
     Means and variances of the blocks are merged as in Chan, Golub and LeVeque (1983), "Algorithms
@@ -253,9 +276,14 @@ def r2_score(
 
 @suggest_arguments
 def explained_variance_score(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average",
-    force_finite: bool = True, compute: bool = True,
-) -> Any:  # fmt: skip
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    force_finite: bool = True,
+    compute: bool = True,
+) -> Any:
     """Return 1 minus the variance of the errors over the variance of `y_true`.
 
     Parameters, results and errors are those of :func:`r2_score`, which unlike this score is lowered
@@ -289,9 +317,13 @@ class _ErrorMoments(NamedTuple):
 
 
 def _score_by_moments(
-    metric: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any,
-    options: dict[str, Any], compute: bool,
-) -> Any:  # fmt: skip
+    metric: Callable[..., Any],
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    options: dict[str, Any],
+    compute: bool,
+) -> Any:
     """Return R^2 or explained variance: `metric` is scikit-learn's function of it."""
     rows = y_true, y_pred, sample_weight
     if not has_lazy_input(*rows):
@@ -385,9 +417,15 @@ def _make_target_metric(
 
 
 def _average_of_blocks(
-    source: Callable[..., Any], transform: Callable[[Any], Any], y_true: Any, y_pred: Any,
-    sample_weight: Any, *, multioutput: Any = "uniform_average", **options: Any,
-) -> Any:  # fmt: skip
+    source: Callable[..., Any],
+    transform: Callable[[Any], Any],
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    *,
+    multioutput: Any = "uniform_average",
+    **options: Any,
+) -> Any:
     """Return the blocks' weighted mean of scikit-learn's metric, transformed by target."""
     _check_multioutput(multioutput)
     # One made-up row: scikit-learn raises for a bad option before any block is read.
@@ -399,9 +437,11 @@ def _average_of_blocks(
 
 
 def _make_mean_metric(
-    source: Callable[..., Any], summary: str, transform: Callable[[Any], Any] = np.asarray,
+    source: Callable[..., Any],
+    summary: str,
+    transform: Callable[[Any], Any] = np.asarray,
     of_blocks: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """Return the public function of a mean over rows.
 
     If `of_blocks` is given, the score of a collection is ``transform`` of that metric's mean: a
@@ -623,9 +663,13 @@ def _find_median(column: _BracketedValues, sample_weight: Any) -> float:
 
 
 def _reduce_d2_pinball(
-    y_true: Any, y_pred: Any, sample_weight: Any, *, alpha: float = 0.5,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    *,
+    alpha: float = 0.5,
     multioutput: Any = "uniform_average",
-) -> Any:  # fmt: skip
+) -> Any:
     """Return 1 minus the pinball loss of the predictions over that of the quantile of y_true."""
     _check_multioutput(multioutput)
     call_sklearn_metric(theirs.mean_pinball_loss, [1.0], [1.0], alpha=alpha)  # raises for bad alpha

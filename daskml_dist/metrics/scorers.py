@@ -52,9 +52,14 @@ class Scorer(_SklearnScorer):
     """
 
     def __init__(
-        self, score_func: Callable[..., Any], sign: int = 1, kwargs: dict[str, Any] | None = None,
-        response_method: str | Iterable[str] = "predict", *, needs_labels: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        score_func: Callable[..., Any],
+        sign: int = 1,
+        kwargs: dict[str, Any] | None = None,
+        response_method: str | Iterable[str] = "predict",
+        *,
+        needs_labels: bool = False,
+    ) -> None:
         super().__init__(score_func, sign, kwargs or {}, response_method)
         self._needs_labels = needs_labels
         self._name: str | None = None
@@ -218,10 +223,17 @@ _AVERAGED_METRICS = {
 
 #: Regression losses, whose scorers are called "neg_" and their name.
 _REGRESSION_LOSSES = (
-    "max_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_gamma_deviance",
-    "mean_poisson_deviance", "mean_squared_error", "mean_squared_log_error",
-    "median_absolute_error", "root_mean_squared_error", "root_mean_squared_log_error",
-)  # fmt: skip
+    "max_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_gamma_deviance",
+    "mean_poisson_deviance",
+    "mean_squared_error",
+    "mean_squared_log_error",
+    "median_absolute_error",
+    "root_mean_squared_error",
+    "root_mean_squared_log_error",
+)
 
 
 def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
@@ -311,9 +323,12 @@ def get_scorer_names() -> list[str]:
 
 @suggest_arguments
 def make_scorer(
-    score_func: Callable[..., Any], *, response_method: str | Iterable[str] = "predict",
-    greater_is_better: bool = True, **kwargs: Any,
-) -> Scorer:  # fmt: skip
+    score_func: Callable[..., Any],
+    *,
+    response_method: str | Iterable[str] = "predict",
+    greater_is_better: bool = True,
+    **kwargs: Any,
+) -> Scorer:
     """Make a scorer of a metric.
 
     Parameters
@@ -352,9 +367,12 @@ def make_scorer(
     -1.0
     """
     made = call_sklearn_metric(
-        sklearn.metrics.make_scorer, score_func, response_method=response_method,
-        greater_is_better=greater_is_better, **kwargs,
-    )  # fmt: skip
+        sklearn.metrics.make_scorer,
+        score_func,
+        response_method=response_method,
+        greater_is_better=greater_is_better,
+        **kwargs,
+    )
     return Scorer.from_sklearn(made)
 
 

@@ -28,9 +28,24 @@ from daskml_dist.model_selection._splitters import (
 )
 
 __all__ = [
-    "GridSearchCV", "GroupKFold", "HalvingGridSearchCV", "HalvingRandomSearchCV",
-    "HyperbandSearchCV", "IncrementalSearchCV", "KFold", "LearningRates", "RandomizedSearchCV",
-    "ShuffleSplit", "StratifiedKFold", "StratifiedShuffleSplit", "TimeSeriesSplit",
-    "cross_val_predict", "cross_val_score", "cross_validate", "learning_curve",
-    "learning_rate_range", "train_test_split", "validation_curve",
-]  # fmt: skip
+    "GridSearchCV",
+    "GroupKFold",
+    "HalvingGridSearchCV",
+    "HalvingRandomSearchCV",
+    "HyperbandSearchCV",
+    "IncrementalSearchCV",
+    "KFold",
+    "LearningRates",
+    "RandomizedSearchCV",
+    "ShuffleSplit",
+    "StratifiedKFold",
+    "StratifiedShuffleSplit",
+    "TimeSeriesSplit",
+    "cross_val_predict",
+    "cross_val_score",
+    "cross_validate",
+    "learning_curve",
+    "learning_rate_range",
+    "train_test_split",
+    "validation_curve",
+]

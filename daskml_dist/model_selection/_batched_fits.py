@@ -93,9 +93,14 @@ def can_fit_batched(estimators: Sequence[Any]) -> bool:
 
 
 def fit_batched(
-    estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
-    scorers: Mapping[str, Any], *, train_score: bool, error_score: Any = np.nan,
-) -> tuple[list[list[SplitFit]], int] | None:  # fmt: skip
+    estimators: Sequence[Any],
+    splits: Splits,
+    scoring: Mapping[str, Any],
+    scorers: Mapping[str, Any],
+    *,
+    train_score: bool,
+    error_score: Any = np.nan,
+) -> tuple[list[list[SplitFit]], int] | None:
     """Fit and score candidates as batched fits; return a list of fits each, and the batch count.
 
     None where candidates cannot be fitted as one. `scoring` holds the user's scores by name, and
@@ -143,9 +148,13 @@ class FailedCandidate:
 
 
 def _fit_step_batches(
-    estimators: Sequence[Any], batches: list[list[int]], collection: Collection,
-    roles: FoldAssignment, classes: Any, score: BatchedScorer,
-) -> list[list[BatchedFit | FailedCandidate]]:  # fmt: skip
+    estimators: Sequence[Any],
+    batches: list[list[int]],
+    collection: Collection,
+    roles: FoldAssignment,
+    classes: Any,
+    score: BatchedScorer,
+) -> list[list[BatchedFit | FailedCandidate]]:
     """Fit candidates by gradient steps, one fit for each batch of candidates' numbers."""
     by_number: dict[int, list[BatchedFit | FailedCandidate]] = {}
     for k, numbers in enumerate(batches):
@@ -176,9 +185,14 @@ def can_batch_pipelines(estimators: Sequence[Any]) -> bool:
 
 
 def fit_batched_or_pipelines(
-    estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
-    scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
-) -> tuple[list[list[SplitFit]], int] | None:  # fmt: skip
+    estimators: Sequence[Any],
+    splits: Splits,
+    scoring: Mapping[str, Any],
+    scorers: Mapping[str, Any],
+    *,
+    train_score: bool,
+    error_score: Any,
+) -> tuple[list[list[SplitFit]], int] | None:
     """Fit and score estimators or pipelines by batched fits; None where these are impossible.
 
     Scores count the weights of rows. Returns and arguments are those of :func:`fit_batched`.
@@ -197,9 +211,14 @@ def fit_batched_or_pipelines(
 
 
 def _fit_batched_pipelines(
-    estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
-    scorers: Mapping[str, Any], *, train_score: bool, error_score: Any = np.nan,
-) -> tuple[list[list[SplitFit]], int] | None:  # fmt: skip
+    estimators: Sequence[Any],
+    splits: Splits,
+    scoring: Mapping[str, Any],
+    scorers: Mapping[str, Any],
+    *,
+    train_score: bool,
+    error_score: Any = np.nan,
+) -> tuple[list[list[SplitFit]], int] | None:
     """Fit and score pipelines by batched fits of their last steps; None where that is impossible.
 
     Transformers are fitted to the training rows of a split once for all its candidates, and rows

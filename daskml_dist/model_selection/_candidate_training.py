@@ -420,9 +420,12 @@ class PromotionLadder:
     """
 
     def __init__(
-        self, bracket: Bracket, candidates: Sequence[int], factor: float | None,
+        self,
+        bracket: Bracket,
+        candidates: Sequence[int],
+        factor: float | None,
         stops: Callable[[Mapping[int, float]], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rungs, self._factor, self._stops = bracket.rungs, factor, stops
         self._stopped: set[int] = set()
         self._new = list(candidates)
@@ -610,9 +613,12 @@ def _train_candidate(
 
 
 def _score_candidate(
-    model: ResumableModel, rows: Any, params: _MakeParams, scorers: dict[str, Any],
+    model: ResumableModel,
+    rows: Any,
+    params: _MakeParams,
+    scorers: dict[str, Any],
     train_score: bool,
-) -> SplitFit | ResumableModel:  # fmt: skip
+) -> SplitFit | ResumableModel:
     """Return the scores of a model, or the model if it failed, without its fitted attributes."""
     if model.error is not None:
         return ResumableModel(clone(model.estimator), model.passes, model.seconds, model.error)

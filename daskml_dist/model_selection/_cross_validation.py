@@ -51,12 +51,22 @@ from daskml_dist.models.batched import TEST, TRAIN
 @translate_errors()
 @suggest_arguments
 def cross_validate(
-    estimator: Any, X: Any, y: Any = None, *, groups: Any = None, scoring: Any = None,
-    cv: Any = None, n_jobs: int | None = None, verbose: int = 0,
-    params: dict[str, Any] | None = None, pre_dispatch: Any = "2*n_jobs",
-    return_train_score: bool = False, return_estimator: bool = False, return_indices: bool = False,
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    return_train_score: bool = False,
+    return_estimator: bool = False,
+    return_indices: bool = False,
     error_score: Any = np.nan,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Fit an estimator on the training rows of each split, and score it on the test rows.
 
     Rows in memory are left to scikit-learn. Rows of Dask collections stay where they are; a code
@@ -152,10 +162,19 @@ def cross_validate(
 @translate_errors()
 @suggest_arguments
 def cross_val_score(
-    estimator: Any, X: Any, y: Any = None, *, groups: Any = None, scoring: Any = None,
-    cv: Any = None, n_jobs: int | None = None, verbose: int = 0,
-    params: dict[str, Any] | None = None, pre_dispatch: Any = "2*n_jobs", error_score: Any = np.nan,
-) -> NDArray[np.float64]:  # fmt: skip
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    error_score: Any = np.nan,
+) -> NDArray[np.float64]:
     """Return the scores of an estimator on the test rows of each split.
 
     Parameters
@@ -197,10 +216,18 @@ def cross_val_score(
 @translate_errors()
 @suggest_arguments
 def cross_val_predict(
-    estimator: Any, X: Any, y: Any = None, *, groups: Any = None, cv: Any = None,
-    n_jobs: int | None = None, verbose: int = 0, params: dict[str, Any] | None = None,
-    pre_dispatch: Any = "2*n_jobs", method: str = "predict",
-) -> Any:  # fmt: skip
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    method: str = "predict",
+) -> Any:
     """Predict each row by the estimator that was fitted without its fold.
 
     Parameters
@@ -336,10 +363,21 @@ _DEFAULT_SIZES = np.linspace(0.1, 1.0, 5)
 @translate_errors()
 @suggest_arguments
 def validation_curve(
-    estimator: Any, X: Any, y: Any = None, *, param_name: str, param_range: Any, groups: Any = None,
-    cv: Any = None, scoring: Any = None, n_jobs: int | None = None, pre_dispatch: Any = "all",
-    verbose: int = 0, error_score: Any = np.nan, params: dict[str, Any] | None = None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    param_name: str,
+    param_range: Any,
+    groups: Any = None,
+    cv: Any = None,
+    scoring: Any = None,
+    n_jobs: int | None = None,
+    pre_dispatch: Any = "all",
+    verbose: int = 0,
+    error_score: Any = np.nan,
+    params: dict[str, Any] | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return training and test scores for values of a parameter, by batched fits where possible.
 
     Parameters
@@ -405,12 +443,24 @@ def validation_curve(
 @translate_errors()
 @suggest_arguments
 def learning_curve(
-    estimator: Any, X: Any, y: Any = None, *, groups: Any = None, train_sizes: Any = _DEFAULT_SIZES,
-    cv: Any = None, scoring: Any = None, exploit_incremental_learning: bool = False,
-    n_jobs: int | None = None, pre_dispatch: Any = "all", verbose: int = 0, shuffle: bool = False,
-    random_state: Any = None, error_score: Any = np.nan, return_times: bool = False,
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    train_sizes: Any = _DEFAULT_SIZES,
+    cv: Any = None,
+    scoring: Any = None,
+    exploit_incremental_learning: bool = False,
+    n_jobs: int | None = None,
+    pre_dispatch: Any = "all",
+    verbose: int = 0,
+    shuffle: bool = False,
+    random_state: Any = None,
+    error_score: Any = np.nan,
+    return_times: bool = False,
     params: dict[str, Any] | None = None,
-) -> tuple[NDArray[Any], ...]:  # fmt: skip
+) -> tuple[NDArray[Any], ...]:
     """Return training and test scores for sizes of the training rows, by batched fits if possible.
 
     Parameters

@@ -609,9 +609,11 @@ class TrainedRows:
 
 
 def count_training_rows(
-    kind: Literal["memory", "dask"], parts: list[tuple[Any, Any]], roles: FoldAssignment,
+    kind: Literal["memory", "dask"],
+    parts: list[tuple[Any, Any]],
+    roles: FoldAssignment,
     classification: bool,
-) -> PassGenerator[TrainedRows]:  # fmt: skip
+) -> PassGenerator[TrainedRows]:
     """Count the training rows of each split in one pass over blocks of targets and codes."""
     blocks = Collection(kind, [(*part, None) for part in parts], None, None, None)
     count = partial(_count_block_training_rows, roles, classification)

@@ -108,9 +108,15 @@ class LearningRates:
 
 @suggest_arguments
 def learning_rate_range(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None, *, rates: Any = None,
-    n_rows: int = 8192, client: Any = None,
-) -> LearningRates:  # fmt: skip
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    rates: Any = None,
+    n_rows: int = 8192,
+    client: Any = None,
+) -> LearningRates:
     """Try learning rates on a sample of the rows, and suggest one.
 
     The client gets a random sample of all rows. Each rate then has a short fit of its own, from the

@@ -681,9 +681,12 @@ refit_time_, multimetric_
 
 
 def make_cv_results(
-    candidates: Sequence[Mapping[str, Any]], fits: Sequence[Sequence[SplitFit]], *,
-    train_score: bool, more: Mapping[str, Sequence[Any]] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    candidates: Sequence[Mapping[str, Any]],
+    fits: Sequence[Sequence[SplitFit]],
+    *,
+    train_score: bool,
+    more: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, Any]:
     """Return the scores of candidates, laid out as scikit-learn's ``cv_results_``.
 
     `fits` holds a list for each candidate, one fit for each split; `more` holds further columns.

@@ -347,9 +347,13 @@ class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffl
 @translate_errors()
 @suggest_arguments
 def train_test_split(
-    *arrays: Any, test_size: float | None = None, train_size: float | None = None,
-    random_state: Any = None, shuffle: bool = True, stratify: Any = None,
-) -> list[Any]:  # fmt: skip
+    *arrays: Any,
+    test_size: float | None = None,
+    train_size: float | None = None,
+    random_state: Any = None,
+    shuffle: bool = True,
+    stratify: Any = None,
+) -> list[Any]:
     """Split rows into training and test rows.
 
     Parameters

@@ -14,6 +14,14 @@ from daskml_dist.models.base import (
 )
 
 __all__ = [
-    "BatchRows", "ColumnModel", "ColumnPart", "LinearForm", "Model", "Parameters", "Part",
-    "StagedModel", "StepModel", "distinct",
-]  # fmt: skip
+    "BatchRows",
+    "ColumnModel",
+    "ColumnPart",
+    "LinearForm",
+    "Model",
+    "Parameters",
+    "Part",
+    "StagedModel",
+    "StepModel",
+    "distinct",
+]

@@ -238,9 +238,16 @@ class BatchRows:
     __slots__ = ("X", "block", "first", "key", "places", "state", "weight", "y")
 
     def __init__(
-        self, X: Any, y: Any = None, weight: Any = None, key: tuple[int, ...] = (0,),
-        block: int = -1, first: int = 0, state: Any = None, places: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        X: Any,
+        y: Any = None,
+        weight: Any = None,
+        key: tuple[int, ...] = (0,),
+        block: int = -1,
+        first: int = 0,
+        state: Any = None,
+        places: Any = None,
+    ) -> None:
         self.X = X
         self.y = y
         self.weight = weight
@@ -539,9 +546,17 @@ class StagedModel(StepModel):
 
     @abstractmethod
     def backward(
-        self, w: Any, memory: Any, gradient: Any, out: Any, layers: range, rows: BatchRows,
-        backend: Backend, *, wants_input: bool,
-    ) -> Any:  # fmt: skip
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
         """Add the gradient of some adjacent layers' parameters to `out`, in place.
 
         Parameters

@@ -182,13 +182,19 @@ class TreeConverter:
             values = self._clip_to_bounds(values, grown.bounds)
         last_left_bin, threshold = _choose_last_bins(grown, low, high)
         tree = Tree(
-            feature=grown.feature, bin=last_left_bin, threshold=np.where(inner, threshold, np.inf),
-            left=grown.left, missing_left=inner & (grown.cut[:, 2] > 0),
-            category=np.full(len(weights), -1, np.int32), value=values,
+            feature=grown.feature,
+            bin=last_left_bin,
+            threshold=np.where(inner, threshold, np.inf),
+            left=grown.left,
+            missing_left=inner & (grown.cut[:, 2] > 0),
+            category=np.full(len(weights), -1, np.int32),
+            value=values,
             gain=np.where(inner, grown.gain * gain_unit, -1.0),
-            count=total & ((1 << self.bits) - 1), weight=weights / self.weight, depth=grown.depth,
+            count=total & ((1 << self.bits) - 1),
+            weight=weights / self.weight,
+            depth=grown.depth,
             bitsets=np.empty((0, 4), np.uint64),
-        )  # fmt: skip
+        )
         return tree, impurity
 
     def means(self, grown: GrownTree) -> tuple[Array, Array]:

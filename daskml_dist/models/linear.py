@@ -144,9 +144,12 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         """Return the single-output model of one of several targets."""
         shift, first = self.target_shift, self.first_intercept
         return replace(
-            self, n_targets=None, target_shift=shift[target : target + 1],
-            first_intercept=first[target] if isinstance(first, tuple) else first, units=(),
-        )  # fmt: skip
+            self,
+            n_targets=None,
+            target_shift=shift[target : target + 1],
+            first_intercept=first[target] if isinstance(first, tuple) else first,
+            units=(),
+        )
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return initial parameters: coefficients of 0, intercepts of `first_intercept`."""

@@ -288,9 +288,17 @@ class MLP(StagedModel, ColumnModel):
         return outputs[-1], [x, *outputs]
 
     def backward(
-        self, w: Any, memory: Any, gradient: Any, out: Any, layers: range, rows: BatchRows,
-        backend: Backend, *, wants_input: bool,
-    ) -> Any:  # fmt: skip
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
         """Add the gradient of some layers' parameters to `out`.
 
         Return the gradient with respect to their input, if `wants_input`.
@@ -309,9 +317,14 @@ class MLP(StagedModel, ColumnModel):
         return scalar(total(losses, dtype=namespace(losses).float64)), slope
 
     def _forward(
-        self, arrays: _Arrays, X: Any, layers: range, backend: Backend, use: str | None,
+        self,
+        arrays: _Arrays,
+        X: Any,
+        layers: range,
+        backend: Backend,
+        use: str | None,
         product: Callable[..., Any] | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Return the outputs of each layer, in the backend's buffers named `use` (None: new ones).
 
         The next call with the same name overwrites them.
@@ -330,9 +343,15 @@ class MLP(StagedModel, ColumnModel):
         return outputs
 
     def _backward(
-        self, arrays: _Arrays, gradients: _Arrays, memory: list[Any], slope: Any, layers: range,
-        backend: Backend, use: str | None,
-    ) -> Any:  # fmt: skip
+        self,
+        arrays: _Arrays,
+        gradients: _Arrays,
+        memory: list[Any],
+        slope: Any,
+        layers: range,
+        backend: Backend,
+        use: str | None,
+    ) -> Any:
         """Add each layer's gradient to `gradients`, given the loss's with respect to the output.
 
         Return the loss's gradient with respect to the first layer's ``X @ coefs + intercepts``.

@@ -118,15 +118,22 @@ def make_tree_view(
     for k, of_output in enumerate(np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)):
         value[:, k, : of_output.shape[1]] = of_output
     return TreeView(
-        n_features=n_features, node_count=len(leaf), max_depth=tree.max_depth,
-        n_leaves=tree.n_leaves, children_left=np.where(leaf, -1, number[left]),
+        n_features=n_features,
+        node_count=len(leaf),
+        max_depth=tree.max_depth,
+        n_leaves=tree.n_leaves,
+        children_left=np.where(leaf, -1, number[left]),
         children_right=np.where(leaf, -1, number[right]),
         feature=np.where(leaf, -2, tree.feature[order]).astype(np.int64),
         threshold=np.where(leaf, -2.0, tree.threshold[order]),
-        missing_go_to_left=tree.missing_left[order].astype(np.uint8), impurity=impurity[order],
-        n_node_samples=tree.count[order], weighted_n_node_samples=tree.weight[order], value=value,
-        n_classes=np.array(n_classes), trees=trees,
-    )  # fmt: skip
+        missing_go_to_left=tree.missing_left[order].astype(np.uint8),
+        impurity=impurity[order],
+        n_node_samples=tree.count[order],
+        weighted_n_node_samples=tree.weight[order],
+        value=value,
+        n_classes=np.array(n_classes),
+        trees=trees,
+    )
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:

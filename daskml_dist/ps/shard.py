@@ -475,9 +475,19 @@ class Shard:
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
         return Step(
-            self.w, None, self.opt_state, rows, rate, number, l1, l2, k, few, self._row_rate_sums,
+            self.w,
+            None,
+            self.opt_state,
+            rows,
+            rate,
+            number,
+            l1,
+            l2,
+            k,
+            few,
+            self._row_rate_sums,
             self._rate_sum,
-        )  # fmt: skip
+        )
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.

@@ -12,6 +12,13 @@ from daskml_dist.serving.registry import Publisher, publish, rollback, set_route
 from daskml_dist.serving.server import serve
 
 __all__ = [
-    "Metrics", "Models", "Publisher", "Route", "Served", "publish", "rollback", "serve",
+    "Metrics",
+    "Models",
+    "Publisher",
+    "Route",
+    "Served",
+    "publish",
+    "rollback",
+    "serve",
     "set_route",
-]  # fmt: skip
+]

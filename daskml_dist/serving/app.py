@@ -139,11 +139,20 @@ class App:
     """
 
     def __init__(
-        self, models: Any, metrics: Any, *, token: str | None = None, max_bytes: int = 2**24,
-        max_waiting: int = 1024, max_delay: float | Mapping[str, float] | None = None,
-        together: bool = False, body_seconds: float = 30.0, cluster: Any = None,
-        access_log: bool = False, compress_from: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        models: Any,
+        metrics: Any,
+        *,
+        token: str | None = None,
+        max_bytes: int = 2**24,
+        max_waiting: int = 1024,
+        max_delay: float | Mapping[str, float] | None = None,
+        together: bool = False,
+        body_seconds: float = 30.0,
+        cluster: Any = None,
+        access_log: bool = False,
+        compress_from: int | None = None,
+    ) -> None:
         self.models = models
         self.metrics = metrics
         self.batcher = Batcher(max_waiting=max_waiting)

@@ -103,9 +103,14 @@ class Batcher:
         self._thread: ThreadPoolExecutor | None = None
 
     def ask(
-        self, key: Hashable, call: _BatchCall, rows: Any, n_rows: int, delay: float | None = None,
+        self,
+        key: Hashable,
+        call: _BatchCall,
+        rows: Any,
+        n_rows: int,
+        delay: float | None = None,
         may_share: bool = True,
-    ) -> asyncio.Future[NDArray[Any]]:  # fmt: skip
+    ) -> asyncio.Future[NDArray[Any]]:
         """Return a future of the answer to a request; requests of one `key` may share a call.
 
         `call`, `delay` and `may_share` are the same for all requests of a key. With a `delay`

@@ -102,9 +102,13 @@ def compress_response(
 
 
 async def respond(
-    send: Send, status: int, headers: Headers, body: bytes, is_head: bool,
+    send: Send,
+    status: int,
+    headers: Headers,
+    body: bytes,
+    is_head: bool,
     unread: Receive | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Send an answer, to a HEAD request without its body.
 
     Where the rest of the request's body is `unread`, the connection stays open until it has come,

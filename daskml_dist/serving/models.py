@@ -217,10 +217,15 @@ class Models:
     """
 
     def __init__(
-        self, source: Any, *, metrics: Metrics | None = None, method: str | None = None,
-        all_versions: bool = False, trusted: Collection[str] = (),
+        self,
+        source: Any,
+        *,
+        metrics: Metrics | None = None,
+        method: str | None = None,
+        all_versions: bool = False,
+        trusted: Collection[str] = (),
         given: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._metrics, self._method = metrics or Metrics(), method
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
         self._given = dict(given or {})

@@ -73,9 +73,14 @@ class Cluster:
     """
 
     def __init__(
-        self, address: str, *, min_rows: int | None = None, security: Any = None,
-        within: float = 60.0, max_waiting: int = 64,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        *,
+        min_rows: int | None = None,
+        security: Any = None,
+        within: float = 60.0,
+        max_waiting: int = 64,
+    ) -> None:
         if "://" not in address:
             raise InvalidParameterError(
                 f"scheduler={address!r}: use the address of a Dask scheduler, such as "

@@ -89,9 +89,14 @@ class Publisher(NamedParameters):
     """
 
     def __init__(
-        self, folder: Any, name: str, *, keep: int | None = 5, current: bool = True,
+        self,
+        folder: Any,
+        name: str,
+        *,
+        keep: int | None = 5,
+        current: bool = True,
         on_error: str = "raise",
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_name(name)
         _check_keep(keep)
         if on_error not in _ON_ERROR:

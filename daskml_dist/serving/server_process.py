@@ -50,10 +50,18 @@ def load_uvicorn() -> Any:
 
 
 def run_server_process(
-    place: ProcessSlot, listener: socket.socket, make_models: Callable[[Metrics], Models],
-    make_app: Callable[[Models, Metrics], App], metrics: Metrics, *, watch: float | None,
-    keep_alive: float, end_within: float, head_seconds: float, certificates: Certificates | None,
-) -> None:  # fmt: skip
+    place: ProcessSlot,
+    listener: socket.socket,
+    make_models: Callable[[Metrics], Models],
+    make_app: Callable[[Models, Metrics], App],
+    metrics: Metrics,
+    *,
+    watch: float | None,
+    keep_alive: float,
+    end_within: float,
+    head_seconds: float,
+    certificates: Certificates | None,
+) -> None:
     """Answer requests until SIGTERM or the end of the parent, and then those that have come."""
     uvicorn = load_uvicorn()
     metrics.attach(place.slot)
@@ -110,9 +118,13 @@ def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: fl
 
 
 async def _run_uvicorn(
-    uvicorn: Any, config: Any, place: ProcessSlot, listener: socket.socket, keep_alive: float,
+    uvicorn: Any,
+    config: Any,
+    place: ProcessSlot,
+    listener: socket.socket,
+    keep_alive: float,
     meanwhile: Iterable[Task],
-) -> None:  # fmt: skip
+) -> None:
     """Run uvicorn's server and the tasks beside it until the process is to end."""
 
     class Server(uvicorn.Server):

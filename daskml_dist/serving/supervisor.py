@@ -93,10 +93,15 @@ class Supervisor:
     """
 
     def __init__(
-        self, work: Callable[[ProcessSlot], None], n_children: int, *, start_within: float = 300.0,
-        end_within: float = 30.0, on_ready: Callable[[], None] | None = None,
+        self,
+        work: Callable[[ProcessSlot], None],
+        n_children: int,
+        *,
+        start_within: float = 300.0,
+        end_within: float = 30.0,
+        on_ready: Callable[[], None] | None = None,
         on_stop: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._work, self._n_children = work, n_children
         self._start_within, self._end_within = start_within, end_within
         self._on_ready, self._on_stop = on_ready, on_stop

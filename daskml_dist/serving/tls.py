@@ -35,9 +35,12 @@ class Certificates:
     """
 
     def __init__(
-        self, certificate: str, private_key: str | None = None, password: str | None = None,
+        self,
+        certificate: str,
+        private_key: str | None = None,
+        password: str | None = None,
         client_authorities: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._certificate, self._key = Path(certificate), Path(private_key or certificate)
         self._password, self._authorities = password, client_authorities
         # States of the files that are in use, and of the last ones that could not be used.

@@ -29,10 +29,22 @@ from daskml_dist.solvers.newton import NewtonCholesky
 from daskml_dist.solvers.parallel_coordinate_boosting import Boosting
 
 __all__ = [
-    "LBFGS", "SOLVERS", "Boosting", "CoordinateDescent", "OrdinaryLeastSquares", "PenalisedSolver",
-    "RangedSolver", "ReduceScatterStatistic", "RidgeLeastSquares", "RowState", "Solution", "Solver",
-    "Statistic", "Sums", "get_solver",
-]  # fmt: skip
+    "LBFGS",
+    "SOLVERS",
+    "Boosting",
+    "CoordinateDescent",
+    "OrdinaryLeastSquares",
+    "PenalisedSolver",
+    "RangedSolver",
+    "ReduceScatterStatistic",
+    "RidgeLeastSquares",
+    "RowState",
+    "Solution",
+    "Solver",
+    "Statistic",
+    "Sums",
+    "get_solver",
+]
 
 #: Solvers of penalised losses, by the names that estimators take.
 SOLVERS: dict[str, type[PenalisedSolver]] = {

@@ -77,9 +77,13 @@ class ALSSolver(KeyedSolver):
             if keyed.should_stop:
                 break
         return KeyedSolution(
-            np.empty(0), sweeps.n_iter, converged or self.tol is None, "the loss still falls",
-            {"mean": sweeps.mean}, values=sweeps.factors,
-        )  # fmt: skip
+            np.empty(0),
+            sweeps.n_iter,
+            converged or self.tol is None,
+            "the loss still falls",
+            {"mean": sweeps.mean},
+            values=sweeps.factors,
+        )
 
 
 class _ALSSweeps:

@@ -151,9 +151,12 @@ class Apriori(Solver):
         return level
 
     def _count_candidates(
-        self, level: _PairCandidates | _SetCandidates, at: _AprioriProgress, sums: Sums,
+        self,
+        level: _PairCandidates | _SetCandidates,
+        at: _AprioriProgress,
+        sums: Sums,
         n_items: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count the next batch of a level's candidates in one pass, and keep the frequent ones."""
         statistic, itemsets_at, end = level.take_batch(at.position)
         if self.with_nulls:

@@ -278,9 +278,12 @@ class Sums(Protocol):
         """Return the sum over all rows, in float64; read-only, since trainers log it."""
 
     def keep(
-        self, w: Array, state: State | None = None, again: int = 0,
+        self,
+        w: Array,
+        state: State | None = None,
+        again: int = 0,
         extra: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record the end of an iteration at `w`: a fit that is interrupted ends there.
 
         Parameters

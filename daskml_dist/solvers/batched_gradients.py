@@ -412,9 +412,13 @@ class BatchedGradient(Statistic):
         some.sums["gradient"] += gradient[: len(some.w)]
 
     def _weighted_derivatives(
-        self, model: BatchedLinear, raw: Any, rows: BatchRows, some: ActiveCandidates,
+        self,
+        model: BatchedLinear,
+        raw: Any,
+        rows: BatchRows,
+        some: ActiveCandidates,
         backend: Backend,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the weighted losses' derivatives by `raw`, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
         every = np.arange(model.roles.n_splits)

@@ -146,9 +146,13 @@ class BatchedScores(Statistic):
         return np.stack([*plain, *(pairs if self.pairs else [])], axis=1)
 
     def _score_by_arrays(
-        self, model: BatchedLinear, raw: Any, rows: BatchRows, some: ActiveCandidates,
+        self,
+        model: BatchedLinear,
+        raw: Any,
+        rows: BatchRows,
+        some: ActiveCandidates,
         backend: Backend,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         xp, (y, roles) = namespace(rows.y), model.split_roles(rows.y)
         mask = xp.take(roles == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)

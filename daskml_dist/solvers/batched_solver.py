@@ -280,9 +280,13 @@ class WarmStarts:
     """
 
     def __init__(
-        self, model: BatchedLinear, candidates: tuple[Candidate, ...], sums: Sums,
-        gradients: _CachedGradients, share: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: BatchedLinear,
+        candidates: tuple[Candidate, ...],
+        sums: Sums,
+        gradients: _CachedGradients,
+        share: int,
+    ) -> None:
         self._model, self._candidates, self._sums = model, candidates, sums
         self._gradients, self._share = gradients, share
         self.steps = np.zeros(len(candidates), np.int64)
@@ -325,9 +329,14 @@ class WarmStarts:
         return [_finite_or_none(w[i]) for i in every]
 
     def _solve_on_share(
-        self, solve: _SolveCandidates, groups: _CandidateGroups, optima: dict[int, Array],
-        leaders: dict[int, int], leader_of: dict[int, int], inverse: dict[int, Array],
-    ) -> dict[int, Array]:  # fmt: skip
+        self,
+        solve: _SolveCandidates,
+        groups: _CandidateGroups,
+        optima: dict[int, Array],
+        leaders: dict[int, int],
+        leader_of: dict[int, int],
+        inverse: dict[int, Array],
+    ) -> dict[int, Array]:
         """Return parameters of all candidates near their optima on the share of the rows."""
         w = {i: optima[first] for first, group in groups.items() for i in group}
         members = [i for i in w if i in inverse and i not in optima and i not in leader_of]

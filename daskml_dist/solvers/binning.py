@@ -268,9 +268,14 @@ _TILE_ROWS = 2**16
 
 
 def find_bins(
-    rows: OwnRows, max_bins: int, categories: Sequence[NDArray[np.float64] | None], seed: int,
-    aside: HoldoutMask | None, n_used: float, edges_by: _EdgeFinder = compute_bin_edges,
-) -> Bins:  # fmt: skip
+    rows: OwnRows,
+    max_bins: int,
+    categories: Sequence[NDArray[np.float64] | None],
+    seed: int,
+    aside: HoldoutMask | None,
+    n_used: float,
+    edges_by: _EdgeFinder = compute_bin_edges,
+) -> Bins:
     """Return the bins of all features, from a sample of the `n_used` rows that are not held out.
 
     `categories` are None for a numeric feature, and empty for a categorical one whose categories
@@ -317,9 +322,11 @@ def _sample_rows(
 
 
 def _find_categories(
-    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None],
+    rows: OwnRows,
+    max_bins: int,
+    given: Sequence[NDArray[np.float64] | None],
     aside: HoldoutMask | None,
-) -> list[NDArray[np.float64] | None]:  # fmt: skip
+) -> list[NDArray[np.float64] | None]:
     """Return the categories of all features, reading the rows for those that are not known."""
     found = list(given)
     unknown = [j for j, known in enumerate(given) if known is not None and not len(known)]

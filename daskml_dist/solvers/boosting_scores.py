@@ -474,9 +474,12 @@ class _ScoredPart:
     """
 
     def __init__(
-        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], loss: BoostLoss,
+        self,
+        rows: OwnRows,
+        binned_lanes: Sequence[BinnedRows],
+        loss: BoostLoss,
         within: RowRange | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rows, self._binned_lanes, self._loss, self._within = rows, binned_lanes, loss, within
         self._gathered: _GatheredRows | None = None
 
@@ -526,9 +529,13 @@ class BoostScores:
     """
 
     def __init__(
-        self, rows: OwnRows, stopping: StoppingRule | None, watching: WatchedScores | None,
-        loss: BoostLoss, given: Mapping[str, Sequence[float]],
-    ) -> None:  # fmt: skip
+        self,
+        rows: OwnRows,
+        stopping: StoppingRule | None,
+        watching: WatchedScores | None,
+        loss: BoostLoss,
+        given: Mapping[str, Sequence[float]],
+    ) -> None:
         self._rows, self._stopping, self._watching, self._loss = rows, stopping, watching, loss
         self.found = {name: list(given[name]) for name in ("train_score", "validation_score")}
         self._parts: dict[str, _ScoredPart] = {}
@@ -606,9 +613,14 @@ class _GatheredRows:
     """
 
     def __init__(
-        self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], share: float, seed: int,
-        weighted: bool, within: RowRange | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rows: OwnRows,
+        binned_lanes: Sequence[BinnedRows],
+        share: float,
+        seed: int,
+        weighted: bool,
+        within: RowRange | None = None,
+    ) -> None:
         self._rows, self._binned_lanes, self._weighted = rows, list(binned_lanes), weighted
         # A row is drawn by the hash of its index, so the draw is the same on any trainers.
         last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))

@@ -299,10 +299,16 @@ class MixtureSolver(Solver):
         """Return the initialising k-means; "k-means++" needs its seeding alone: one step."""
         plus = self.init == "k-means++"
         return KMeansSolver(
-            k=self.k, init="k-means++" if plus else "k-means||", n_init=1,
-            max_iter=1 if plus else _KMEANS_STEPS, tol=_KMEANS_TOL, oversampling=1.0, rounds=4,
-            seed=self.seed + number, sparse=self.sparse,
-        )  # fmt: skip
+            k=self.k,
+            init="k-means++" if plus else "k-means||",
+            n_init=1,
+            max_iter=1 if plus else _KMEANS_STEPS,
+            tol=_KMEANS_TOL,
+            oversampling=1.0,
+            rounds=4,
+            seed=self.seed + number,
+            sparse=self.sparse,
+        )
 
 
 @dataclass

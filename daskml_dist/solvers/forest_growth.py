@@ -107,9 +107,14 @@ class ForestContext:
     """
 
     def __init__(
-        self, growth: ForestParams, bins: Bins, scales: ForestScales, low: Array, high: Array,
+        self,
+        growth: ForestParams,
+        bins: Bins,
+        scales: ForestScales,
+        low: Array,
+        high: Array,
         seed: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.growth, self.bins, self.scales = growth, bins, scales
         self.low, self.high = low, high
         self._seed = seed

@@ -265,9 +265,12 @@ class _LevelGrower:
 
 
 def grow_whole_trees(
-    device: ForestDevice, lane: ForestLane, growing: ForestContext, numbers: Sequence[int],
+    device: ForestDevice,
+    lane: ForestLane,
+    growing: ForestContext,
+    numbers: Sequence[int],
     n_rows: int,
-) -> list[tuple[Tree, Array]]:  # fmt: skip
+) -> list[tuple[Tree, Array]]:
     """Grow some trees on a lane that has all rows; return them with their nodes' impurity."""
     found: list[tuple[Tree, Array]] = []
     # Bytes of a tree's lines (int64), and of as much spare memory to partition them.
@@ -374,9 +377,12 @@ class JointGrower:
     """
 
     def __init__(
-        self, rows: OwnRows, binned_lanes: Sequence[ForestRows], growing: ForestContext,
+        self,
+        rows: OwnRows,
+        binned_lanes: Sequence[ForestRows],
+        growing: ForestContext,
         device: ForestDevice,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rows, self._binned_lanes = rows, binned_lanes
         self._growing, self._device = growing, device
         self._growth = growing.growth

@@ -255,9 +255,12 @@ def _find_scale(
 
 
 def _scale_targets(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], criterion: Criterion, scales: ForestScales,
+    rows: OwnRows,
+    binned_lanes: Sequence[ForestRows],
+    criterion: Criterion,
+    scales: ForestScales,
     bits: int,
-) -> ForestScales:  # fmt: skip
+) -> ForestScales:
     """Write targets and the criterion's terms, weighted, as integers; return all factors."""
     found = [_target_range(binned.y.reshape(len(binned.y), -1)) for binned in binned_lanes]
     top, bottom = rows.max_trainers(np.max(found, axis=0).ravel()).reshape(2, -1)

@@ -297,9 +297,13 @@ class _BoostingRun:
         """Return a function that packs the state of this moment, for a checkpoint."""
         scores = {name: list(values) for name, values in self._scores.found.items()}
         return partial(
-            _pack_boosting_state, self._trees, self._loss.n_outputs, self._bins, self._baseline,
+            _pack_boosting_state,
+            self._trees,
+            self._loss.n_outputs,
+            self._bins,
+            self._baseline,
             scores,
-        )  # fmt: skip
+        )
 
     def _score_rows(self) -> None:
         """Score the current predictions, for early stopping."""

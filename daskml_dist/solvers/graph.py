@@ -405,9 +405,11 @@ def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArr
 
 
 def _hook_roots(
-    keyed: KeyedEntries, parent: NDArray[np.int64], least: NDArray[np.int64],
+    keyed: KeyedEntries,
+    parent: NDArray[np.int64],
+    least: NDArray[np.int64],
     grand: NDArray[np.int64],
-) -> None:  # fmt: skip
+) -> None:
     """Point the parents of vertices at smaller indices found by these, wherever they are owned."""
     # Only vertices whose `least` is below their grandparent can lower a parent.
     lower = np.flatnonzero(least < grand)

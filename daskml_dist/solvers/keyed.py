@@ -152,9 +152,13 @@ class KeyedEntries(Protocol):
         """
 
     def in_parts(
-        self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows],
-        piece: int | None = None, again: bool = False,
-    ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:  # fmt: skip
+        self,
+        side: str,
+        values: Array,
+        ready: Callable[[KeyedRows], KeyedRows],
+        piece: int | None = None,
+        again: bool = False,
+    ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
         """Yield column keys' values and rows, a part at a time if not all values fit in memory.
 
         Parameters
@@ -220,9 +224,12 @@ class KeyedEntries(Protocol):
         """
 
     def keep(
-        self, values: Mapping[str, Array], n_iter: int, small: Any = None,
+        self,
+        values: Mapping[str, Array],
+        n_iter: int,
+        small: Any = None,
         loss: float = float("nan"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record the end of an iteration, which counts as a pass over the data.
 
         From time to time the values are copied to the next trainer (a buddy checkpoint): after a

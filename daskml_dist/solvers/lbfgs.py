@@ -122,15 +122,26 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 model, self.penalty.l1, self.penalty.intercept_scaling, power=1
             )
             return minimize_orthant_wise(
-                evaluate, begin, np.broadcast_to(l1, shape).ravel(), max_iter=self.max_iter,
-                tol=self.tol, should_stop=lambda: sums.should_stop,
-                on_step=lambda _, state: sums.keep(last, state), kept=sums.kept,
-            )  # fmt: skip
+                evaluate,
+                begin,
+                np.broadcast_to(l1, shape).ravel(),
+                max_iter=self.max_iter,
+                tol=self.tol,
+                should_stop=lambda: sums.should_stop,
+                on_step=lambda _, state: sums.keep(last, state),
+                kept=sums.kept,
+            )
         found = _minimize_lbfgsb(
-            evaluate, begin.ravel(), sums, on_step=lambda flat: sums.keep(flat.reshape(shape)),
-            maxiter=self.max_iter, maxls=_MAX_LINE_SEARCH, gtol=self.tol, ftol=_RELATIVE_TOLERANCE,
+            evaluate,
+            begin.ravel(),
+            sums,
+            on_step=lambda flat: sums.keep(flat.reshape(shape)),
+            maxiter=self.max_iter,
+            maxls=_MAX_LINE_SEARCH,
+            gtol=self.tol,
+            ftol=_RELATIVE_TOLERANCE,
             maxfun=self.max_fun,
-        )  # fmt: skip
+        )
         return dataclasses.replace(found, w=found.w.reshape(shape))
 
     def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
@@ -159,18 +170,28 @@ class LBFGS(PenalisedSolver, RangedSolver):
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
         found = minimize_orthant_wise(
-            evaluate, start, l1, max_iter=self.max_iter - ranges.n_done, tol=self.tol,
-            should_stop=lambda: ranges.should_stop, space=ranges,
+            evaluate,
+            start,
+            l1,
+            max_iter=self.max_iter - ranges.n_done,
+            tol=self.tol,
+            should_stop=lambda: ranges.should_stop,
+            space=ranges,
             on_step=lambda n_iter, _: ranges.keep(n_iter),
-        )  # fmt: skip
+        )
         return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
 
 def _minimize_lbfgsb(
-    evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]], start: NDArray[Any], sums: Sums,
-    *, maxiter: int, bounds: list[tuple[float | None, float | None]] | None = None,
-    on_step: Callable[[NDArray[Any]], None] = lambda flat: None, **options: Any,
-) -> Solution:  # fmt: skip
+    evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]],
+    start: NDArray[Any],
+    sums: Sums,
+    *,
+    maxiter: int,
+    bounds: list[tuple[float | None, float | None]] | None = None,
+    on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
+    **options: Any,
+) -> Solution:
     """Minimise by SciPy's L-BFGS-B; stop early if the user ends the fit (`sums.should_stop`)."""
 
     def callback(intermediate_result: OptimizeResult) -> None:
@@ -179,22 +200,36 @@ def _minimize_lbfgsb(
             raise StopIteration
 
     found = minimize(
-        evaluate, start, method="L-BFGS-B", jac=True, bounds=bounds, callback=callback,
+        evaluate,
+        start,
+        method="L-BFGS-B",
+        jac=True,
+        bounds=bounds,
+        callback=callback,
         options={"maxiter": maxiter, **options},
-    )  # fmt: skip
+    )
     # A fit that the user stops counts as converged: there is nothing to warn of.
     return Solution(
-        found.x, min(int(found.nit), maxiter), found.status == 0 or sums.should_stop,
-        str(found.message), {"value": float(found.fun)},
-    )  # fmt: skip
+        found.x,
+        min(int(found.nit), maxiter),
+        found.status == 0 or sums.should_stop,
+        str(found.message),
+        {"value": float(found.fun)},
+    )
 
 
 def minimize_orthant_wise(
-    evaluate: Callable[[Array], tuple[float, Array]], start: Array, l1: Array, *, max_iter: int,
-    tol: float, should_stop: Callable[[], bool], space: VectorSpace | None = None,
+    evaluate: Callable[[Array], tuple[float, Array]],
+    start: Array,
+    l1: Array,
+    *,
+    max_iter: int,
+    tol: float,
+    should_stop: Callable[[], bool],
+    space: VectorSpace | None = None,
     on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
     kept: dict[str, Array] | None = None,
-) -> Solution:  # fmt: skip
+) -> Solution:
     """Minimise ``evaluate(w) + sum(l1 * |w|)`` by OWL-QN (Andrew and Gao 2007).
 
     All operations but those of `space` are elementwise. Processes that hold a range of every vector
@@ -313,9 +348,14 @@ def _restore_orthant_state(
 
 
 def _search_orthant(
-    space: VectorSpace, evaluate: Callable[[Array], tuple[float, Array]], w: Array, value: float,
-    pseudo: Array, pairs: deque[_CurvaturePair], l1: Array,
-) -> tuple[Array, float, Array] | None:  # fmt: skip
+    space: VectorSpace,
+    evaluate: Callable[[Array], tuple[float, Array]],
+    w: Array,
+    value: float,
+    pseudo: Array,
+    pairs: deque[_CurvaturePair],
+    l1: Array,
+) -> tuple[Array, float, Array] | None:
     """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
     direction = -_multiply_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
@@ -364,9 +404,12 @@ def _multiply_inverse_hessian(
 
 
 def minimize_side_by_side(
-    function: Callable[[Array, NDArray[np.intp]], tuple[Array, Array]], start: Array, max_iter: int,
-    tols: tuple[Array, Array] | None = None, share: float = 1.0,
-) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
+    function: Callable[[Array, NDArray[np.intp]], tuple[Array, Array]],
+    start: Array,
+    max_iter: int,
+    tols: tuple[Array, Array] | None = None,
+    share: float = 1.0,
+) -> tuple[Array, tuple[Array, Array]]:
     """Minimise many smooth functions by L-BFGS, evaluating them together.
 
     Parameters
@@ -572,10 +615,14 @@ class HuberScale(Solver):
             return found
 
         found = _minimize_lbfgsb(
-            evaluate, np.append(begin.ravel(), self.scale), sums, maxiter=self.max_iter,
-            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)], gtol=self.tol,
+            evaluate,
+            np.append(begin.ravel(), self.scale),
+            sums,
+            maxiter=self.max_iter,
+            bounds=[*[(None, None)] * begin.size, (_MIN_SCALE, None)],
+            gtol=self.tol,
             maxfun=self.max_passes,
-        )  # fmt: skip
+        )
         w, scale = found.w[:-1].reshape(shape), float(found.w[-1])
         return dataclasses.replace(found, w=w, extra={"scale": scale})
 

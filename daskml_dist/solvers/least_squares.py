@@ -269,10 +269,15 @@ def _sum_plain_rows(
     # Ones on the diagonal for features that are zero everywhere, so that Cholesky goes through.
     filler = np.diag(np.where(norms > 0, 0.0, 1.0))
     return _RowProducts(
-        gram * scales[:, None] * scales + filler, xy * scales[:, None], y_squares, np.diag(scales),
-        np.diag(norms), filler, x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
+        gram * scales[:, None] * scales + filler,
+        xy * scales[:, None],
+        y_squares,
+        np.diag(scales),
+        np.diag(norms),
+        filler,
+        x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
         y_mean + statistic.y_shift,
-    )  # fmt: skip
+    )
 
 
 def _sum_transformed_rows(
@@ -367,9 +372,13 @@ class LeastSquaresSolver(Solver):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows and solve."""
         reduced = reduce_rows(
-            model, sums, eps=self.eps, l2=self._smallest_penalty, cut=self._rank_cutoff,
+            model,
+            sums,
+            eps=self.eps,
+            l2=self._smallest_penalty,
+            cut=self._rank_cutoff,
             sparse=self.sparse,
-        )  # fmt: skip
+        )
         return self.of_reduced(model, reduced, sums.n_rows, start)
 
     def of_reduced(
@@ -598,10 +607,18 @@ class CoordinateDescent(LeastSquaresSolver):
         coef, gaps, n_iters = np.empty(xy.shape), list[float](), list[int]()
         for t, square in enumerate(squares):
             coefs, (gap,), (n_iter,) = follow_elastic_path(
-                gram, xy[:, t], square, [self.alpha], l1_ratio=self.l1_ratio,
-                coef_init=np.array(start[:, t]), max_iter=self.max_iter, tol=self.tol,
-                positive=self.positive, selection=self.selection, random_state=self.seed,
-            )  # fmt: skip
+                gram,
+                xy[:, t],
+                square,
+                [self.alpha],
+                l1_ratio=self.l1_ratio,
+                coef_init=np.array(start[:, t]),
+                max_iter=self.max_iter,
+                tol=self.tol,
+                positive=self.positive,
+                selection=self.selection,
+                random_state=self.seed,
+            )
             coef[:, t] = coefs[:, 0]
             gaps.append(float(gap))
             n_iters.append(int(n_iter))
@@ -634,7 +651,13 @@ def follow_elastic_path(
         # Beside the products it reads only the number of rows and the squares of y: one row whose
         # target is the root of y'y / n stands for all.
         _, coefs, gaps, n_iters = enet_path(
-            np.zeros((1, len(xy)), order="F"), np.array([np.sqrt(square)]), alphas=alphas,
-            precompute=gram, Xy=xy, return_n_iter=True, check_input=False, **options,
-        )  # fmt: skip
+            np.zeros((1, len(xy)), order="F"),
+            np.array([np.sqrt(square)]),
+            alphas=alphas,
+            precompute=gram,
+            Xy=xy,
+            return_n_iter=True,
+            check_input=False,
+            **options,
+        )
     return coefs, gaps, n_iters

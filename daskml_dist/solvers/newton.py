@@ -190,9 +190,14 @@ class _NewtonSteps:
     """
 
     def __init__(
-        self, model: Any, sums: Sums, penalty: Penalty, tol: float, loss: Loss | None = None,
+        self,
+        model: Any,
+        sums: Sums,
+        penalty: Penalty,
+        tol: float,
+        loss: Loss | None = None,
         many_flat: float = _MAX_FLAT_SHARE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         size = int(np.prod(model.shape))
         if size > _MAX_PARAMETERS:
             raise InvalidParameterError(

@@ -710,9 +710,13 @@ class MultiplicativeNMF(NonnegativeSolver):
     def _restored_state(self, state: dict[str, Array]) -> _UpdateState:
         fill, spread, seed, given = state["first"].tolist()
         first = InitialWeights(
-            self.begin.n_components, _array_or_none(state["vectors"]), fill, spread, int(seed),
+            self.begin.n_components,
+            _array_or_none(state["vectors"]),
+            fill,
+            spread,
+            int(seed),
             bool(given),
-        )  # fmt: skip
+        )
         return _UpdateState(state["H"], self._step_weights(first), state)
 
     def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:

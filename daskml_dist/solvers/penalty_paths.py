@@ -73,9 +73,13 @@ def append_intercepts(reduced: ReducedProblem, coefs: Array) -> Array:
 
 
 def solve_elastic_path(
-    reduced: ReducedProblem, n_rows: float, alphas: Array, l1_ratio: float, tol: float,
+    reduced: ReducedProblem,
+    n_rows: float,
+    alphas: Array,
+    l1_ratio: float,
+    tol: float,
     **options: Any,
-) -> tuple[Array, bool]:  # fmt: skip
+) -> tuple[Array, bool]:
     """Return the coefficients for each strength, (n_alphas, n_features), and whether all converged.
 
     Coordinate descent on the Gram matrix of a problem of one target, from each strength to the

@@ -174,16 +174,19 @@ class _TreeBuilder:
         threshold_of = self._bins.threshold
         thresholds = [np.inf if leaf is None else threshold_of(*leaf.found[:2]) for leaf in inner]
         return Tree(
-            feature=found[0].astype(np.int32), bin=found[1].astype(np.int32),
-            threshold=np.array(thresholds), left=np.array(self._left, np.int32),
+            feature=found[0].astype(np.int32),
+            bin=found[1].astype(np.int32),
+            threshold=np.array(thresholds),
+            left=np.array(self._left, np.int32),
             missing_left=found[2] > 0,
             category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),
             value=np.array([[leaf.value] for leaf in nodes]),
             gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
-            count=totals[:, 2], weight=totals[:, 1].astype(np.float64),
+            count=totals[:, 2],
+            weight=totals[:, 1].astype(np.float64),
             depth=np.array([leaf.depth for leaf in nodes], np.int32),
             bitsets=np.array(given, np.uint64).reshape(-1, 4),
-        )  # fmt: skip
+        )
 
 
 class TreeGrower:

@@ -70,10 +70,16 @@ class KafkaSource(NamedParameters):
     """
 
     def __init__(
-        self, config: dict[str, Any], topic: str,
-        read: Callable[[Sequence[bytes]], tuple[Any, Any]], *, after: dict[str, int] | None = None,
-        most: int = 100, idle: float | None = None, timeout: float = 10.0,
-    ) -> None:  # fmt: skip
+        self,
+        config: dict[str, Any],
+        topic: str,
+        read: Callable[[Sequence[bytes]], tuple[Any, Any]],
+        *,
+        after: dict[str, int] | None = None,
+        most: int = 100,
+        idle: float | None = None,
+        timeout: float = 10.0,
+    ) -> None:
         if not (callable(read) and isinstance(most, int) and 1 <= most <= _MAX_MESSAGES):
             raise InvalidParameterError(
                 f"read={read!r}, most={most!r}: give a function of a list of bytes, and an "

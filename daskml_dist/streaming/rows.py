@@ -49,9 +49,14 @@ class CallRowsMaker:
     """
 
     def __init__(
-        self, fit: FitSpec, summary: DataSummary, make_block: Callable[..., Block],
-        batch_rows: int | None, backend: Backend, name: str,
-    ) -> None:  # fmt: skip
+        self,
+        fit: FitSpec,
+        summary: DataSummary,
+        make_block: Callable[..., Block],
+        batch_rows: int | None,
+        backend: Backend,
+        name: str,
+    ) -> None:
         self._spec, self._model = fit.rows, fit.steps.model
         self._dtype, self._rows_dtype = np.dtype(fit.rows.dtype), np.dtype(fit.rows.rows_dtype)
         self._make, self._shape, self._name = make_block, summary.row_shape, name

@@ -183,10 +183,17 @@ class Session:
     """
 
     def __init__(
-        self, estimator: Any, *, classes: Any = None, saving: SavingSchedule | None = None,
-        on_checkpoint: Callable[[Any], Any] | None = None, watch: DriftWatch | None = None,
-        publish: Callable[[Any], Any] | None = None, publish_every: int = 1000, client: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        estimator: Any,
+        *,
+        classes: Any = None,
+        saving: SavingSchedule | None = None,
+        on_checkpoint: Callable[[Any], Any] | None = None,
+        watch: DriftWatch | None = None,
+        publish: Callable[[Any], Any] | None = None,
+        publish_every: int = 1000,
+        client: Any = None,
+    ) -> None:
         self.estimator = estimator
         self._classes = classes
         self._saving, self._on_checkpoint = saving, on_checkpoint

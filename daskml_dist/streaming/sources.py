@@ -51,10 +51,16 @@ class Batch(NamedParameters):
 
 
 def folder(
-    pattern: str | os.PathLike[str], *, target: str | None = None,
-    read: Callable[[str], tuple[Any, Any]] | None = None, order: str = "name", after: Any = None,
-    marker: str | None = None, idle: float | None = None, poll: float = 0.2,
-) -> Iterator[Batch]:  # fmt: skip
+    pattern: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    read: Callable[[str], tuple[Any, Any]] | None = None,
+    order: str = "name",
+    after: Any = None,
+    marker: str | None = None,
+    idle: float | None = None,
+    poll: float = 0.2,
+) -> Iterator[Batch]:
     """Give the files of a pattern in order, and wait for those that come.
 
     Whoever writes them gives each its name once it is whole: write to a name that the pattern does

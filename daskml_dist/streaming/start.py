@@ -106,9 +106,14 @@ def check_stream_settings(estimator: Any) -> Settings:
 
 
 def plan_stream(
-    estimator: Any, X: Any, y: Any, sample_weight: Any, classes: Any,
-    ready: Callable[[FitSpec], FitSpec] | None = None, first_rows: int | None = None,
-) -> StartedStream:  # fmt: skip
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    classes: Any,
+    ready: Callable[[FitSpec], FitSpec] | None = None,
+    first_rows: int | None = None,
+) -> StartedStream:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
     `ready` and `first_rows` are of a resumed stream: a function that gives the plan the saved
@@ -206,9 +211,13 @@ def describe_first_rows(
 
 
 def plan_resumed_stream(
-    estimator: Any, saved: SavedStream, path: Any, classes: Any,
-    ready: Callable[[FitSpec], FitSpec] | None = None, n_rows: int = 2,
-) -> StartedStream:  # fmt: skip
+    estimator: Any,
+    saved: SavedStream,
+    path: Any,
+    classes: Any,
+    ready: Callable[[FitSpec], FitSpec] | None = None,
+    n_rows: int = 2,
+) -> StartedStream:
     """Plan the fit of a saved stream; `ready` changes the plan before it gets the saved state.
 
     `n_rows` is the least number of rows from which such a fit can be planned.

@@ -45,9 +45,11 @@ class InProcessSteps:
     n_behind = 0
 
     def __init__(
-        self, fit: FitSpec, batch_rows: int | None,
+        self,
+        fit: FitSpec,
+        batch_rows: int | None,
         rule_of: Callable[[UpdateRule, int], UpdateRule] = lambda rule, n_rows: rule,
-    ) -> None:  # fmt: skip
+    ) -> None:
         #: Context of each call's steps, where the estimator asks for one.
         self.step_context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._work = work = fit.steps

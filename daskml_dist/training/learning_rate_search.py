@@ -508,10 +508,14 @@ class CalibrationTask:
             opt_state[name][columns] = array
         if get_linear_model(fit).loss.in_target_units and stopping.tol is not None:
             stopping = replace(stopping, tol=stopping.tol * self.unit)
-        rule = replace(self.rule, groups=tuple(
-            replace(group, penalty=own_group.penalty)
-            for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
-        ), schedule=Constant(self.base_rate * factor))  # fmt: skip
+        rule = replace(
+            self.rule,
+            groups=tuple(
+                replace(group, penalty=own_group.penalty)
+                for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
+            ),
+            schedule=Constant(self.base_rate * factor),
+        )
         return fit.replace_work(
             initial=ShardState(start.w, opt_state if own else {}), rule=rule, stopping=stopping
         )

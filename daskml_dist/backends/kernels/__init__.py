@@ -19,9 +19,18 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "FUNCTIONS", "LARGEST_SHARED", "LOSSES", "NUMBERS", "TREE_LOSSES", "Launch", "has_kmeans_tiles",
-    "launch", "optimizer_numbers", "options", "source",
-]  # fmt: skip
+    "FUNCTIONS",
+    "LARGEST_SHARED",
+    "LOSSES",
+    "NUMBERS",
+    "TREE_LOSSES",
+    "Launch",
+    "has_kmeans_tiles",
+    "launch",
+    "optimizer_numbers",
+    "options",
+    "source",
+]
 
 #: The kernels of each source.
 FUNCTIONS = {
@@ -177,10 +186,18 @@ def source(name: str) -> str:
 
 @functools.lru_cache(_MAX_CACHED_ANSWERS)
 def options(
-    name: str, dtype: Any, *, d: int = 1, k: int = 1, loss: str = "squared_error",
-    optimizer: str = "sgd", result: Any = "float64", index: Any = "int32", alignment: int = 16,
+    name: str,
+    dtype: Any,
+    *,
+    d: int = 1,
+    k: int = 1,
+    loss: str = "squared_error",
+    optimizer: str = "sgd",
+    result: Any = "float64",
+    index: Any = "int32",
+    alignment: int = 16,
     capability: int = 90,
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """Return the options for NVRTC, beside the architecture's."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
@@ -228,9 +245,16 @@ def options(
 
 @functools.lru_cache(_MAX_CACHED_ANSWERS)
 def launch(
-    function: str, n: int, d: int, dtype: Any, n_sms: int, *, k: int = 1, alignment: int = 16,
+    function: str,
+    n: int,
+    d: int,
+    dtype: Any,
+    n_sms: int,
+    *,
+    k: int = 1,
+    alignment: int = 16,
     capability: int = 90,
-) -> Launch | None:  # fmt: skip
+) -> Launch | None:
     """Launch of a kernel; None where there is no version for such rows."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)

@@ -86,19 +86,32 @@ def _parse(log: str) -> dict[str, KernelUsage]:
 #: Rows of the table: source, dtype of X, features, classes or centroids. Widths on both sides of
 #: each change of a kernel's layout.
 _ROWS = (
-    ("gather_rows", "float32", 1, 1), ("linear_gradient", "float32", 28, 1),
-    ("linear_gradient", "float32", 100, 1), ("linear_gradient", "float32", 512, 1),
-    ("linear_gradient", "float32", 513, 1), ("linear_gradient", "float32", 1024, 1),
-    ("linear_gradient", "float32", 2048, 1), ("linear_gradient", "bfloat16", 512, 1),
-    ("linear_gradient", "float16", 2048, 1), ("linear_gradient", "float64", 100, 1),
-    ("linear_gradient", "float64", 1024, 1), ("softmax_gradient", "float32", 1, 10),
-    ("softmax_rows", "float32", 100, 10), ("optimizer_updates", "float32", 1, 1),
-    ("csr_gradient", "float32", 1, 1), ("csr_adagrad", "float32", 1, 1),
-    ("kmeans", "float32", 100, 16), ("kmeans", "float32", 100, 64), ("kmeans", "float32", 100, 128),
-    ("kmeans_tiles", "float32", 100, 64), ("tree_gradients", "float32", 1, 1),
-    ("tree_histograms", "float32", 1, 1), ("tree_partition", "float32", 1, 1),
-    ("tree_splits", "float32", 1, 1), ("tree_predict", "float32", 1, 1),
-)  # fmt: skip
+    ("gather_rows", "float32", 1, 1),
+    ("linear_gradient", "float32", 28, 1),
+    ("linear_gradient", "float32", 100, 1),
+    ("linear_gradient", "float32", 512, 1),
+    ("linear_gradient", "float32", 513, 1),
+    ("linear_gradient", "float32", 1024, 1),
+    ("linear_gradient", "float32", 2048, 1),
+    ("linear_gradient", "bfloat16", 512, 1),
+    ("linear_gradient", "float16", 2048, 1),
+    ("linear_gradient", "float64", 100, 1),
+    ("linear_gradient", "float64", 1024, 1),
+    ("softmax_gradient", "float32", 1, 10),
+    ("softmax_rows", "float32", 100, 10),
+    ("optimizer_updates", "float32", 1, 1),
+    ("csr_gradient", "float32", 1, 1),
+    ("csr_adagrad", "float32", 1, 1),
+    ("kmeans", "float32", 100, 16),
+    ("kmeans", "float32", 100, 64),
+    ("kmeans", "float32", 100, 128),
+    ("kmeans_tiles", "float32", 100, 64),
+    ("tree_gradients", "float32", 1, 1),
+    ("tree_histograms", "float32", 1, 1),
+    ("tree_partition", "float32", 1, 1),
+    ("tree_splits", "float32", 1, 1),
+    ("tree_predict", "float32", 1, 1),
+)
 
 
 def _main() -> None:

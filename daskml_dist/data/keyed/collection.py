@@ -578,9 +578,12 @@ def _number_ids(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]
 
 
 def _number_rows(
-    part: NumberedEntries, first: Sequence[Array], second: Sequence[Array], n_first: int,
+    part: NumberedEntries,
+    first: Sequence[Array],
+    second: Sequence[Array],
+    n_first: int,
     n_second: int,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return the numbers of the keys of a part's entries, and the values."""
     # int32 takes half the memory of int64 where the numbers fit.
     dtype = np.int32 if n_first + n_second < 2**31 else np.int64

@@ -335,10 +335,18 @@ def build_block(
         )
     indptr, indices, values = sort_into_csr(some, len(table.ids), uses, place, dtype)
     return KeyedBlock(
-        index=index, rows=indices, side=side, lane=lane, column_cuts=cuts[side.columns],
-        ids=table.ids, strengths=table.strengths, indptr=indptr, touched=touched, place=place,
+        index=index,
+        rows=indices,
+        side=side,
+        lane=lane,
+        column_cuts=cuts[side.columns],
+        ids=table.ids,
+        strengths=table.strengths,
+        indptr=indptr,
+        touched=touched,
+        place=place,
         values=values,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, eq=False)

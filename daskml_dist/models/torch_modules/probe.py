@@ -52,9 +52,15 @@ class ProbeResult:
 
 
 def probe_module(
-    source: ModuleSource, module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: str,
-    n_classes: int | None, n_targets: int | None, chained: bool,
-) -> ProbeResult:  # fmt: skip
+    source: ModuleSource,
+    module: Any,
+    inputs: TorchInputs,
+    rows: NDArray[Any],
+    dtype: str,
+    n_classes: int | None,
+    n_targets: int | None,
+    chained: bool,
+) -> ProbeResult:
     """Return the properties of a module, by calls of it and its criterion on a few rows.
 
     The module is changed: its mode, gradients, buffers and memory formats.

@@ -55,9 +55,17 @@ class TorchChain(TorchModel, StagedModel):
         return self._stage(layers, w).forward(w, x, rows)
 
     def backward(
-        self, w: Any, memory: Any, gradient: Any, out: Any, layers: range, rows: BatchRows,
-        backend: Backend, *, wants_input: bool,
-    ) -> Any:  # fmt: skip
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
         """Add the gradient of some layers to `out`, and return that of their input.
 
         None for the first layers, whose input has none.

@@ -81,11 +81,14 @@ class StreamLayout:
         # Lanes count alike in means: a stream has no number of rows of each lane to weight them by.
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
         return replace(fit, rows=rows).replace_work(
-            policy=policy, rule=replace(work.rule, outer=outer),
+            policy=policy,
+            rule=replace(work.rule, outer=outer),
             layout=ShardLayout(*work.model.parameters.shape, self.n_servers),
-            n_steps=_UNLIMITED_STEPS, single_rows=False, step_callbacks=(),
+            n_steps=_UNLIMITED_STEPS,
+            single_rows=False,
+            step_callbacks=(),
             initial=state if policy.uses_shards else None,
-        )  # fmt: skip
+        )
 
 
 #: Rows of a step that one lane learns: (lane, features, targets, weights).

@@ -84,9 +84,13 @@ class StreamActors(ActorCalls):
     """
 
     def __init__(
-        self, client: Client, fit: FitSpec, states: dict[int, ShardState], first: int,
+        self,
+        client: Client,
+        fit: FitSpec,
+        states: dict[int, ShardState],
+        first: int,
         membership: Membership,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(client, membership, fit.run.timeout)
         self._fit = fit
         self._states, self._first_step = states, first
