@@ -21,7 +21,6 @@ from scipy.sparse import csr_matrix
 from sklearn.metrics import r2_score
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.trees import (
     BaseTrees,
@@ -370,7 +369,30 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
 
 class RandomForestRegressor(TreesRegressor, BaseForest):
@@ -436,7 +458,29 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
 
 class ExtraTreesClassifier(TreesClassifier, BaseForest):
@@ -507,7 +551,30 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
 
 class ExtraTreesRegressor(TreesRegressor, BaseForest):
@@ -576,4 +643,26 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.n_estimators = n_estimators
+        self.criterion = criterion
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.bootstrap = bootstrap
+        self.oob_score = oob_score
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.ccp_alpha = ccp_alpha
+        self.max_samples = max_samples
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks

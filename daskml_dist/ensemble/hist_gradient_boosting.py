@@ -48,7 +48,6 @@ from daskml_dist.ensemble._boosting_validation import (
     make_stopping_scorer,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.estimators.regressor import score_r2
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -660,7 +659,30 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.loss = loss
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.max_leaf_nodes = max_leaf_nodes
+        self.max_depth = max_depth
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization = l2_regularization
+        self.max_features = max_features
+        self.max_bins = max_bins
+        self.categorical_features = categorical_features
+        self.monotonic_cst = monotonic_cst
+        self.interaction_cst = interaction_cst
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.scoring = scoring
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.class_weight = class_weight
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
     def _check_params(self) -> None:
         check_one_of("loss", self.loss, ("log_loss",))
@@ -828,7 +850,30 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.loss = loss
+        self.quantile = quantile
+        self.learning_rate = learning_rate
+        self.max_iter = max_iter
+        self.max_leaf_nodes = max_leaf_nodes
+        self.max_depth = max_depth
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization = l2_regularization
+        self.max_features = max_features
+        self.max_bins = max_bins
+        self.categorical_features = categorical_features
+        self.monotonic_cst = monotonic_cst
+        self.interaction_cst = interaction_cst
+        self.warm_start = warm_start
+        self.early_stopping = early_stopping
+        self.scoring = scoring
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.verbose = verbose
+        self.random_state = random_state
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
     def _check_params(self) -> None:
         check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))

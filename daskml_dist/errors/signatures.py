@@ -53,13 +53,6 @@ class NamedParameters:
         return super().__new__(cls)
 
 
-def keep_parameters(made: Any, given: Mapping[str, Any]) -> None:
-    """Set an attribute for each parameter of a constructor, of which `given` is its `locals()`."""
-    # Python adds `__class__` where the constructor calls `super()`.
-    left_out = "self", "__class__"
-    vars(made).update({name: value for name, value in given.items() if name not in left_out})
-
-
 def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
     """Check that a constructor has the parameters that it is called with by name."""
     names = list_parameter_names(kind) if params else None

@@ -21,7 +21,6 @@ from sklearn.base import is_classifier
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.operation_progress import report_phase, report_rung
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.inference.block_mapping import current_client
 from daskml_dist.model_selection._batched_fits import name_scores
 from daskml_dist.model_selection._candidate_training import (
@@ -157,7 +156,19 @@ multimetric_
         tol: float = 0.001,
         verbose: int = 0,
     ) -> None:
-        keep_parameters(self, locals())
+        self.estimator = estimator
+        self.param_distributions = param_distributions
+        self.max_iter = max_iter
+        self.factor = factor
+        self.scoring = scoring
+        self.cv = cv
+        self.refit = refit
+        self.random_state = random_state
+        self.error_score = error_score
+        self.return_train_score = return_train_score
+        self.patience = patience
+        self.tol = tol
+        self.verbose = verbose
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -475,7 +486,21 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         return_train_score: bool = False,
         verbose: int = 0,
     ) -> None:
-        keep_parameters(self, locals())
+        self.estimator = estimator
+        self.param_distributions = param_distributions
+        self.n_initial_parameters = n_initial_parameters
+        self.decay_rate = decay_rate
+        self.patience = patience
+        self.tol = tol
+        self.fits_per_score = fits_per_score
+        self.max_iter = max_iter
+        self.scoring = scoring
+        self.cv = cv
+        self.refit = refit
+        self.random_state = random_state
+        self.error_score = error_score
+        self.return_train_score = return_train_score
+        self.verbose = verbose
 
     def _plan_brackets(self) -> list[Bracket]:
         for name in ("n_initial_parameters", "fits_per_score", "max_iter"):

@@ -13,7 +13,6 @@ from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.utils import Bunch
 
-from daskml_dist.errors.signatures import keep_parameters
 from daskml_dist.estimators.trees import BaseTrees, TreesClassifier, TreesRegressor
 from daskml_dist.models.grown_tree import prune_weakest_links
 from daskml_dist.models.tree_view import TreeView, make_tree_view
@@ -181,7 +180,25 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.criterion = criterion
+        self.splitter = splitter
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.random_state = random_state
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.class_weight = class_weight
+        self.ccp_alpha = ccp_alpha
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.verbose = verbose
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
 
 
 class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
@@ -234,4 +251,21 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
         device: str = "auto",
         callbacks: Any = None,
     ) -> None:
-        keep_parameters(self, locals())
+        self.criterion = criterion
+        self.splitter = splitter
+        self.max_depth = max_depth
+        self.min_samples_split = min_samples_split
+        self.min_samples_leaf = min_samples_leaf
+        self.min_weight_fraction_leaf = min_weight_fraction_leaf
+        self.max_features = max_features
+        self.random_state = random_state
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_impurity_decrease = min_impurity_decrease
+        self.ccp_alpha = ccp_alpha
+        self.monotonic_cst = monotonic_cst
+        self.max_bins = max_bins
+        self.verbose = verbose
+        self.decomposition = decomposition
+        self.run = run
+        self.device = device
+        self.callbacks = callbacks
