@@ -168,11 +168,20 @@ class HostNetwork:
 
     def switch_off(self, host: Host) -> None:
         """End all that runs on a host, at once, as a power cut does."""
-        while pids := self._list_processes(host):
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while self._signal(host, signal.SIGKILL):
             time.sleep(0.01)
+
+    def stop(self, host: Host) -> None:
+        """Stop all that runs on a host, whose kernel still answers."""
+        self._signal(host, signal.SIGSTOP)
+
+    def _signal(self, host: Host, number: signal.Signals) -> int:
+        """Send a signal to all processes on a host; return how many there were."""
+        pids = self._list_processes(host)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return len(pids)
 
     def _list_processes(self, host: Host) -> list[int]:
         """Return the processes on a host."""
