@@ -10,8 +10,10 @@ import importlib.util
 import os
 import shutil
 import statistics
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,18 +48,18 @@ MANY = [8, 32, 64, 128]
 
 
 def run(tiny: bool = False) -> str:
-    """Print the tables one by one."""
+    """Return the tables; each is printed to standard error once it is there."""
     asked = os.environ.get("DASKML_DIST_HOSTS", "policies,sums,silence,many").split(",")
-    problem = network_problem()
+    makers = {"policies": _policies, "sums": _sums, "silence": _silence, "many": _many}
+    problem, tables = network_problem(), []
     for name in asked:
-        if name == "many":
-            print(_many([2] if tiny else MANY), end="\n\n", flush=True)
-        elif problem is not None:
-            print(f"{name}: not measured: {problem}", end="\n\n", flush=True)
-        else:
-            for table in {"policies": _policies, "sums": _sums, "silence": _silence}[name](tiny):
-                print(table, end="\n\n", flush=True)
-    return ""
+        if problem is not None and name != "many":
+            tables.append(f"{name}: not measured: {problem}")
+            continue
+        for table in makers[name](tiny):
+            print(table, end="\n\n", file=sys.stderr, flush=True)
+            tables.append(table)
+    return "\n\n".join(tables)
 
 
 # -- policies on networks of several speeds --------------------------------------------------------
@@ -87,12 +89,12 @@ _LINEAR = _Subject("linear", LINEAR_ROWS, LINEAR_FEATURES, LINEAR_PASSES, LINEAR
 _NETWORK = _Subject("network", NET_ROWS, NET_FEATURES, NET_PASSES, NET_BATCH, NET_LAYER)
 
 
-def _policies(tiny: bool) -> list[str]:
+def _policies(tiny: bool) -> Iterator[str]:
     """A table for each model."""
     cables = NETWORKS[:1] if tiny else NETWORKS
     names = ["sync"] if tiny else list(POLICIES)
-    subjects = [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]
-    return [_policies_of(subject, cables, names) for subject in subjects]
+    for subject in [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]:
+        yield _policies_of(subject, cables, names)
 
 
 def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> str:
@@ -137,11 +139,10 @@ def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> st
 # -- all-reduces beside gloo and MPI ---------------------------------------------------------------
 
 
-def _sums(tiny: bool) -> list[str]:
+def _sums(tiny: bool) -> Iterator[str]:
     """Tables of all-reduces of 2, 4 and 8 hosts, and of steps of DDP beside ours."""
     plan = [(1 << 8, 2)] if tiny else SUMS
     cables = [Cable(10e9)] if tiny else NETWORKS[:3]
-    tables = []
     for cable in cables:
         rows = []
         with HostNetwork(2 if tiny else 8, cable) as network:
@@ -149,8 +150,27 @@ def _sums(tiny: bool) -> list[str]:
                 rows += _sums_of(network, size, plan)
         columns = ["ranks", "bytes", "ours", "gloo", "Open MPI"]
         title = f"All-reduce of float32 between hosts, {cable}, milliseconds (median): {HOW}"
-        tables.append(markdown(title, columns, rows))
-    return tables
+        yield markdown(title, columns, rows)
+    rows = [_step_of_ddp(cable, tiny) for cable in cables]
+    title = f"A step of a logistic model of 128 features (1 KB), 64 rows a host, 2 hosts: {HOW}"
+    yield markdown(title, ["network", "`allreduce`, ms", "PyTorch DDP (gloo), ms"], rows)
+
+
+def _step_of_ddp(cable: Cable, tiny: bool) -> list[str]:
+    """Milliseconds of our step between two hosts, and of PyTorch's."""
+    steps = 20 if tiny else 300
+    with HostNetwork(2, cable) as network:
+        with HostCluster(network) as client:
+            X, y = (persisted(p, 2) for p in logistic_rows(128 * steps, 128, "float64"))
+            settings = {"policy": "allreduce", "max_iter": 3, "tol": None, "batch_size": 64}
+            records = SGDClassifier(**settings).fit(X, y).history_.records
+            ours = min(r["seconds"] / r["steps"] for r in records[1:]) * 1e3
+            del X, y, client
+        ddp = "not installed"
+        if importlib.util.find_spec("torch") is not None:
+            taken = all_hosts(network, 2, "ddp", features=128, batch=64, steps=steps)
+            ddp = f"{taken:.3f}"
+    return [str(cable), f"{ours:.3f}", ddp]
 
 
 def _sums_of(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -> list[list[str]]:
@@ -238,7 +258,7 @@ class _Strike:
                 self.network.plug(host)
 
 
-def _silence(tiny: bool) -> list[str]:
+def _silence(tiny: bool) -> Iterator[str]:
     """Seconds until a silent host is noticed, under each policy."""
     rows = []
     data = logistic_rows(4_000 if tiny else 20_000, 50)
@@ -260,7 +280,7 @@ def _silence(tiny: bool) -> list[str]:
         "A host falls silent, and no connection is closed: 3 hosts, medians of "
         f"{TRIES} (pulled cables), `daskml_dist.lease` of 3 s: {HOW}"
     )
-    return [markdown(title, columns, rows)]
+    yield markdown(title, columns, rows)
 
 
 def _fit_with_fault(
@@ -310,15 +330,15 @@ def _silence_row(name: str, fault: _Fault, found: list[_Strike]) -> list[str]:
 # -- many workers ----------------------------------------------------------------------------------
 
 
-def _many(sizes: list[int]) -> str:
+def _many(tiny: bool) -> Iterator[str]:
     """What a fit costs on many workers of this machine, which has fewer cores."""
-    rows = [_many_row(size) for size in sizes]
+    rows = [_many_row(size) for size in ([2] if tiny else MANY)]
     columns = [
         "workers", "cluster starts, s", "first fit, s", "second fit, s", "of these before the "
         "first step, s", "a step of all, ms", "MB a worker",
     ]  # fmt: skip
     title = f"Workers of one thread on one machine, `allreduce`, a logistic model of 100: {HOW}"
-    return markdown(title, columns, rows)
+    yield markdown(title, columns, rows)
 
 
 def _many_row(size: int) -> list[str]:

@@ -19,6 +19,7 @@
         ├── SchedulerLostError                         the client lost the Dask scheduler
         ├── WorkerLostError                            a Dask worker of the fit went away
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
+        │   ├── SilentPeerError                        its host acknowledges nothing more
         │   └── MessageError                           a message has no meaning for who took it
         ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
         ├── RunAbortedError                            another part of the fit failed first
@@ -57,6 +58,7 @@ __all__ = [
     "RunAbortedError",
     "SchedulerLostError",
     "ServingError",
+    "SilentPeerError",
     "TrainingError",
     "UnknownModelError",
     "WaitTimeoutError",

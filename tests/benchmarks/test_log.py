@@ -12,6 +12,7 @@ from benchmarks._log import RunLog
 def test_a_log_tells_how_to_repeat_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASKML_DIST_BENCH", str(tmp_path))
     monkeypatch.setenv("NETWORKS", "MLP")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which tests side by side set
     log = RunLog("networks", tiny=True)
     monkeypatch.setenv("DASKML_DIST_LATER", "1")  # as clusters leave behind
     log.write(tmp_path / "logs", "| a table |")
