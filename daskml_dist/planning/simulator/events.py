@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.socket_group import MAX_MESH_BYTES
+from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
 from daskml_dist.policies.base import Gate, Policy
 from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
@@ -194,7 +194,8 @@ def simulate(
 def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     """Return the seconds of an all-reduce as :mod:`daskml_dist.comm.socket_group` makes it.
 
-    Small messages go to every other worker (a mesh), larger ones around a ring in two rounds.
+    Small messages go to every other worker (a mesh), of larger ones each worker adds a range, and
+    large ones go around a ring in two rounds.
     """
     others = workers - 1
     if others == 0:
@@ -203,10 +204,14 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     if n_bytes <= MAX_MESH_BYTES or workers == 2:
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
-    # Ring: each worker passes on a part of 1/n of the bytes, n - 1 times to sum (reduce-scatter)
-    # and n - 1 times to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is
-    # the least possible (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
     part = n_bytes / workers
+    # Ranges: a part of 1/n of the bytes to each of the others, to sum and again to share.
+    if n_bytes <= MAX_RANGE_BYTES:
+        hop = costs.latency + others * (costs.peer + part / costs.bandwidth)
+        return 2 * hop + others * part * costs.add
+    # Ring: each worker passes on such a part, n - 1 times to sum (reduce-scatter) and n - 1 times
+    # to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is the least
+    # possible (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
     hop = costs.latency + costs.peer + part / costs.bandwidth
     return 2 * others * hop + others * part * costs.add
 
