@@ -1,6 +1,6 @@
 """Several hosts, which network namespaces stand for: policies, all-reduces, silence, many workers.
 
-``DASKML_DIST_HOSTS=policies,sums,silence,many`` names the tables to make. They need root, for the
+``DASKML_DIST_HOSTS=policies,simulated,sums,silence,many`` names the tables to make. They need root, for the
 namespaces, except that of many workers; what is not there is said instead of a table.
 """
 
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dask.array as da
@@ -26,9 +26,21 @@ from benchmarks._common import logistic_rows, markdown, persisted
 from benchmarks._host_ranks import all_hosts, mpi_on_hosts
 from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
 from benchmarks._strikes import victims_of
+from benchmarks.simulate import steps_per_second
+from benchmarks.simulator.costs import measure
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.neural_network import MLPClassifier
-from daskml_dist.policies import POLICIES
+from daskml_dist.planning.simulator.events import Stragglers, simulate
+from daskml_dist.policies import (
+    POLICIES,
+    AllReduce,
+    Asynchronous,
+    BoundedStaleness,
+    LocalSGD,
+    ModelAveraging,
+    Policy,
+    Synchronous,
+)
 
 HOW = "`python -m benchmarks hosts`"
 #: What hosts are joined by: the last one's delay makes 20 ms there and back.
@@ -49,8 +61,14 @@ MANY = [8, 32, 64, 128]
 
 def run(tiny: bool = False) -> str:
     """Return the tables; each is printed to standard error once it is there."""
-    asked = os.environ.get("DASKML_DIST_HOSTS", "policies,sums,silence,many").split(",")
-    makers = {"policies": _policies, "sums": _sums, "silence": _silence, "many": _many}
+    asked = os.environ.get("DASKML_DIST_HOSTS", "policies,simulated,sums,silence,many").split(",")
+    makers = {
+        "policies": _policies,
+        "simulated": _simulated,
+        "sums": _sums,
+        "silence": _silence,
+        "many": _many,
+    }
     problem, tables = network_problem(), []
     for name in asked:
         if problem is not None and name != "many":
@@ -134,6 +152,46 @@ def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> st
         f"{subject.batch} rows a lane): {HOW}"
     )
     return markdown(title, columns, table)
+
+
+# -- the simulator beside what was measured --------------------------------------------------------
+
+
+def _simulated(tiny: bool) -> Iterator[str]:
+    """Steps a second of policies on each network, predicted and measured."""
+    policies = [Synchronous(), AllReduce(), BoundedStaleness(4), Asynchronous(), LocalSGD()]
+    rows = []
+    for features in [128] if tiny else [128, 4_096]:
+        # Costs of this machine's processor; those of the network are the cable's.
+        own = measure(features, LINEAR_BATCH, 10_000 if tiny else 500_000)
+        for cable in NETWORKS[:1] if tiny else NETWORKS:
+            alone, *measured = _rates([ModelAveraging(), *policies], features, cable, tiny)
+            costs = replace(
+                own,
+                compute=HOSTS / alone,
+                latency=own.latency + 2 * cable.delay,
+                bandwidth=(cable.rate or np.inf) / 8,
+            )
+            for policy, real in zip(policies, measured, strict=True):
+                told = simulate(
+                    policy, costs, HOSTS, n_bytes=features * 8, steps=200,
+                    stragglers=Stragglers(0.1), colocated=True,
+                ).rate  # fmt: skip
+                cells = [f"{told:,.0f}", f"{real:,.0f}", f"{told / real:.2f}"]
+                rows.append([str(cable), f"{8 * features:,}", repr(policy), *cells])
+    columns = ["network", "bytes", "policy", "predicted", "measured", "predicted / measured"]
+    title = f"Steps a second of {HOSTS} hosts, batches of {LINEAR_BATCH} rows a lane: {HOW}"
+    yield markdown(title, columns, rows)
+
+
+def _rates(policies: list[Policy], features: int, cable: Cable, tiny: bool) -> list[float]:
+    """Measured steps a second of all lanes under each policy."""
+    X, y = logistic_rows(HOSTS * LINEAR_BATCH * (2 if tiny else 20), features, "float64")
+    with HostNetwork(HOSTS, cable) as network, HostCluster(network) as client:
+        X, y = persisted(X, HOSTS), persisted(y, HOSTS)
+        rates = steps_per_second(policies, X, y, LINEAR_BATCH, HOSTS, 2 if tiny else 4)
+        del X, y, client
+    return rates
 
 
 # -- all-reduces beside gloo and MPI ---------------------------------------------------------------

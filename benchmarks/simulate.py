@@ -274,17 +274,24 @@ def prediction(loopback: Costs, tiny: bool) -> str:
 
 def measured_rates(policies: Sequence[Policy], batch: int, passes: int = 6) -> list[float]:
     """Steps a second of both lanes of a real fit, for each policy."""
-    rates = []
     X, y = logistic_rows(2 * max(batch * 10, 20_000), FEATURES, "float64")
     with processes(2):
         X, y = persisted(X, 2), persisted(y, 2)
-        for policy in policies:
-            clf = SGDClassifier(
-                policy=policy, batch_size=batch, tol=None, max_iter=passes, random_state=0
-            ).fit(X, y)
-            # The first pass warms up.
-            steps = [r["steps"] / r["seconds"] for r in clf.history_.records[1:]]
-            rates.append(statistics.median(steps) * (2 if policy.lockstep else 1))
+        return steps_per_second(policies, X, y, batch, 2, passes)
+
+
+def steps_per_second(
+    policies: Sequence[Policy], X: Any, y: Any, batch: int, lanes: int, passes: int
+) -> list[float]:
+    """Steps a second of all lanes of a fit on the current cluster, for each policy."""
+    rates = []
+    for policy in policies:
+        clf = SGDClassifier(
+            policy=policy, batch_size=batch, tol=None, max_iter=passes, random_state=0
+        ).fit(X, y)
+        # The first pass warms up.
+        steps = [r["steps"] / r["seconds"] for r in clf.history_.records[1:]]
+        rates.append(statistics.median(steps) * (lanes if policy.lockstep else 1))
     return rates
 
 
