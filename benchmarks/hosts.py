@@ -1,7 +1,7 @@
 """Several hosts, which network namespaces stand for: policies, all-reduces, silence, many workers.
 
-``DASKML_DIST_HOSTS=policies,simulated,sums,silence,many`` names the tables to make. They need root, for the
-namespaces, except that of many workers; what is not there is said instead of a table.
+``DASKML_DIST_HOSTS=policies,simulated,sums,silence,many`` names the tables to make. They need root,
+for the namespaces, except that of many workers; what is not there is said instead of a table.
 """
 
 from __future__ import annotations
