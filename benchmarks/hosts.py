@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 from benchmarks._common import logistic_rows, markdown, persisted
 from benchmarks._host_ranks import all_hosts, mpi_on_hosts
@@ -391,7 +393,8 @@ def _silence_row(name: str, fault: _Fault, found: list[_Strike]) -> list[str]:
 
 def _many(tiny: bool) -> Iterator[str]:
     """What a fit costs on many workers of this machine, which has fewer cores."""
-    rows = [_many_row(size) for size in ([2] if tiny else MANY)]
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        rows = [_many_row(size) for size in ([2] if tiny else MANY)]
     columns = [
         "workers", "cluster starts, s", "first fit, s", "second fit, s", "of these before the "
         "first step, s", "a step of all, ms", "MB a worker",
@@ -402,6 +405,8 @@ def _many(tiny: bool) -> Iterator[str]:
 
 def _many_row(size: int) -> list[str]:
     """Measure one size."""
+    # Workers that are forked from a process which has imported all share its memory.
+    get_mp_context().set_forkserver_preload(["benchmarks.hosts"])
     start = time.perf_counter()
     cluster = LocalCluster(
         n_workers=size, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0",
