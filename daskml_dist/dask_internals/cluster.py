@@ -52,6 +52,8 @@ __all__ = [
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY_SECONDS = 2.0
+#: Seconds after which a worker is removed though its nanny has not answered yet.
+_NANNY_HEAD_START = 0.2
 #: Seconds in which a retirement is tried again.
 _RETIRE_SECONDS = 5.0
 
@@ -239,12 +241,20 @@ def evict_worker(client: Any, address: str) -> None:
             address, stimulus_id="daskml-dist-lease-ran-out", expected=True, close=False
         )
 
+    async def ask_and_remove() -> None:
+        # The nanny's address is known only while the worker is on the list. That of a silent host
+        # never answers, and the fit waits for tasks that are still given to its worker.
+        asking = asyncio.ensure_future(ask_nanny())
+        await asyncio.wait({asking}, timeout=_NANNY_HEAD_START)
+        with suppress(Exception):
+            removing: Any = client.run_on_scheduler(remove)  # in the client's loop a coroutine
+            await removing
+        with suppress(Exception):
+            await asking
+
     def run() -> None:
-        # The nanny's address is known only while the worker is on the list.
         with suppress(Exception):
-            client.sync(ask_nanny)
-        with suppress(Exception):
-            client.run_on_scheduler(remove)
+            client.sync(ask_and_remove)
 
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
 
