@@ -258,7 +258,7 @@ class RunActors(ActorCalls):
             self._await_proxy(host)
             if host.endpoint_answer is None:
                 host.endpoint_answer = self._call_method(host, "endpoint")
-        deadline = time.monotonic() + _CALL_TIMEOUT_SECONDS
+        deadline = time.monotonic() + self._timeout
         for host in hosts:
             answer = host.endpoint_answer
             is_known = isinstance(answer, Endpoint)
@@ -269,7 +269,12 @@ class RunActors(ActorCalls):
     def begin_waiting_hosts(self, hosts: Sequence[ActorHandle]) -> None:
         """Let actors that were started without a fit make their servers; raise as :meth:`ask`."""
         waiting = [host for host in hosts if host.begin_args]
-        calls = [self.start_asking_hosts([host], "begin", *host.begin_args) for host in waiting]
+        # As long as the fit's own bound: many processes that import at once on few cores take a
+        # minute. One that is gone, or silent, is noticed meanwhile.
+        calls = [
+            self.start_asking_hosts([host], "begin", *host.begin_args, timeout=self._timeout)
+            for host in waiting
+        ]
         for host, wait_for_answer in zip(waiting, calls, strict=True):
             wait_for_answer()
             host.begin_args = ()
