@@ -21,9 +21,10 @@ _IMPORT = 30.0
 _GAP = 2.0
 #: Seconds for which a roll call that found workers need not be repeated.
 _FRESH = 0.1
-#: Lease while some host is said to be silent: two of Dask's heartbeats. And for how many seconds.
+#: Lease in seconds while some host is said to be silent: two of Dask's heartbeats.
 _SUSPECTED_LEASE = 1.0
-_SUSPICION = 4.0
+#: Seconds for which that is so: longer than a silence takes to be confirmed.
+_SUSPICION_SECONDS = 4.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
 
@@ -153,10 +154,10 @@ class Membership:
         """Return the seconds of silence after which a worker counts as stopped."""
         # A silent host is told of by those that it acknowledges nothing to: then two missing
         # heartbeats are enough to ask a worker.
-        if time.monotonic() - self._suspected_at < _SUSPICION:
-            return min(self._lease, _SUSPECTED_LEASE)
+        is_suspected = time.monotonic() - self._suspected_at < _SUSPICION_SECONDS
+        lease = min(self._lease, _SUSPECTED_LEASE) if is_suspected else self._lease
         # Dask beats less often on large clusters.
-        lease = max(self._lease, 4 * (len(self.threads) / 200))
+        lease = max(lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
 
     def note_work_begun(self, address: str) -> None:
