@@ -1,7 +1,7 @@
 """Base class of communicators, the bound of every wait, and trees of ranks.
 
 A `Communicator` makes the collectives among trainers; its waits, like those for servers
-(`server_connections`), are bounded by a `Wait`. What is no sum is merged along binomial trees
+(`server_connections`), are bounded by a `WaitBound`. What is no sum is merged along binomial trees
 (`merge_in_pairs`), which take as many rounds as the number of ranks has binary digits (Thakur et
 al., "Optimization of collective communication operations in MPICH", 2005).
 """

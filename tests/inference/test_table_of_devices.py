@@ -39,9 +39,8 @@ CELLS = {
 }
 #: What the table has, and is not made here where PyTorch is not installed.
 TORCH = {name for name in CELLS if name.startswith("Torch")}
-CELLS_HERE = {
-    name: cells for name, cells in CELLS.items() if name not in TORCH - set(small_estimators())
-}
+_NOT_MADE = TORCH - set(small_estimators())
+CELLS_HERE = {name: cells for name, cells in CELLS.items() if name not in _NOT_MADE}
 #: What is made of others computes where these do.
 MADE_OF_OTHERS = {
     "Blockwise", "CalibratedClassifierCV", "ColumnTransformer", "Incremental", "ParallelPostFit",
