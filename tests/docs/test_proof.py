@@ -34,3 +34,13 @@ def test_each_figure_of_the_pages_has_a_row() -> None:
 def test_every_log_is_named() -> None:
     logs = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
     assert logs == set(re.findall(r"benchmarks/results/([\w.]+\.txt)", PROOF))
+
+
+def test_pages_show_the_tables_of_the_logs() -> None:
+    shown = {
+        line for page in PAGES.values() for line in page.read_text(encoding="utf-8").splitlines()
+    }
+    logs = [path.read_text() for path in (ROOT / "benchmarks" / "results").iterdir()]
+    rows = {line for text in logs for line in text.splitlines() if line.startswith("|")}
+    assert len(rows) > 100
+    assert not rows - shown
