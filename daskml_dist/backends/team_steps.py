@@ -83,9 +83,12 @@ def _set_own_gradients(
 
 
 def announce_turn(own: Any, turn: Any, others: Any) -> None:
-    """Raise the own flag: the gradients are there; wake members who sleep."""
+    """Raise the own flag: the gradients are there; the last to come wakes members who sleep."""
     # Release order: whoever sees the flag sees the gradients.
     raise_flag(own, turn)
+    for i in range(len(others)):
+        if read_flag(others[i, 0]) < turn:
+            return
     for i in range(len(others)):
         # A member that sleeps waits at a pipe.
         if read_flag(others[i, 1]) != 0:

@@ -361,8 +361,9 @@ class RingOutbox(Outbox):
         # only when the ring seems full; `_posted` is the head that the reader knows.
         self._head = self._posted = self._tail = 0
         wait = wait or WaitBound(SEND_SECONDS)
+        others = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
-            ring.writer, self._words, _WRITER_ASLEEP, SocketLife(control), wait
+            ring.writer, self._words, _WRITER_ASLEEP, others, _TAIL_WORD, wait
         )
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
@@ -400,7 +401,7 @@ class RingOutbox(Outbox):
             self._publish_head()
             self._tail = self._words[_TAIL_WORD]
             if self._head - self._tail == RING_BYTES:
-                if not self._sleeper.wait_until(self._words, _TAIL_WORD, self._tail + 1):
+                if not self._sleeper.wait_until(self._tail + 1):
                     raise CommunicationError(describe_lost_connection("sending to", "end of file"))
                 self._tail = self._words[_TAIL_WORD]
         return RING_BYTES - (self._head - self._tail)
@@ -427,8 +428,9 @@ class RingInbox(Inbox):
         self._small = self._data.data
         # As the writer's counters; `_told` is the tail that the writer knows.
         self._head = self._tail = self._told = 0
+        others = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
-            ring.reader, self._words, _READER_ASLEEP, SocketLife(control), wait
+            ring.reader, self._words, _READER_ASLEEP, others, _HEAD_WORD, wait
         )
 
     def read_into(self, target: memoryview) -> None:
@@ -455,7 +457,7 @@ class RingInbox(Inbox):
             self._head = self._words[_HEAD_WORD]
             if self._head == self._tail:
                 self._publish_tail()
-                if not self._sleeper.wait_until(self._words, _HEAD_WORD, self._head + 1):
+                if not self._sleeper.wait_until(self._head + 1):
                     raise CommunicationError(
                         describe_lost_connection("receiving from", "end of file")
                     )

@@ -113,15 +113,10 @@ class SharedGroup(Communicator):
             [places[r][0].data[:_AREA_BYTES], places[r][0].data[_AREA_BYTES:]] for r in ranks
         ]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
-        self._others = [
-            (
-                places[r][0].words,
-                places[r][1],
-                SpinningWait(bell, self._words, ASLEEP_WORD, lives[r], wait, look),
-            )
-            for r in ranks
-            if r != rank
-        ]
+        others = [r for r in ranks if r != rank]
+        self._others = [(places[r][0].words, places[r][1]) for r in others]
+        alive = [(places[r][0].words, lives[r]) for r in others]
+        self._sleeper = SpinningWait(bell, self._words, ASLEEP_WORD, alive, TURN_WORD, wait, look)
 
     # -- the one move --------------------------------------------------------------------------
 
@@ -147,16 +142,20 @@ class SharedGroup(Communicator):
         fence_memory()
         self._words[TURN_WORD] = turn
         fence_memory()
-        for words, bell, _ in self._others:
+        # Who comes while others are missing wakes nobody: the last to come wakes all who sleep, so
+        # that each sleeps once. Of ranks that come at the same time one at least sees all turns.
+        if [1 for words, _ in self._others if words[TURN_WORD] < turn]:
+            self.wait(turn)
+            return
+        for words, bell in self._others:
             if words[ASLEEP_WORD]:
                 bell.ring()
-        self.wait(turn)
+        fence_memory()
 
     def wait(self, turn: int) -> None:
         """Wait until all ranks have written their areas of a turn."""
-        for words, _, sleeper in self._others:
-            if words[TURN_WORD] < turn and not sleeper.wait_until(words, TURN_WORD, turn):
-                raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
+        if not self._sleeper.wait_until(turn):
+            raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
         fence_memory()
 
     def board(
@@ -366,7 +365,7 @@ class SharedGroup(Communicator):
         # Other ranks may sleep, waiting for a turn of this one that will not come.
         self._words[ENDED_WORD] = 1
         fence_memory()
-        for _, bell, _ in self._others:
+        for _, bell in self._others:
             bell.ring()
         self._close()
 

@@ -179,17 +179,20 @@ class WakePipe:
 
 
 class SpinningWait:
-    """Wait for the other side to do something: a look for a moment, then sleep.
+    """Wait for all other sides to do something: a look for a moment, then sleep.
 
     Parameters
     ----------
     bell : WakePipe
-    asleep : memoryview, int
-        Words and the index of the one that tells the other side to ring.
-    life : PeerLife
-        Of the other side.
+    words : memoryview
+    asleep : int
+        Index of the own word that tells the others to ring.
+    others : sequence of (memoryview, PeerLife)
+        Words and life of each other side.
+    awaited : int
+        Index of the word of the others that is waited for.
     wait : WaitBound or None
-        Bound of the wait; None: none but the other side's life.
+        Bound of the wait; None: none but the other sides' lives.
     look : float
         Seconds to look without sleeping.
     """
@@ -198,67 +201,77 @@ class SpinningWait:
         self,
         bell: WakePipe,
         words: Any,
-        index: int,
-        life: PeerLife,
+        asleep: int,
+        others: Sequence[tuple[Any, PeerLife]],
+        awaited: int,
         wait: WaitBound | None,
         look: float = SPIN_SECONDS,
     ) -> None:
-        self._bell, self._words, self._index = bell, words, index
-        self._life, self._wait = life, wait
+        self._bell, self._words, self._asleep = bell, words, asleep
+        #: Words and life of each other side, by the descriptor of its life.
+        self._others = {life.fileno(): (theirs, life) for theirs, life in others}
+        self._theirs = [theirs for theirs, _ in others]
+        self._gone: set[int] = set()
+        self._awaited, self._wait = awaited, wait
         self._look = look if wait else 0.0
         self._spin = self._look
         self._poll = select.poll()
-        self._poll.register(bell.descriptor, select.POLLIN)
-        self._poll.register(life.fileno(), select.POLLIN)
+        for descriptor in (bell.descriptor, *self._others):
+            self._poll.register(descriptor, select.POLLIN)
 
-    def wait_until(self, words: Any, index: int, value: int) -> bool:
-        """Wait until ``words[index] >= value``; False where the other side is gone before."""
-        now = time.perf_counter
+    def wait_until(self, value: int) -> bool:
+        """Wait until all others' words are `value` or more; False where one is gone before."""
+        now, index = time.perf_counter, self._awaited
         start = now()
         end = start + self._spin
         # Step 1: look without sleeping, which is over sooner than a process wakes up where the
-        # other side is about to come.
+        # other sides are about to come.
+        coming = self._theirs.copy()
         while now() < end:
-            if words[index] >= value:
-                return True
+            while coming[-1][index] >= value:
+                coming.pop()
+                if not coming:
+                    return True
         try:
-            return self._sleep_until(words, index, value)
+            return self._sleep_until(value)
         finally:
             # Looking pays where it is short; else another process wants the processor.
             self._spin = self._look if now() - start < 3 * self._look else 0.0
 
-    def _sleep_until(self, words: Any, index: int, value: int) -> bool:
-        """Sleep until the word reaches the value; return False where the other side is gone."""
-        since = time.monotonic()
+    def _sleep_until(self, value: int) -> bool:
+        """Sleep until all words reach the value; return False where another side is gone."""
+        since, index = time.monotonic(), self._awaited
         try:
             while True:
-                # Step 2: say that this side sleeps, look once more, and only then sleep: the other
+                # Step 2: say that this side sleeps, look once more, and only then sleep: another
                 # side writes its part first and looks at this word second, so that one of both
                 # always sees the other.
-                self._words[self._index] = 1
-                # The other side looks whether we sleep after it has done its part.
+                self._words[self._asleep] = 1
                 fence_memory()
-                if words[index] >= value:
-                    return True
-                if self._life.has_announced_end() or not self._sleep_once(since):
+                missing = [n for n, (words, _) in self._others.items() if words[index] < value]
+                for number in missing:
+                    words, life = self._others[number]
                     # What it did before it went counts.
-                    return bool(words[index] >= value)
+                    if (number in self._gone or life.has_announced_end()) and words[index] < value:
+                        return False
+                if not missing:
+                    return True
+                self._sleep_once(since, missing)
         finally:
-            self._words[self._index] = 0
+            self._words[self._asleep] = 0
 
-    def _sleep_once(self, since: float) -> bool:
-        """Sleep until a wake-up or a check is due; return False where the other side is gone."""
-        events = self._poll.poll(CHECK_SECONDS * 1e3)
-        for descriptor, _ in events:
-            if descriptor == self._bell.descriptor:
-                self._bell.silence()
-            elif self._life.is_gone():
-                return False
-        if not events:
-            if self._wait is not None:
-                self._wait.check(since, "the other side of a connection")
-            return not self._life.is_gone()
-        return True
+    def _sleep_once(self, since: float, missing: list[int]) -> None:
+        """Sleep until a wake-up or a check is due, and note who is gone."""
+        heard = [number for number, _ in self._poll.poll(CHECK_SECONDS * 1e3)]
+        if self._bell.descriptor in heard:
+            self._bell.silence()
+        elif not heard and self._wait is not None:
+            self._wait.check(since, "the other side of a connection")
+        for number in heard or missing:
+            if number in self._others and self._others[number][1].is_gone():
+                # The sign of an end stays, and would wake this side for ever.
+                self._poll.unregister(number)
+                self._gone.add(number)
 
 
 class PeerLife(Protocol):
@@ -323,7 +336,9 @@ class ProcessLife:
         if not hasattr(os, "pidfd_open"):
             raise OSError("no pidfd_open on this system")
         self._descriptor = os.pidfd_open(pid)
-        self._words: tuple[Any, ...] = ()
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+        self._words: tuple[Any, Any] = [0], [0]
         self._index = 0
 
     def watch(self, own: Any, other: Any, index: int) -> None:
@@ -336,11 +351,12 @@ class ProcessLife:
 
     def has_announced_end(self) -> bool:
         """Return whether a side is done."""
-        return any(words[self._index] for words in self._words)
+        own, other = self._words
+        return bool(own[self._index] or other[self._index])
 
     def is_gone(self) -> bool:
         """Return whether a side is done, or the process has ended."""
-        return self.has_announced_end() or bool(select.select([self._descriptor], [], [], 0)[0])
+        return self.has_announced_end() or bool(self._poll.poll(0))
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

@@ -1,6 +1,6 @@
 """Supervisor of forked processes: it replaces those that die, and all of them at a signal.
 
-The parent handles no requests, so no request can bring it down. It is one thread around `select`,
+The parent handles no requests, so no request can bring it down. It is one thread around `poll`,
 which wakes for bytes of a child (ready, or why it failed), for a signal (Python writes its number
 into a socket), and for the next deadline. Each turn of the loop starts processes that are missing,
 handles signals and messages of children, reaps those that have ended, and kills those that are
@@ -134,7 +134,7 @@ class Supervisor:
             )
         # Children wait for the end of this pipe, which comes when the parent ends, however it does.
         self._life = os.pipe()
-        # Python writes the number of each signal into this socket, so that `select` wakes.
+        # Python writes the number of each signal into this socket, so that `poll` wakes.
         self._woken, waker = socket.socketpair()
         for end in (self._woken, waker):
             end.setblocking(False)
@@ -171,7 +171,10 @@ class Supervisor:
                 return
             # A child that is ready writes no more; its death is told by SIGCHLD.
             pipes = [child.pipe for child in self._children if not child.is_ready]
-            readable, _, _ = select.select([woken, *pipes], [], [], self._seconds_to_wait())
+            poll = select.poll()
+            for descriptor in (woken, *pipes):
+                poll.register(descriptor, select.POLLIN)
+            readable = {found for found, _ in poll.poll(self._seconds_to_wait() * 1e3)}
             if woken in readable:
                 self._handle_signals()
             for child in list(self._children):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from daskml_dist.comm.shared_memory import ProcessLife
 from daskml_dist.errors import CommunicationError, MessageError
 from daskml_dist.ps.server import WaitingCallers
 
+resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has it")
 
 
@@ -113,6 +116,19 @@ def test_what_is_no_place_is_refused(words: Any) -> None:
     assert [type(error) for error in groups] == [MessageError] * 2
 
 
+@pytest.fixture
+def many_open() -> Iterator[None]:
+    """Leave descriptors from 1,024 on, which `select` does not take, to what is opened next."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        while stack.enter_context(Path(os.devnull).open()).fileno() <= 1024:
+            pass
+        yield
+
+
+@pytest.mark.usefixtures("many_open")
 def test_a_process_that_is_killed_is_gone() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         life = ProcessLife(process.pid)

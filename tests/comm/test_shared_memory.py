@@ -28,7 +28,7 @@ from daskml_dist.comm.channels import (
     RingOutbox,
     accept_ring_offer,
 )
-from daskml_dist.comm.choosing_communicators import SharedGroup, TwoLevelGroup
+from daskml_dist.comm.choosing_communicators import ASLEEP_WORD, SharedGroup, TwoLevelGroup
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
@@ -303,6 +303,25 @@ def test_the_last_sum_of_a_rank_that_has_left_still_counts(ranks: Callable[..., 
 
     for total in some.each(run):
         np.testing.assert_array_equal(total, np.full(5, 2.0))
+
+
+def test_the_last_to_come_wakes_each_sleeper_once(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[WakePipe] = []
+    ring = WakePipe.ring
+    monkeypatch.setattr(WakePipe, "ring", lambda pipe: (rung.append(pipe), ring(pipe)))
+    *early, last = ranks(*[True] * 4).groups
+    with ThreadPoolExecutor(4) as pool:
+        sums = []
+        for group in early:
+            sums.append(pool.submit(group.allreduce, np.ones(5)))
+            until(lambda group=group: group._words[ASLEEP_WORD])
+        assert not rung
+        sums.append(pool.submit(last.allreduce, np.ones(5)))
+        for total in sums:
+            np.testing.assert_array_equal(total.result(), np.full(5, 4.0))
+    assert 0 < len(rung) == len(set(rung)) <= len(early)
 
 
 def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:

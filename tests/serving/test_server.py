@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -200,6 +201,25 @@ def test_an_address_in_use_and_threads_are_told() -> None:
     finally:
         end.set()
         thread.join()
+
+
+def test_a_process_is_heard_whatever_else_is_open() -> None:
+    """Descriptors from 1,024 on are those that `select` does not take."""
+    code = """if True:
+        import os, resource, signal
+        from daskml_dist.serving.supervisor import Supervisor
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        while os.dup(0) <= 1024:
+            pass
+        Supervisor(
+            lambda slot: (slot.ready(), signal.pause()), 1,
+            on_ready=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        ).run()
+        print("ended")
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "ended\n"), ran.stderr
 
 
 def test_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
