@@ -838,3 +838,7 @@ class TrainerResult:
     state: ShardState | StateParts | Solution | None = None
     interrupted: bool = False
     left: InterruptedState | None = None
+
+    def is_whole(self, generation: int) -> bool:
+        """Return whether the trainer has ended with its whole part in a generation."""
+        return not self.interrupted and self.generation == generation

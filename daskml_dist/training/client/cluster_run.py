@@ -399,6 +399,8 @@ class TrainingRun:
                     reason = self._reasons.reason_from_roll_call()
                     if reason is None and (reason := self._reasons.reason_to_even_out()):
                         even = True
+                if reason is None and not woken:  # the end of a trainer is seldom alone
+                    reason = self._reasons.reason_from_early_end()
                 if reason is None:
                     if self._actors.have_trainers_ended(self._generations.trainers):
                         with self._interrupts.at_once():
@@ -406,8 +408,7 @@ class TrainingRun:
                         # None: a trainer ended in an earlier generation, so another one is needed.
                         if (result := self._ending.gather()) is not None:
                             return result
-                        self._on_alarm(Alarm("a trainer ended early", 0, self._generations.number))
-                    if not woken:  # the end of a trainer is seldom alone
+                    if not woken:
                         self._tell_passes(self._ask_first_server("records", self._passes.n_passes))
                     if self._reasons.to_let_go:
                         self._release_workers()
@@ -553,7 +554,7 @@ class RunEnding:
         servers = [server.host for server in self._generations.servers]
         told = self._actors.start_asking_hosts(servers, "outcome")
         results = self._actors.collect_results(self._generations.trainers)
-        if any(r.interrupted or r.generation != self._generations.number for r in results):
+        if not all(result.is_whole(self._generations.number) for result in results):
             return None
         outcomes: list[ServerOutcome] = told()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
@@ -677,6 +678,12 @@ class RunEnding:
         for server in self._generations.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
+        # One that has not begun waits behind its worker's other tasks, for as long as these run.
+        self._actors.discard_futures(
+            trainer.future
+            for trainer in self._generations.trainers_not_begun
+            if not trainer.future.done()
+        )
         patience = Deadline("the workers to end their part of the fit", _WIND_DOWN)
         while self._is_any_running() and patience.has_time_left():
             self._awake.wait(_END_POLL_SECONDS)

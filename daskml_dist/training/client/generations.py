@@ -116,9 +116,9 @@ class Generations:
         return running | {server.host.address for server in self.servers}
 
     @property
-    def workers_not_begun(self) -> set[str]:
-        """Return the workers that have not begun one of their trainers."""
-        return {trainer.address for trainer in self.trainers if trainer.spec.name not in self.begun}
+    def trainers_not_begun(self) -> list[TrainerTask]:
+        """Return the trainers that their workers have not begun."""
+        return [trainer for trainer in self.trainers if trainer.spec.name not in self.begun]
 
     def place_servers(self) -> list[str]:
         """Return workers for the servers, spread: those without rows to train on first."""

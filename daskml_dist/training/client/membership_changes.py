@@ -19,7 +19,7 @@ from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.membership import SETTLED, Membership
-from daskml_dist.training.client.run_actors import BUSY, RunActors
+from daskml_dist.training.client.run_actors import BUSY, RunActors, TrainerTask
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.control import Alarm
 
@@ -62,6 +62,8 @@ class Reasons:
         self._actors = actors
         self._generations = generations
         self._alarms: list[Alarm] = []
+        #: Trainers that have ended, with the whole part that they have in this generation.
+        self._whole: set[TrainerTask] = set()
         #: The last message without a meaning that was told of.
         self._garbled = ""
         self._starts = Deadline(
@@ -131,6 +133,19 @@ class Reasons:
         self._rows.free_waiting_blocks()
         return self._find_stuck_trainer()
 
+    def reason_from_early_end(self) -> str | None:
+        """Return a reason where a trainer has ended before its part; the others wait for it.
+
+        One that ended just before a new generation began has never heard of its part in that.
+        """
+        for trainer in self._generations.trainers:
+            if trainer.future.status == "finished" and trainer not in self._whole:
+                (result,) = self._actors.collect_results([trainer])
+                if not result.is_whole(self._generations.number):
+                    return "a trainer ended early"
+                self._whole.add(trainer)
+        return None
+
     def reason_to_even_out(self) -> str | None:
         """Return a reason to move lanes though nobody is lost; None where they are even enough."""
         return self._find_joined() or self._find_slow()
@@ -175,10 +190,7 @@ class Reasons:
             error = trainer.future.exception(timeout=_FETCH)
             if is_consequence(error) or is_dask_error(error):
                 continue
-            if (
-                trainer.address in self._generations.workers_not_begun
-                and self._rows.missing_blocks()
-            ):
+            if trainer in self._generations.trainers_not_begun and self._rows.missing_blocks():
                 return f"a block could not be made again: {error!r}"
             raise error
         return None
@@ -206,7 +218,7 @@ class Reasons:
 
     def _find_stuck_trainer(self) -> str | None:
         """Return a reason to move trainers that have not begun yet; None where they may wait."""
-        waiting = self._generations.workers_not_begun
+        waiting = {trainer.address for trainer in self._generations.trainers_not_begun}
         if paused := sorted(a for a in waiting if not self._membership.begins_new_work(a)):
             if self._membership.ready:
                 return f"worker {', '.join(paused)} is paused"

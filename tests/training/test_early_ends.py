@@ -1,0 +1,103 @@
+"""Trainers that end or fail before the others: nobody waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.worker.trainer import Trainer
+
+X = np.random.default_rng(0).normal(size=(160, 3))
+Y = (X[:, 0] > 0).astype(int)
+_run = Trainer.run
+_is_free, _are_busy = threading.Event(), threading.Semaphore(0)
+
+
+@pytest.fixture(params=[1, 2, 8])
+def some(
+    request: pytest.FixtureRequest, assert_clean: Callable[..., None]
+) -> Iterator[tuple[Client, Any, Any]]:
+    """Return the client of some workers, with rows on each of them."""
+    options: Any = {"threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    n = request.param
+    # Trainers wait no longer than this for one that does not come.
+    with (
+        dask.config.set({"daskml_dist.timeout": 60}),
+        LocalCluster(n_workers=n, memory_limit=0, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        rows = [da.from_array(a, chunks=(len(X) // n, *a.shape[1:])).persist() for a in (X, Y)]
+        wait(rows)
+        yield client, *rows
+        assert_clean(client, keep=rows)
+
+
+def _fit(X: Any, y: Any, *callbacks: Any) -> SGDClassifier:
+    clf = SGDClassifier(
+        policy="allreduce", learning_rate=0.1, max_iter=3, random_state=0, callbacks=callbacks
+    )
+    return clf.fit(X, y)
+
+
+def test_the_others_do_not_wait_for_one_that_has_ended(
+    some: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended just before it could hear of its part in a new generation, for instance."""
+    _, *rows = some
+    expected, told = _fit(*rows).coef_, list[Any]()
+
+    class Told:
+        def on_generation(self, run: Any, event: Any) -> None:
+            told.append((event.generation, event.reason))
+
+    def run(trainer: Trainer, blocks: Any) -> Any:
+        is_early = trainer._spec.rank == 0 and trainer._spec.generation == 0
+        return trainer.interrupted() if is_early else _run(trainer, blocks)
+
+    monkeypatch.setattr(Trainer, "run", run)
+    np.testing.assert_array_equal(_fit(*rows, Told()).coef_, expected)
+    assert told == [(1, "a trainer ended early")]
+
+
+def _keep_busy() -> None:
+    _are_busy.release()
+    assert _is_free.wait(100)
+
+
+def test_an_error_is_told_though_others_have_not_begun(
+    some: tuple[Client, Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, *rows = some
+    busy: list[Any] = []
+
+    class Busy:
+        def on_fit_begin(self, run: Any) -> None:
+            for address in run.trainer_addresses[1:]:
+                busy.append(client.submit(_keep_busy, workers=[address], pure=False))
+                assert _are_busy.acquire(timeout=100)
+
+    def run(trainer: Trainer, blocks: Any) -> Any:
+        raise InvalidParameterError("this trainer's own")
+
+    monkeypatch.setattr(Trainer, "run", run)
+    caplog.set_level(logging.WARNING, "daskml_dist")
+    _is_free.clear()
+    try:
+        with pytest.raises(InvalidParameterError, match="this trainer's own"):
+            _fit(*rows, Busy())
+    finally:
+        _is_free.set()
+    client.gather(busy)
+    assert "waiting for the workers to end" not in caplog.text
