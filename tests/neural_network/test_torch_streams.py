@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from daskml_dist.models.torch_modules import module as torch_module
+from daskml_dist.models.torch_modules.source import Drawing
+from daskml_dist.training.worker.lane import Lane
+from tests.fake_cupy import DeviceArray
 
 
 @pytest.mark.parametrize(("address", "expected"), [(0, "default of gpu"), (64, "stream 64 of gpu")])
@@ -22,9 +25,72 @@ def test_torch_computes_on_the_stream_of_the_arrays(
         default_stream=lambda device: f"default of {device}",
         ExternalStream=lambda address, device: f"stream {address} of {device}",
         stream=lambda stream: entered.append(stream) or nullcontext(),
+        current_stream=lambda device: SimpleNamespace(cuda_stream=32),
     )
     monkeypatch.setattr(torch_module, "load_torch", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(torch_module, "stream_of", lambda array: address)
     lane: Any = SimpleNamespace(device="gpu")
     torch_module._Lane._on_stream(lane, np.zeros(1))
     assert entered == [expected]
+
+
+def test_a_stream_that_is_current_already_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To enter and leave it would cost ten questions to CUDA in each step."""
+    cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch_module, "load_torch", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(torch_module, "stream_of", lambda array: 0)
+    lane: Any = SimpleNamespace(device="gpu")
+    with torch_module._Lane._on_stream(lane, np.zeros(1)):
+        pass
+
+
+def test_a_step_on_a_gpu_seeds_the_generators_that_it_draws_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The CPU's and the device's own, to the streams of `torch.manual_seed`; no other device's."""
+    torch = pytest.importorskip("torch")
+    of_devices = tuple(torch.Generator() for _ in range(2))
+    monkeypatch.setattr(torch.cuda, "default_generators", of_devices)
+    others = of_devices[0].get_state()
+    numbers = []
+    seed_all = torch.default_generator.manual_seed
+
+    def draw(seed: Any) -> Any:
+        seed((5, 0, 3, 0))
+        numbers.append(torch.default_generator.initial_seed())
+        return torch.rand(4), torch.rand(4, generator=of_devices[1])
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a seed was queued for a device that is not there")
+
+    monkeypatch.setattr("traceback.format_stack", refuse)
+    before = torch.default_generator.get_state()
+    try:
+        here, there = Drawing(SimpleNamespace(index=1)).call(draw, refuse)
+        seed_all(numbers[0])
+        expected = torch.rand(4)
+    finally:
+        torch.default_generator.set_state(before)
+    assert torch.equal(here, expected)
+    assert torch.equal(there, expected)
+    assert torch.equal(of_devices[0].get_state(), others)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_gradient_of_a_network_stays_in_torchs_memory_on_a_gpu(waits: bool) -> None:
+    """Unless parameters lie on the host: then their gradient is moved there."""
+    own = DeviceArray(np.ones((3, 1)))
+    rows = SimpleNamespace(X=None)
+    lane: Any = SimpleNamespace(
+        _on_host=False,
+        backend=None,
+        _model=SimpleNamespace(own_gradient=lambda w, piece, backend: (own, 2.0)),
+        _add_busy_time=lambda since, waited: counted.append(waited),
+        _count_batch=lambda n_rows, loss: counted.append((n_rows, loss)),
+    )
+    counted: list[Any] = []
+    batch: Any = SimpleNamespace(pieces=[rows], add_gradient=None, n_rows=7, index=None)
+    w = np.zeros((3, 1)) if waits else DeviceArray(np.zeros((3, 1)))
+    found = Lane._gradient_in_model_memory(lane, w, batch)
+    assert found is (None if waits else own)
+    assert counted == ([] if waits else [False, (7, 2.0)])

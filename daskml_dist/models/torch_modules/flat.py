@@ -100,9 +100,9 @@ class FlatModule:
         size = parameters.shape[0]
         self._flat = torch.zeros(size, dtype=self.dtype, device=self.device)
         #: The same memory as arrays of the library of `like`.
-        self.flat = _share_memory(self._flat, like)
+        self.flat = share_memory(self._flat, like)
         self._gradient: Any = torch.zeros_like(self._flat) if trained else None
-        self.gradient: Any = _share_memory(self._gradient, like) if trained else None
+        self.gradient: Any = share_memory(self._gradient, like) if trained else None
         self._bind(named)
         #: Kernels beside the vector, and their place in it.
         self._kernels: list[tuple[Any, Any, Any]] = []
@@ -220,7 +220,7 @@ def _group_adjacent(named: Sequence[NamedTensor]) -> Iterator[tuple[slice, list[
         yield slice(start, stop), run
 
 
-def _share_memory(tensor: Any, like: Any) -> Any:
+def share_memory(tensor: Any, like: Any) -> Any:
     """Return an array of the library of another array that shares a tensor's memory."""
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
 

@@ -23,7 +23,12 @@ from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel, encode_labels, r2_of_sums
-from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters, torch_dtype
+from daskml_dist.models.torch_modules.flat import (
+    FlatModule,
+    flatten_parameters,
+    share_memory,
+    torch_dtype,
+)
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors
 
@@ -195,9 +200,15 @@ class _Lane(FlatModule):
             self.criterion.to(self.device)
         self.module.train()
         self._cast = autocast(model.precision, self.device)
-        self._drawing = Drawing(self.device is not None)
+        self._drawing = Drawing(self.device)
         self._steps = 0
         self._last_finite: Any = None
+        # On a GPU the loss of a step, and the same memory as an array of the engine's library.
+        self._loss_sum: Any = None
+        self._loss_array: Any = None
+        if self.device is not None:
+            self._loss_sum = load_torch().zeros((), dtype=self.dtype, device=self.device)
+            self._loss_array = share_memory(self._loss_sum, w)
 
     def gradient_of(self, w: Any, rows: BatchRows) -> tuple[Any, Any]:
         """Return the gradient and the summed loss of a batch.
@@ -218,8 +229,11 @@ class _Lane(FlatModule):
                     "computed. Make them in __init__, and change them by training alone."
                 )
             self.collect()
-        # On a GPU the loss stays there: to look at it would wait for the step.
-        found = loss.item() if self.device is None else namespace(w).from_dlpack(loss.detach())
+            # On a GPU the loss stays there: to look at it would wait for the step. Two small copies
+            # take the host less time than a new exchange of memory between the libraries.
+            if self.device is not None:
+                self._loss_sum.copy_(loss.detach())
+        found = loss.item() if self.device is None else self._loss_array.copy()
         if self.device is None and not math.isfinite(found):
             raise self._make_divergence_error(found, rows)
         # The last parameters known to have a finite loss, for the error of a later step.
@@ -302,6 +316,9 @@ class _Lane(FlatModule):
         if self.device is None:
             return nullcontext()
         cuda, address = load_torch().cuda, stream_of(w)
+        # torch computes there already: nothing to enter, and to leave.
+        if cuda.current_stream(self.device).cuda_stream == address:
+            return nullcontext()
         if address == 0:
             stream = cuda.default_stream(self.device)
         else:
@@ -395,7 +412,8 @@ def to_tensor(array: Any) -> Any:
     """Return a tensor that shares the memory of an array where that is writable."""
     torch = load_torch()
     if not is_host(array):
-        return torch.from_dlpack(array)
+        # -1: without an event between the streams, since both libraries compute on one.
+        return torch.from_dlpack(array.__dlpack__(stream=-1))
     if array.dtype.kind == "u" and array.itemsize > 1:
         # Few of torch's functions take uint16, uint32 and uint64.
         array = array.astype("int64")

@@ -127,7 +127,7 @@ class _Stage(FlatModule):
         self._model = model
         self._begins = layers.start == 0
         self._layers = [(n, [children[path] for path in model.chain[n]]) for n in layers]
-        self._drawing = Drawing(self.device is not None)
+        self._drawing = Drawing(self.device)
         self._cast = autocast(model.precision, self.device)
 
     def forward(self, w: Any, x: Any, rows: BatchRows) -> tuple[Any, Any]:

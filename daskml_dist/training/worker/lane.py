@@ -279,11 +279,14 @@ class Lane:
 
         The gradient of a network is large, and the first write to each page of new memory is slow.
         """
-        # Gradients of touched rows change their size, and a device has a memory pool of its own.
-        if batch.index is not None or not is_host(w):
+        # Gradients of touched rows change their size.
+        if batch.index is not None:
             return self.compute_gradient(w, batch)
         if (found := self._gradient_in_model_memory(w, batch)) is not None:
             return found
+        # A device has a memory pool of its own.
+        if not is_host(w):
+            return self.compute_gradient(w, batch)
         if self._gradient_buffer is None or self._gradient_buffer.shape != w.shape:
             self._gradient_buffer = np.zeros_like(w)
         else:
@@ -294,12 +297,14 @@ class Lane:
     def _gradient_in_model_memory(self, w: Any, batch: LaneBatch) -> Any | None:
         """Return the gradient sum in an array that the model owns; None where it has none."""
         pieces = batch.pieces if isinstance(batch.pieces, list) else []
-        if not self._on_host or batch.add_gradient is not None or len(pieces) != 1:
+        # Parameters of a replica in host memory would have to be moved, and the gradient back.
+        is_local = self._on_host or not is_host(w)
+        if not is_local or batch.add_gradient is not None or len(pieces) != 1:
             return None
         since = time.perf_counter()
         if (found := self._model.own_gradient(w, pieces[0], self.backend)) is None:
             return None
-        self._add_busy_time(since)
+        self._add_busy_time(since, waited=self._on_host)
         self._count_batch(batch.n_rows, found[1])
         return found[0]
 
