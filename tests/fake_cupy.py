@@ -160,6 +160,7 @@ class _Module:
     """The functions of CuPy, on arrays of the device alone."""
 
     float32, float64, int32, int64, bool = np.float32, np.float64, np.int32, np.int64, np.bool_
+    uint8 = np.uint8
     __name__ = "cupy"
 
     def __getattr__(self, name: str) -> Any:

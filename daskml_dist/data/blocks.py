@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
-from daskml_dist.backends.namespace import namespace, total
+from daskml_dist.backends.namespace import cast, is_host, namespace, total
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import (
     Rows,
+    are_device_labels,
     as_column,
     as_rows,
     check_no_missing,
@@ -50,8 +52,9 @@ class Block:
         float32 or float64, of tensors any real dtype; C-contiguous, or CSR with sorted indices
         and no duplicates. Of CuPy where the user's rows lay so on a device; they stay there, in
         their process.
-    y : ndarray of shape (n_rows,) or (n_rows, n_targets), or None
-        Labels as the user gave them, or targets: float32 where they were so, else float64.
+    target : ndarray or CuPy array of shape (n_rows,) or (n_rows, n_targets), or None
+        Labels as the user gave them, or targets: float32 where they were so, else float64. Of
+        CuPy where labels are numbers that lay on a device, beside `rows` there.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
     device : {"cpu", "gpu"}
@@ -62,7 +65,7 @@ class Block:
 
     index: int
     rows: Rows
-    y: NDArray[Any] | None = None
+    target: Any = None
     sample_weight: NDArray[Any] | None = None
     device: str = "cpu"
     classification: bool = False
@@ -70,12 +73,20 @@ class Block:
     def __getstate__(self) -> dict[str, Any]:
         # What travels is the host's, once: `X` may have been kept beside the rows.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**state, "rows": copy_to_host(self.rows)}
+        return {
+            **state, "rows": copy_to_host(self.rows), "target": copy_to_host(self.target)
+        }  # fmt: skip
 
     @functools.cached_property
     def X(self) -> Rows:
         """Return the rows in host memory; they are copied there at the first call."""
         return copy_to_host(self.rows)
+
+    @functools.cached_property
+    def y(self) -> NDArray[Any] | None:
+        """Return labels or targets in host memory; they are copied there at the first call."""
+        target: NDArray[Any] | None = copy_to_host(self.target)
+        return target
 
     @property
     def on_device(self) -> Any | None:
@@ -92,7 +103,7 @@ class Block:
         """Return the bytes of all arrays together."""
         X = self.rows
         arrays = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
-        arrays += [a for a in (self.y, self.sample_weight) if a is not None]
+        arrays += [a for a in (self.target, self.sample_weight) if a is not None]
         return sum(int(a.nbytes) for a in arrays)
 
     def __sizeof__(self) -> int:
@@ -122,7 +133,10 @@ def make_block(
     check_declared_shape(rows.shape[1:], row_shape, index)
     n_rows, dtype = rows.shape[0], choose_float_dtype(rows.dtype)
     if y is not None:
-        y = as_column(y, name="y", index=index, several=multi_output)
+        # Labels beside rows that stay on the GPU stay there, too.
+        stays = classification and not multi_output and find_device(rows) == "gpu"
+        if not (stays and are_device_labels(y)):
+            y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
         # Labels keep their type, of which classes_ are; targets become numbers.
         y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
@@ -208,7 +222,7 @@ def _describe_nonfinite(value: Any, dtype: Any) -> str:
     return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
 
 
-def _check_finite_values(values: NDArray[Any], name: str, index: int | None) -> None:
+def _check_finite_values(values: Any, name: str, index: int | None) -> None:
     """Raise `InvalidDataError` for NaN or infinity in a target or in weights; it names the row."""
     position = find_first_nonfinite(values)
     if position is not None:
@@ -220,12 +234,13 @@ def _check_finite_values(values: NDArray[Any], name: str, index: int | None) -> 
         )
 
 
-def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
+def _check_labels(y: Any, index: int) -> Any:
     """Return labels as they are; raise for complex, missing or infinite ones."""
     if y.dtype.kind in "fc":
         check_not_complex(y.dtype, "y", index)
         _check_finite_values(y, "y", index)
-    check_no_missing(y, "y", index)
+    if is_host(y):
+        check_no_missing(y, "y", index)
     return y
 
 
@@ -257,6 +272,8 @@ def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDA
 _LabelCounts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 #: Labels in so small a range are counted one by one rather than sorted.
 _MAX_COUNTED_LABELS = 16
+#: Labels that are counted and encoded at once (256 KiB of int64, which a core's cache holds).
+_COUNTED_AT_ONCE = 1 << 15
 #: Targets of a sample, which tells roughly where most of them lie.
 _SAMPLE_ROWS = 128
 #: Labels that every type here holds exactly.
@@ -341,11 +358,11 @@ def inspect_block(block: Block) -> BlockInfo:
     X, weights = block.rows, block.sample_weight
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
-    if block.y is not None:
-        labels = block.classification
-        facts = (
-            _summarize_labels(block.y, block) if labels else _summarize_targets(block.y, weights)
-        )
+    if block.target is not None:
+        if block.classification:
+            facts = _summarize_labels(block)
+        else:
+            facts = _summarize_targets(block.target, weights)
     return BlockInfo(
         index=block.index,
         n_rows=block.n_rows,
@@ -386,9 +403,16 @@ def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
     )
 
 
-def _summarize_labels(y: NDArray[Any], block: Block) -> dict[str, Any]:
+def _summarize_labels(block: Block) -> dict[str, Any]:
     """Return the labels of a block with the rows and the sums of weights of each."""
     weights = block.sample_weight
+    if not is_host(block.target) and weights is None:
+        # Few neighbouring numbers are counted on the device where they lie.
+        if (counted := _count_device_labels(block.target)) is not None:
+            labels, rows = counted
+            return {"labels": labels, "label_weights": rows.astype(np.float64), "label_rows": rows}
+    y = block.y
+    assert y is not None
     several = y.ndim == 2
     try:
         columns = [
@@ -428,24 +452,101 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
     """Return the same by counting; None unless the labels are a few neighbouring whole numbers."""
     if y.dtype.kind not in "biuf" or not len(y):
         return None
-    low, high = y.min().item(), y.max().item()
-    # A comparison per label is faster than a sort where labels are few and close, as classes are.
-    if high - low >= _MAX_COUNTED_LABELS or low != round(low) or abs(low) > _LARGEST_EXACT_LABEL:
+    if weights is None:
+        return _count_by_tiles(y)
+    labels = _list_neighbours(y.min().item(), y.max().item())
+    if labels is None:
         return None
-    labels = np.arange(int(low), int(high) + 1)
     masks = (y == label for label in labels)
-    facts = [
-        (np.count_nonzero(at), np.nan if weights is None else weights[at].sum(dtype=np.float64))
-        for at in masks
-    ]
+    facts = [(np.count_nonzero(at), weights[at].sum(dtype=np.float64)) for at in masks]
     counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
     # Some value lies between the whole numbers: it is not one of the labels counted.
     if counts.sum() != len(y):
         return None
     # Labels of the range that do not occur are left out.
     there = counts > 0
-    sums = counts if weights is None else sums
     return labels[there].astype(y.dtype), counts[there], sums[there]
+
+
+def _list_neighbours(low: float, high: float) -> NDArray[np.int64] | None:
+    """Return the whole numbers of a range of labels; None where it is too wide to be counted."""
+    # A comparison per label is faster than a sort where labels are few and close, as classes are.
+    if high - low >= _MAX_COUNTED_LABELS or low != round(low) or abs(low) > _LARGEST_EXACT_LABEL:
+        return None
+    return np.arange(int(low), int(high) + 1)
+
+
+def _count_by_tiles(y: NDArray[Any]) -> _LabelCounts | None:
+    """Count labels without weights, in tiles that a processor's cache holds: y is read once."""
+    counts: dict[int, int] = {}
+    for rows in row_slices(len(y), _COUNTED_AT_ONCE):
+        tile = y[rows]
+        labels = _list_neighbours(tile.min().item(), tile.max().item())
+        if labels is None:
+            return None
+        for label in labels.tolist():
+            counts[label] = counts.get(label, 0) + int(np.count_nonzero(tile == label))
+    there = sorted(label for label, count in counts.items() if count)
+    if there and there[-1] - there[0] >= _MAX_COUNTED_LABELS:
+        return None
+    return _list_counts(there, counts, y)
+
+
+def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Count labels on the device where they lie; None unless they are a few neighbours."""
+    if not len(y):
+        return None
+    xp = namespace(y)
+    labels = _list_neighbours(*(copy_to_host(of(y)).item() for of in (xp.min, xp.max)))
+    if labels is None:
+        return None
+    # All counts are copied together: each copy waits for the device.
+    sums = xp.stack([xp.count_nonzero(y == label) for label in labels.tolist()])
+    counts = dict(zip(labels.tolist(), copy_to_host(sums).tolist(), strict=True))
+    found = _list_counts([label for label in counts if counts[label]], counts, y)
+    return None if found is None else found[:2]
+
+
+def _list_counts(labels: list[int], counts: dict[int, int], y: Any) -> _LabelCounts | None:
+    """Return labels of the dtype of y, and the rows of each; None where y has others between."""
+    rows = np.array([counts[label] for label in labels], np.int64)
+    if rows.sum() != len(y):
+        return None
+    return np.array(labels).astype(y.dtype), rows, rows
+
+
+def encode_small(block: Block, classes: NDArray[Any] | None) -> Any | None:
+    """Return the positions of a block's labels among the classes as bytes, where the labels lie.
+
+    None where labels are no numbers of the dtype of the classes, or of too many classes.
+    """
+    y = block.target
+    is_suited = (
+        classes is not None
+        and block.classification
+        and y.ndim == 1
+        and y.dtype == classes.dtype
+        and y.dtype.kind in "biuf"
+        and 1 < len(classes) <= _MAX_COUNTED_LABELS
+    )
+    if not is_suited:
+        return None
+    assert classes is not None
+    if not is_host(y):
+        return _count_classes_reached(y, classes)
+    codes = np.empty(len(y), np.uint8)
+    for rows in row_slices(len(y), _COUNTED_AT_ONCE):
+        codes[rows] = _count_classes_reached(y[rows], classes)
+    return codes
+
+
+def _count_classes_reached(y: Any, classes: NDArray[Any]) -> Any:
+    """Return, for each label, how many classes after the first it reaches: its position."""
+    codes: Any = None
+    for label in classes[1:].tolist():
+        reached = cast(y >= label, namespace(y).uint8)
+        codes = reached if codes is None else codes + reached
+    return codes
 
 
 def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:

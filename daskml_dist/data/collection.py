@@ -30,6 +30,7 @@ from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import (
     RowShape,
+    are_device_labels,
     as_column,
     check_unique_names,
     convert_foreign,
@@ -218,8 +219,12 @@ def as_collection(
     classification: bool = False,
     tensors: bool = False,
     any_shape: bool = False,
+    labels_stay: bool = False,
 ) -> Collection:
-    """Align X, y and sample_weight by rows, with no work on the data."""
+    """Align X, y and sample_weight by rows, with no work on the data.
+
+    `labels_stay`: labels in memory stay on the GPU on which they lie.
+    """
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
     except InvalidDataError as error:
@@ -230,7 +235,7 @@ def as_collection(
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
     else:
-        y = _check_column(y, "y", several=multi_output)
+        y = _check_column(y, "y", several=multi_output, labels_stay=labels_stay)
     inputs = {
         "X": join_column_chunks(X),
         "y": y,
@@ -366,7 +371,7 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
 # --- y and sample_weight ---------------------------------------------------------------------
 
 
-def _check_column(values: Any, name: str, several: bool = False) -> Any:
+def _check_column(values: Any, name: str, several: bool = False, labels_stay: bool = False) -> Any:
     """Return y or sample_weight as one column; None and a single number stay as they are."""
     if values is None:
         return None
@@ -379,6 +384,8 @@ def _check_column(values: Any, name: str, several: bool = False) -> Any:
         check_weight_shape(values)
     if is_dask(values):
         return _check_dask_column(values, name, several)
+    if labels_stay and are_device_labels(values):
+        return values
     return as_column(values, name=name, several=several)
 
 

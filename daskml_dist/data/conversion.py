@@ -274,6 +274,12 @@ def as_rows(
     return convert_to_numbers(rows, wanted, "X", index, any_order)
 
 
+def are_device_labels(values: Any) -> bool:
+    """Return whether labels are plain numbers on a GPU, which are counted and encoded there."""
+    is_dense_there = find_device(values) == "gpu" and not hasattr(values, "tocsr")
+    return is_dense_there and values.ndim == 1 and values.dtype.kind in "biuf"
+
+
 def as_column(
     values: Any, *, name: str, index: int | None = None, several: bool = False
 ) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from daskml_dist.dask_internals.serialization import (
     serialize,
 )
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.streamed_blocks import BlockBundle
 
 
@@ -33,6 +34,7 @@ def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, 
 def _dump_block(block: Block) -> tuple[dict[str, Any], list[Any]]:
     """Return a block's rows and other fields, serialised apart."""
     rest = {field.name: getattr(block, field.name) for field in fields(block)}
+    rest["target"] = copy_to_host(rest["target"])
     return _dump_parts((rest.pop("rows"), rest), block.on_device is not None)
 
 

@@ -213,7 +213,9 @@ class NMF(BaseComponents):
         """Fit the components and :meth:`transform` the same rows; parameters as :meth:`fit`."""
         return self.fit(X, None, sample_weight, W=W, H=H, client=client).transform(X)
 
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    def _prepare_inputs(
+        self, X: Any, y: Any, sample_weight: Any, *, labels_stay: bool = False
+    ) -> tuple[Any, Any, Any]:
         # The initial weights W belong to the rows, as targets do, and travel in their place.
         return take_named_columns(X, y, sample_weight)
 

@@ -26,7 +26,7 @@ from sklearn.utils.validation import column_or_1d
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
-from daskml_dist.data.conversion import copy_to_host, warn_of_target_column
+from daskml_dist.data.conversion import are_device_labels, copy_to_host, warn_of_target_column
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_feature_names, check_row_shape, make_no_rows_error
@@ -46,6 +46,10 @@ from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import AUTO, INLINE, FitJob, find_default_client
 from daskml_dist.training.spec import RunSettings
+
+#: Most labels in memory that scikit-learn's check sorts, which may take longer than a fast fit. So
+#: few are copied from a GPU for it.
+MAX_CHECKED_LABELS = 1 << 16
 
 if TYPE_CHECKING:
     from daskml_dist.planning.plan import Plan
@@ -256,8 +260,13 @@ class BaseOnRows(BaseEstimator):
             has_checkpoint="checkpoint" in self._all_params(),
         )  # fmt: skip
 
-    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        """Return the inputs: columns of X in place of their names, and y in its final shape."""
+    def _prepare_inputs(
+        self, X: Any, y: Any, sample_weight: Any, *, labels_stay: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """Return the inputs: columns of X in place of their names, and y in its final shape.
+
+        `labels_stay`: many numbers that are labels stay on the GPU on which they lie.
+        """
         if not self._needs_target:
             return take_named_columns(X, None, sample_weight)
         if y is None:
@@ -267,7 +276,9 @@ class BaseOnRows(BaseEstimator):
             )
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if not self._multi_output:
-            y = y if is_dask(y) else as_column(y)
+            stays = labels_stay and self._classification and are_device_labels(y)
+            if not (is_dask(y) or (stays and len(y) > MAX_CHECKED_LABELS)):
+                y = as_column(y)
         elif not self._keeps_single_column:
             y = as_columns(y)
         return X, y, sample_weight
@@ -277,7 +288,7 @@ class BaseOnRows(BaseEstimator):
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         """Return the rows of a fit; without `reset`, they must have the last fit's features."""
-        inputs = self._prepare_inputs(X, y, sample_weight)
+        inputs = self._prepare_inputs(X, y, sample_weight, labels_stay=True)
         self._check_target(inputs[1])
         collection = self._align_inputs(*inputs)
         if reset:
@@ -292,6 +303,7 @@ class BaseOnRows(BaseEstimator):
         return as_collection(
             X, y, sample_weight, multi_output=self._multi_output,
             classification=self._classification, tensors=self._tensors,
+            labels_stay=self._classification,
         )  # fmt: skip
 
     def _dataset_info(

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from daskml_dist.data.conversion import check_no_missing, convert_object_values
+from daskml_dist.data.conversion import (
+    are_device_labels,
+    check_no_missing,
+    convert_object_values,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.estimators.base import MAX_CHECKED_LABELS, BaseOnRows
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.dataset_info import DataSummary
-
-#: Most numbers in memory that scikit-learn's check sorts, which may take longer than a fast fit.
-_MAX_CHECKED_LABELS = 1 << 16
 
 
 class BaseClassifier(ClassifierMixin, BaseOnRows):
@@ -210,11 +211,14 @@ def _count_right(
 
 def _check_labels(y: Any) -> None:
     """Raise if `y` in memory has labels that are missing, continuous, or of several types."""
+    # Labels that stay on a GPU are many numbers, which are checked as those of blocks.
+    if are_device_labels(y):
+        return
     labels = convert_object_values(np.asarray(y))
     if labels.ndim == 0:  # the error of a wrong shape is raised where rows are aligned
         return
     # scikit-learn sorts all labels, which may take longer than the fit; blocks are checked too.
-    if len(labels) > _MAX_CHECKED_LABELS and labels.ndim == 1 and labels.dtype.kind in "biuf":
+    if len(labels) > MAX_CHECKED_LABELS and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")

@@ -98,6 +98,9 @@ class Statistic(ABC):
         Whether :meth:`add` reads X only through :meth:`BatchRows.part` or a linear model's
         gradient, which copy tiles of the size of a processor's cache if X is not aligned.
         Otherwise a trainer copies such a block as a whole before the first sum.
+    loss_is_first : bool
+        Whether the first entry of the sum is the loss that :meth:`add` returns, which then comes
+        from a GPU with the others.
     n_numbers : int
         Number of scalars at the start of the flattened sum. For `RangedSolver`: all processes get
         the scalars; the vectors of the parameters' size behind them are scattered.
@@ -126,6 +129,7 @@ class Statistic(ABC):
     remembered: ClassVar[bool] = True
     n_numbers: ClassVar[int] = 0
     in_parts: ClassVar[bool] = False
+    loss_is_first: ClassVar[bool] = False
 
     @property
     def state(self) -> RowState | None:

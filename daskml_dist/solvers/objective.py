@@ -23,6 +23,7 @@ class LossGradient(Statistic):
     w: Array
     n_numbers: ClassVar[int] = 1
     in_parts: ClassVar[bool] = True
+    loss_is_first: ClassVar[bool] = True
 
     @property
     def shows_not_finite(self) -> bool:
@@ -38,7 +39,9 @@ class LossGradient(Statistic):
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
             loss = model.add_gradient(w, rows, gradient, backend)
-        out[0] += loss
+        # By a view: ``out[0] += loss`` would write a device's entry twice.
+        first = out[:1]
+        first += loss
         return loss
 
 

@@ -319,7 +319,7 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     alone = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
-        CalibrationTask.of(one, replace(block, y=block.y[:, k].copy()), seed)
+        CalibrationTask.of(one, replace(block, target=block.y[:, k].copy()), seed)
         for k, one in enumerate(alone)
     ]
     told = next((task for task in tasks if task is not None), None)

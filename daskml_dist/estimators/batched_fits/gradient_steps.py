@@ -396,7 +396,9 @@ class _CandidatePlanner:
         y = sample.y[:, 0]
         if self.classes is not None:
             y = self.classes[y.astype(np.int64)]
-        return replace(sample, y=y, sample_weight=_weigh_training_rows(self.roles, sample, split))
+        return replace(
+            sample, target=y, sample_weight=_weigh_training_rows(self.roles, sample, split)
+        )
 
 
 def _find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
@@ -439,7 +441,7 @@ def _inspect_block_by_split(roles: FoldAssignment, block: Block) -> list[BlockIn
     infos = []
     for split in range(roles.n_splits):
         weight = _weigh_training_rows(roles, block, split).astype(block.rows.dtype)
-        infos.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
+        infos.append(inspect_block(replace(block, target=block.y[:, 0], sample_weight=weight)))
     return infos
 
 

@@ -480,7 +480,7 @@ class Drawing:
         torch = load_torch()
         torch.default_generator.manual_seed(number)
         # `torch.manual_seed` would give the same streams, but also queues the seeds of kinds of
-        # devices that are not there, each with a formatted stack: a fifth of a small network's step.
+        # devices that are not there, each with a formatted stack: a fifth of a network's step.
         if self._device is not None:
             torch.cuda.default_generators[self._device.index].manual_seed(number)
 

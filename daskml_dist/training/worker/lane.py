@@ -6,6 +6,7 @@ A `Lane` computes gradients and statistics of its rows and counts what it has do
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -239,7 +240,7 @@ class Lane:
         the last sum that wrote the statistic's state of the rows.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
-        sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
+        sums = out if self._on_host else zeros(out.shape, out.dtype, like=self._any_on_device)
         # A GPU's rows are moved once for all statistics of this pass.
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for block in self.reader.kept:
@@ -251,9 +252,13 @@ class Lane:
             # Key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lend_state(statistic.state, left, number, model, rows, backend):
-                loss = loss + known_loss(statistic.add(model, rows, sums, backend))
+                found = known_loss(statistic.add(model, rows, sums, backend))
+                # A device's loss that is among the sums comes to the host with them.
+                loss = loss if statistic.loss_is_first and sums is not out else loss + found
         if sums is not out:
-            out += self.backend.to_numpy(sums)
+            on_host = self.backend.to_numpy(sums)
+            loss = on_host.flat[0] if statistic.loss_is_first else loss
+            out += on_host
         # NaN in the rows makes most sums NaN, so the rows are searched only if a sum is not finite.
         if not (self._is_checked_finite or np.isfinite(out).all()):
             self._check_finite_once()
@@ -261,6 +266,11 @@ class Lane:
         self._add_busy_time(since)
         self.reached += 1
         return float(loss), batch.n_rows
+
+    @functools.cached_property
+    def _any_on_device(self) -> Any:
+        """Return an array of the lane's device: zeros are made like it, without a copy."""
+        return self.backend.to_device(np.zeros(1))
 
     def _check_finite_once(self) -> None:
         """Raise where the rows hold NaN or infinity; checked once."""

@@ -22,7 +22,7 @@ from daskml_dist.backends.devices import device_memory, get_backend, stored_dtyp
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
-from daskml_dist.data.blocks import Block, check_finite_rows
+from daskml_dist.data.blocks import Block, check_finite_rows, encode_small
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import InvalidDataError
@@ -95,10 +95,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     rows = fit.rows
     lies = _stays_in_place(block, fit, backend)
     X = _prepare_features(block, fit, backend, lies)
-    # Labels become indices, signs or one-hot rows, as the model says.
-    y: Any = None
-    if block.y is not None:
-        y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
+    y: Any = None if block.target is None else _encode_target(block, fit, backend)
     weight: Any = rows.weights(block)
     # On a GPU the error names the block that did not fit.
     with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
@@ -107,6 +104,18 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
             for array in (X, y, weight)
         )
     return ReadyBlock(X, y, weight, block.index if lies else None)
+
+
+def _encode_target(block: Block, fit: FitSpec, backend: Backend) -> Any:
+    """Return what the model's loss reads: of labels indices, signs or one-hot rows."""
+    model, rows = fit.work.model, fit.rows
+    codes = encode_small(block, rows.classes) if backend.device == "gpu" else None
+    if codes is None or rows.classes is None:
+        assert block.y is not None
+        return model.encode(block.y, rows.classes, rows.dtype)
+    # Each class is encoded once, and the codes of the rows, a byte each, are what travels.
+    table = backend.to_device(model.encode(rows.classes, rows.classes, rows.dtype))
+    return namespace(table).take(table, backend.to_device(codes), axis=0)
 
 
 def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:
