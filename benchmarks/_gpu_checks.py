@@ -1,8 +1,9 @@
 """Checks of one visit to a GPU, by stages; `benchmarks gpu_once` runs them in child processes.
 
-``python -m benchmarks._gpu_checks STAGE FIRST [--tiny]`` runs those of a stage from a number on and
-prints "BEGIN number", "RESULT {...}" of each, and "END". Where no GPU can be used, those that need
-one are skipped, and the others compare the CPU with itself.
+``python -m benchmarks._gpu_checks STAGE FIRST [--tiny]`` runs those of a stage from a number on, of
+``STAGE:K/N`` every N-th of them from the K-th on, and prints "BEGIN number", "RESULT {...}" of
+each, and "END". Where no GPU can be used, those that need one are skipped, and the others compare
+the CPU with itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,7 +41,7 @@ from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.policies import POLICIES
 
-__all__ = ["STAGES", "Check", "run_checks"]
+__all__ = ["STAGES", "Check", "run_checks", "take_part"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 #: Policies under which lanes read each other's half-made updates: two fits of several lanes differ.
@@ -528,13 +530,17 @@ def _make_nccl() -> Iterator[Check]:
 
 # --- tests that are marked gpu ----------------------------------------------------------------
 
-#: Folders in order of worth.
-_FOLDERS = ("backends", "training/devices", "solvers", "inference", "comm", "maths", "data")
+#: Folders with tests that need a GPU, the longest first.
+_FOLDERS = ("solvers", "training/devices", "backends", "inference", "comm", "maths", "data")
+#: Processes of a folder's tests, where pytest-xdist is installed: beside three other folders.
+_PROCESSES = 3
 
 
 def _run_tests(folder: str, tiny: bool) -> str:
     _need_gpu()
     command = f"-m pytest -m gpu -q -W default -p no:cacheprovider --maxfail 40 tests/{folder}"
+    if importlib.util.find_spec("xdist") is not None:
+        command += f" -n {_PROCESSES}"
     done = subprocess.run(
         [sys.executable, *command.split()], cwd=_ROOT, capture_output=True, text=True, check=False
     )
@@ -547,7 +553,7 @@ def _run_tests(folder: str, tiny: bool) -> str:
 
 def _make_tests() -> Iterator[Check]:
     for folder in _FOLDERS:
-        yield Check(f"tests/{folder}", partial(_run_tests, folder), 135)
+        yield Check(f"tests/{folder}", partial(_run_tests, folder), 240)
 
 
 # --- bench: what is fast, alone ---------------------------------------------------------------
@@ -616,6 +622,15 @@ STAGES: dict[str, Callable[[], Iterator[Check]]] = {
     "tests": _make_tests,
     "bench": _make_bench,
 }
+
+
+def take_part(name: str) -> list[Check]:
+    """Return the checks of a stage, or of ``STAGE:K/N`` every N-th of them from the K-th on."""
+    stage, _, part = name.partition(":")
+    k, _, n = part.partition("/")
+    return list(STAGES[stage]())[int(k or 0) :: int(n or 1)]
+
+
 #: Errors after which a process can call CUDA no more.
 _BROKEN = (
     "IllegalAddress", "LaunchFailure", "illegal memory", "unspecified launch", "cudaErrorAssert",
@@ -647,4 +662,4 @@ def run_checks(checks: list[Check], first: int, tiny: bool) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    run_checks(list(STAGES[sys.argv[1]]()), int(sys.argv[2]), "--tiny" in sys.argv)
+    run_checks(take_part(sys.argv[1]), int(sys.argv[2]), "--tiny" in sys.argv)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks import gpu_once
-from benchmarks._gpu_checks import Check
+from benchmarks._gpu_checks import STAGES, Check, take_part
 
 #: What a child does from its check on: one that fails, one that breaks CUDA, one that is good, one
 #: that hangs, one whose process dies, and one that is good again.
@@ -53,3 +53,20 @@ def test_what_there_was_no_time_for_is_told() -> None:
     (result,) = gpu_once.run_stage([], checks, time.monotonic() - 1, False, io.StringIO())
     assert result["ok"] is None
     assert "| smoke | 0 | 0 | 0 | 1 |" in gpu_once.summarise({"smoke": [result]})
+
+
+def test_parts_of_a_stage_are_all_of_its_checks() -> None:
+    for stage, make in STAGES.items():
+        names = [check.name for check in make()]
+        assert len(set(names)) == len(names), stage
+        for n in (1, 2, 3):
+            parts = [take_part(f"{stage}:{k}/{n}") for k in range(n)]
+            found = gpu_once.join_parts(
+                [[{"name": check.name} for check in part] for part in parts]
+            )
+            assert [result["name"] for result in found] == names
+
+
+def test_time_is_left_for_what_comes_last() -> None:
+    assert set(gpu_once._TOGETHER) == set(STAGES) - {"smoke", "bench"}
+    assert gpu_once._SMOKE + gpu_once._BENCH < gpu_once._VISIT
