@@ -49,13 +49,30 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.forked_workers import fork_workers
     from tests.idle_clusters import keep_idle_clusters_quiet
     from tests.machine_code import drop_stale
+    from tests.shared_builds import open_shared_folder
 
     keep_idle_clusters_quiet()
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    shared = contextlib.ExitStack()
+    shared.enter_context(open_shared_folder())
+    config.add_cleanup(shared.close)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Sessions side by side compile in turns, as workers do.
+        import tests.numba_at_work  # noqa: F401
+    else:
         drop_stale(Path(daskml_dist.__file__).parent)
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         fork_workers()  # which CUDA does not bear
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while thousands of tests are collected, which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

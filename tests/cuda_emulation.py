@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
-import shutil
+import hashlib
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from scipy import sparse
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_backend import CupyBackend
+from tests.shared_builds import build_once
 
 PROBLEMS = {1: "not all threads reach a barrier", 2: "shared memory overrun", 3: "undefined"}
 
@@ -41,28 +40,30 @@ def _compile(*arguments):
 
 
 @functools.cache
-def _folder():
-    """Where host versions are built; the header is compiled once."""
-    folder = tempfile.TemporaryDirectory(prefix="daskml-dist-kernels-")
-    header = Path(folder.name) / "cuda_emulation.h"
-    shutil.copy(Path(__file__).with_name(header.name), header)
-    _compile("-x", "c++-header", header, "-o", f"{header}.gch")
-    return folder
-
-
-_NUMBERS = itertools.count()
+def _header():
+    """Return the emulation's header, beside which a compiled one is that g++ takes instead."""
+    text = Path(__file__).with_name("cuda_emulation.h").read_text(encoding="utf-8")
+    header = build_once("cuda_emulation.h", lambda path: path.write_text(text, encoding="utf-8"))
+    build_once(f"{header.name}.gch", lambda path: _compile("-x", "c++-header", header, "-o", path))
+    return header
 
 
 def library_of(text, options):
-    path = Path(_folder().name) / f"{next(_NUMBERS)}.cpp"
-    path.write_text(f'#include "cuda_emulation.h"\n{text}')
-    defines = (option for option in options if option.startswith("-D"))
-    _compile("-shared", *defines, path, "-o", path.with_suffix(".so"))
-    return ctypes.CDLL(str(path.with_suffix(".so")))
+    """Return the library of a text, which one session of the test run compiles."""
+    text = f'#include "{_header()}"\n{text}'
+    defines = [option for option in options if option.startswith("-D")]
+    name = hashlib.sha256("\n".join([*defines, text]).encode()).hexdigest()
+
+    def compile_library(path):
+        source = path.with_suffix(".cpp")
+        source.write_text(text, encoding="utf-8")
+        _compile("-shared", *defines, source, "-o", path)
+
+    return ctypes.CDLL(str(build_once(f"{name}.so", compile_library)))
 
 
 def build(name, options):
-    """The source compiled for the host, once, whichever of several threads asks first."""
+    """Return the source compiled for the host, once, whichever of several threads asks first."""
     with _BUILDING:
         return _built(name, options)
 

@@ -1,7 +1,8 @@
 """An import of this module makes numba ready to load and compile functions, which takes a while.
 
-Processes that import it compile the functions of one file in turns: of several workers that need
-the same one, the first compiles it, and the others load what it has left on disk.
+Processes that import it compile the functions of one file in turns: of several workers, or sessions
+side by side, that need the same one, the first compiles it, and the others load what it has left on
+disk.
 """
 
 from __future__ import annotations
