@@ -110,6 +110,10 @@ class EmulatedCupy(CupyBackend):
     def _address(array: Any) -> int:
         return array.ctypes.data
 
+    @staticmethod
+    def _empty_pinned(n_bytes: int, dtype: Any) -> Any:
+        return np.empty(n_bytes, dtype)
+
 
 class _Device:
     """A small GPU."""
@@ -158,7 +162,15 @@ class _Stream:
 class _NumpyAsCupy:
     """NumPy, with what CuPy has beyond it."""
 
-    cuda = SimpleNamespace(Device=_Device, Stream=_Stream)
+    cuda = SimpleNamespace(
+        Device=_Device,
+        Stream=_Stream,
+        get_current_stream=lambda: SimpleNamespace(ptr=0, synchronize=lambda: None),
+        runtime=SimpleNamespace(
+            memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
+            memcpyHostToDevice=1,
+        ),
+    )
 
     @staticmethod
     def get_default_memory_pool() -> Any:

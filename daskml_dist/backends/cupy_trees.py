@@ -6,7 +6,7 @@ raw predictions come back where somebody asks for them (losses of an early stop,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -66,12 +66,32 @@ class LeafWork:
 
 
 class TreeCalls(KernelCalls):
-    """Calls of the kernels that trees grow by, on one device."""
+    """Calls of the kernels that trees grow by, on one device.
+
+    Parameters
+    ----------
+    cupy, address
+        As of `KernelCalls`.
+    send_small : callable
+        Copies the bytes of some small arrays to one array on the device.
+    """
+
+    def __init__(
+        self,
+        cupy: Any,
+        address: Callable[[Any], int],
+        send_small: Callable[[Sequence[NDArray[np.uint8]]], Any],
+    ) -> None:
+        super().__init__(cupy, address)
+        self._send_small = send_small
+        #: Compiled functions by name: to look one up by its options takes longer than to launch it,
+        #: and a tree is a hundred launches.
+        self._functions: dict[str, Any] = {}
 
     def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
         """Copy small arrays to the device at once: each copy costs more than its bytes."""
         parts = [array.reshape(-1).view(np.uint8) for array in arrays]
-        there, found, start = self.cupy.asarray(np.concatenate(parts)), [], 0
+        there, found, start = self._send_small(parts), [], 0
         for array in arrays:
             own = there[start : start + array.nbytes]
             found.append(own.view(array.dtype).reshape(array.shape))
@@ -193,7 +213,14 @@ class TreeCalls(KernelCalls):
     def _tree(self, source: str, function: str, n: int, *arguments: Any, k: int = 1) -> None:
         """Launch a kernel of trees over n of its units."""
         at = kernels.launch(function, n, 1, "float32", self._n_sms, k=k)
-        self._call(source, "float32", function, at, *arguments)()
+        assert at is not None
+        launched = self._functions.get(function)
+        if launched is None:
+            call = self._call(source, "float32", function, at)
+            launched = self._functions[function] = call.function
+        # None is a null pointer.
+        given = tuple([0 if argument is None else argument for argument in arguments])
+        launched((at.grid,), at.block, given, shared_mem=at.shared)
 
 
 Array = NDArray[Any]
@@ -302,7 +329,7 @@ class CupyTrees:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
+        self._calls = TreeCalls(backend.calls.cupy, backend.calls.address, backend.send_small)
         self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
 
     def open_rows(

@@ -348,9 +348,9 @@ class TreeGrower:
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
-                # In place: the parent's histogram is no longer needed.
-                leaf.hist -= own[:, number]
                 small.hist, large.hist = own[:, number], leaf.hist
+                # In place: the parent's histogram is no longer needed.
+                large.hist -= small.hist
             self._find_best_splits(
                 [
                     child

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend, cupy_backend, get_backend
-from daskml_dist.backends.cupy_backend import PinnedCopy
+from daskml_dist.backends.cupy_backend import PinnedCopy, PinnedRing
 from daskml_dist.backends.devices import MovedOnce, stored_dtype
 from daskml_dist.linear_model import SGDClassifier
 from tests.backends.batches import CONTAINERS, make_rows
@@ -30,6 +30,20 @@ def test_large_arrays_go_through_two_buffers_in_turns(size: int) -> None:
     out = copy(source)
     np.testing.assert_array_equal(out, source)
     assert cuda.waits == ["queued work"]
+
+
+def test_small_arrays_are_sent_from_parts_of_one_memory() -> None:
+    """A part that a transfer may still read is not written to again."""
+    cuda = _FakeCuda()
+    ring = PinnedRing(cuda, lambda array: array.data.ptr, np.empty(100, np.uint8))
+    rng = np.random.default_rng(0)
+    sent = []
+    for sizes in ([30], [20, 25], [25], [1, 2, 3], [100], [0], [60, 60], [40]):
+        parts = [rng.integers(0, 255, size, dtype=np.uint8) for size in sizes]
+        sent.append((ring(parts), np.concatenate(parts)))
+    cuda.synchronize()
+    for found, expected in sent:
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_copies_have_the_dtype_and_shape_of_their_source(stored: str) -> None:
@@ -112,6 +126,9 @@ class _FakeCuda:
 
     def get_current_stream(self) -> _FakeCuda:
         return self
+
+    def asarray(self, array: Any) -> Any:
+        return array.copy()  # which CuPy waits for
 
     def record(self) -> str:
         return "queued work"
