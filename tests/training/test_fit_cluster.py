@@ -178,8 +178,11 @@ def test_nan_names_its_block(client: Client) -> None:
 
 
 def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
-    """Asked for anew while it is on its way, it would be in memory many times."""
-    asked = []
+    """Asked for anew while it is on its way, it would be in memory many times.
+
+    Meanwhile one question to the scheduler tells whether all workers are there.
+    """
+    asked, looked_for = [], []
 
     class Slow:
         loop = client.loop
@@ -189,14 +192,23 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
             await asyncio.sleep(1.0)
             return ["all of it"]
 
-    membership = SimpleNamespace(is_there=lambda address: True)
+    def find_gone(addresses: set[str]) -> set[str]:
+        looked_for.append(sorted(addresses))
+        return set()
+
+    membership = SimpleNamespace(find_gone=find_gone)
     fleet: Any = SimpleNamespace(_client=Slow(), _membership=membership)
-    seat: Any = SimpleNamespace(future=SimpleNamespace(status="finished"), address="")
-    assert RunActors._gather_results(fleet, [seat]) == ["all of it"]
+    seat, other = (
+        SimpleNamespace(future=SimpleNamespace(status="finished"), address=address)
+        for address in "ab"
+    )
+    trainers: Any = [seat, other]
+    assert RunActors._gather_results(fleet, trainers) == ["all of it"]
     assert len(asked) == 1
+    assert looked_for == [["a", "b"]] * len(looked_for)
     seat.future.status = "lost"
     with pytest.raises(WorkerUnreachableError):
-        RunActors._gather_results(fleet, [seat])
+        RunActors._gather_results(fleet, trainers)
 
 
 def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:

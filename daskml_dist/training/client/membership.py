@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from daskml_dist.dask_internals.cluster import evict_worker, list_workers
@@ -117,8 +117,12 @@ class Membership:
 
     def is_there(self, address: str) -> bool:
         """Return whether a worker still counts; takes the roll."""
-        there = address in self.call()
-        return there and not self.evict_stopped([address])
+        return not self.find_gone({address})
+
+    def find_gone(self, addresses: Set[str]) -> Set[str]:
+        """Return the workers that count no more; takes the roll once for all of them."""
+        gone = addresses - self.call().keys()
+        return gone | set(self.evict_stopped(addresses - gone))
 
     def begins_new_work(self, address: str) -> bool:
         """Return whether a worker begins what it is given: one that is paused for long does not."""

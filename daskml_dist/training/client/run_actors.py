@@ -349,11 +349,10 @@ class RunActors(ActorCalls):
         while True:
             with suppress(TimeoutError):
                 return gathering.result(timeout=CHECK_SECONDS)
+            # A result that was lost with its worker would be waited for without end.
+            gone = self._membership.find_gone({trainer.address for trainer in trainers})
             for trainer in trainers:
-                # A result that was lost with its worker would be waited for without end.
-                if trainer.future.status != "finished" or not self._membership.is_there(
-                    trainer.address
-                ):
+                if trainer.future.status != "finished" or trainer.address in gone:
                     gathering.cancel()
                     raise WorkerUnreachableError(trainer.address, "lost")
 
