@@ -135,15 +135,15 @@ class TreeCalls(KernelCalls):
         # histogram to memory costs little.
         chunk = -(-asked * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
         chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
-        tasks, tile, unit, slot = np.zeros((len(parts), 7), np.int64), 0, 0, 0
-        for task, part, n in zip(tasks, parts, rows, strict=True):
+        numbers, tile, unit, slot = [], 0, 0, 0
+        for part, n in zip(parts, rows, strict=True):
             # The words of tree_tasks.cuh.
-            task[:] = part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit
+            numbers.append((part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit))
             tile += -(-n // _ROWS_PER_TILE)
             if part.side >= 0:
                 slot += 1
                 unit += -(-n // chunk) * n_groups
-        tables = np.array([part.table for part in parts])
+        tasks, tables = np.array(numbers, np.int64), np.array([part.table for part in parts])
         # `tree_scan` writes the middles, and histograms of all rows read none.
         middles = self.cupy.empty(len(parts), np.int64)
         on_device = self.copy_together(tasks, tables)
@@ -364,14 +364,12 @@ class CupyTrees:
             arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
             self._facts = facts, of, [self._backend.to_device(array[of]) for array in arrays]
         table = np.empty((len(leaves), 8), np.int64)
-        numbers = table.view(np.float64)
-        for row, of_row, leaf in zip(table, numbers, leaves, strict=True):
-            # The words of `Leaf` in tree_splits.cu: histograms stay where they are, by address and
-            # stride.
-            row[0] = self._calls.address(leaf.hist)
-            row[1] = leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES
-            row[2:5] = leaf.totals
-            of_row[5:8] = leaf.value, leaf.low, leaf.high
+        # The words of `Leaf` in tree_splits.cu: histograms stay where they are, by address and
+        # stride. Written column by column, since the device waits for the host here.
+        table[:, 0] = [self._calls.address(leaf.hist) for leaf in leaves]
+        table[:, 1] = [leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES for leaf in leaves]
+        table[:, 2:5] = [leaf.totals for leaf in leaves]
+        table.view(np.float64)[:, 5:8] = [(leaf.value, leaf.low, leaf.high) for leaf in leaves]
         allowed = np.array([leaf.allowed[of] for leaf in leaves])
         on_device = self._calls.copy_together(table, allowed)
         found = self._calls.splits(

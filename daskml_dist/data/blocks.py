@@ -497,7 +497,9 @@ def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | Non
     if not len(y):
         return None
     xp = namespace(y)
-    labels = _list_neighbours(*(copy_to_host(of(y)).item() for of in (xp.min, xp.max)))
+    is_bool = y.dtype.kind == "b"
+    ends = [0, 1] if is_bool else [copy_to_host(of(y)).item() for of in (xp.min, xp.max)]
+    labels = _list_neighbours(*ends)
     if labels is None:
         return None
     # All counts are copied together: each copy waits for the device.
