@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,11 +232,19 @@ class HostCluster:
         Entered.
     workers_per_host : int
         Processes on each host.
+    environ : callable, optional
+        Returns the variables of a host's processes besides those of this one.
     """
 
-    def __init__(self, network: HostNetwork, workers_per_host: int = 1) -> None:
+    def __init__(
+        self,
+        network: HostNetwork,
+        workers_per_host: int = 1,
+        environ: Callable[[Host], Mapping[str, str]] = lambda host: {},
+    ) -> None:
         self._network = network
         self._per_host = workers_per_host
+        self._environ = environ
         self.nannies: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> Client:
@@ -279,6 +288,7 @@ class HostCluster:
         command += [self.cluster.scheduler_address, "--host", host.address, "--nthreads", "1"]
         return subprocess.Popen(
             host.command(*command, "--no-dashboard"),
+            env={**os.environ, **self._environ(host)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
 from dask.base import annotate
-from distributed import Actor, Future, Worker, WorkerPlugin, wait
+from distributed import Actor, Client, Future, Worker, WorkerPlugin, wait
 from distributed.comm.addressing import get_address_host
 from distributed.scheduler import KilledWorker
 from distributed.spans import SpanMetadata
@@ -41,6 +41,9 @@ __all__ = [
     "make_actor_proxy",
     "measure_memory",
     "release_stuck_tasks",
+    "renew_client_timers",
+    "renew_scheduler_timers",
+    "renew_timers",
     "request_data",
     "run_before_closing",
     "shorten_lost_connections",
@@ -369,6 +372,58 @@ def flush_client(client: Any) -> None:
             stream.waker.set()
 
     client.loop.add_callback(send)
+
+
+def renew_timers(node: Any) -> int:
+    """Restart the timers of a worker, a scheduler or a client whose clock was set back.
+
+    Tornado's periodic calls, heartbeats among them, and Dask's batches of messages wait until a
+    time of the wall clock, so they would wait for as long as it was set back: perhaps longer than
+    the scheduler waits for a heartbeat. Called in the node's event loop; returns how many were
+    restarted.
+    """
+    now, n_renewed = time.time(), 0
+    # A client's have a private name.
+    timers = node._periodic_callbacks if isinstance(node, Client) else node.periodic_callbacks
+    for timer in list(timers.values()):
+        ahead = getattr(timer, "_next_timeout", now) - now
+        # A timer whose turn is next lies an interval ahead at most.
+        if timer.is_running() and ahead > 2 * timer.callback_time / 1e3:
+            timer.stop()
+            timer.start()
+            n_renewed += 1
+    for stream in _list_message_streams(node):
+        if (stream.next_deadline or now) - now > 2 * stream.interval:
+            stream.next_deadline = None
+            stream.waker.set()
+            n_renewed += 1
+    return n_renewed
+
+
+def _list_message_streams(node: Any) -> list[Any]:
+    """Return the streams in which a worker, a scheduler or a client sends messages in batches."""
+    if isinstance(node, Client):
+        found = [node.scheduler_comm]
+    elif isinstance(node, Worker):
+        found = [node.batched_stream]
+    else:
+        found = [*node.stream_comms.values(), *node.client_comms.values()]
+    return [stream for stream in found if stream is not None]
+
+
+def renew_client_timers(client: Any) -> None:
+    """Restart the timers of a client whose clock was set back; returns at once."""
+    client.loop.add_callback(renew_timers, client)
+
+
+def renew_scheduler_timers(client: Any) -> None:
+    """Restart the timers of the scheduler, whose clock was set back."""
+
+    def renew(dask_scheduler: Any) -> None:
+        renew_timers(dask_scheduler)
+
+    with suppress(OSError):  # the scheduler is gone: the next roll call says so
+        client.run_on_scheduler(renew)
 
 
 def finish_retirement(client: Any, address: str) -> None:

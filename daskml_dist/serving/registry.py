@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-import time
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -315,7 +315,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
         shutil.rmtree(aside, ignore_errors=True)
     # Hidden folders of publishers that were killed before they could delete them.
     for left in home.glob(".*"):
-        if _HIDDEN_FOLDER.fullmatch(left.name) and _seconds_since_change(left) > _ABANDONED_SECONDS:
+        if _HIDDEN_FOLDER.fullmatch(left.name) and _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
     return gone
 
@@ -447,12 +447,15 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
 
 
-def _seconds_since_change(path: Path) -> float:
-    """Return the seconds since a folder's last change; 0 where it is gone."""
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether a folder has not changed for so long that its process must be gone."""
     try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
+        # A file server has a clock of its own: the age is told by a file that it makes now.
+        with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".clock") as file:
+            now = os.fstat(file.fileno()).st_mtime
+        return now - folder.stat().st_mtime > _ABANDONED_SECONDS
+    except OSError:  # gone meanwhile, or the disk is full
+        return False
 
 
 def _find_model_folder(folder: Any, name: str) -> Path:

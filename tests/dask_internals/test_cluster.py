@@ -23,6 +23,7 @@ import pytest
 from distributed import CancelledError, Client, Event, LocalCluster, get_client, get_worker
 from distributed.comm import CommClosedError
 
+from daskml_dist.dask_internals import cluster
 from daskml_dist.dask_internals.cluster import (
     HEARTBEAT_FAILED,
     count_actors,
@@ -35,6 +36,7 @@ from daskml_dist.dask_internals.cluster import (
     is_task_wanted,
     list_workers,
     release_stuck_tasks,
+    renew_timers,
     request_data,
     run_before_closing,
     shorten_lost_connections,
@@ -324,3 +326,44 @@ def test_clusters_of_our_own_are_silent_in_whatever_order_they_end() -> None:
     finally:
         dasks.removeHandler(handler)
     assert stream.getvalue() == "of the user\n"
+
+
+def _set_back(node: Any) -> tuple[int, int, bool]:
+    """Let all timers of a node wait an hour; return how many, how many renewed, if all go on."""
+    timers = node._periodic_callbacks if isinstance(node, Client) else node.periodic_callbacks
+    timers = [timer for timer in timers.values() if timer.is_running()]
+    for timer in timers:
+        timer._next_timeout += 3_600
+    streams = cluster._list_message_streams(node)
+    for stream in streams:
+        stream.next_deadline = time.time() + 3_600
+    found = renew_timers(node)
+    now = time.time()
+    soon = all(timer._next_timeout - now <= timer.callback_time / 1e3 for timer in timers)
+    soon &= all(stream.next_deadline is None for stream in streams)
+    return len(timers) + len(streams), found, soon and renew_timers(node) == 0
+
+
+def test_timers_go_on_after_a_clock_was_set_back(client: Client) -> None:
+    def of_scheduler(dask_scheduler: Any) -> tuple[int, int, bool]:
+        return _set_back(dask_scheduler)
+
+    def of_worker(dask_worker: Any) -> tuple[int, int, bool]:
+        return _set_back(dask_worker)
+
+    async def of_client() -> tuple[int, int, bool]:
+        return _set_back(client)
+
+    found = [client.run_on_scheduler(of_scheduler), client.sync(of_client)]
+    for n_timers, n_renewed, go_on in [*found, *client.run(of_worker).values()]:
+        assert go_on
+        assert n_timers == n_renewed > 1
+    # What waited in a stream has been sent.
+    assert client.submit(int, 3).result() == 3
+
+
+def test_no_timer_is_restarted_that_waits_its_turn(client: Client) -> None:
+    def renew(dask_worker: Any) -> int:
+        return renew_timers(dask_worker)
+
+    assert set(client.run(renew).values()) == {0}

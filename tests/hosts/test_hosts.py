@@ -1,4 +1,4 @@
-"""Fits over a network: on 2, 4 and 8 hosts, and 2 of two workers, the results of one host.
+"""Fits over a network: 2, 4 and 8 hosts, 2 of two workers, 2 with other clocks: as on one host.
 
 Hosts are network namespaces, which root may make: ``pytest -m slow tests/hosts``.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -20,13 +22,17 @@ from sklearn.pipeline import make_pipeline
 
 from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
 from daskml_dist import Run
+from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import PCA
-from daskml_dist.ensemble import HistGradientBoostingClassifier
+from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from daskml_dist.graph import pagerank
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.neural_network import MLPClassifier
-from daskml_dist.policies import POLICIES
+from daskml_dist.policies import POLICIES, Pipeline
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.recommender import ALS
+from tests.hosts.clocks import HostClocks
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +76,34 @@ def ratings() -> Any:
     return model.fit(dd.from_pandas(RATINGS, npartitions=6)).predict(RATINGS[:100])
 
 
-def streamed() -> Any:
-    """Coefficients of a stream that the workers learn together."""
-    clf = SGDClassifier(random_state=0, policy="allreduce")
+def network(**settings: Any) -> MLPClassifier:
+    """A network whose lanes do not depend on the workers."""
+    run = Run(n_lanes=LANES, deterministic=True)
+    settings = {"max_iter": 3, "tol": None, "random_state": 0, "run": run} | settings
+    return MLPClassifier(**{"hidden_layer_sizes": (8,)} | settings)
+
+
+def ranks() -> Any:
+    """PageRank of the vertices that the ratings join."""
+    edges = dd.from_pandas(RATINGS, npartitions=6)
+    return pagerank(edges, source="user", target="item", tol=1e-10).sort_index().to_numpy()
+
+
+def large() -> Any:
+    """Probabilities of a solver of whose vectors each host has a range."""
+    with dask.config.set({"daskml_dist.ranges_from": 1}):
+        return probabilities(LogisticRegression(tol=1e-8))
+
+
+def searched() -> Any:
+    """Scores of a search that is one fit of many models."""
+    grid = {"alpha": [1e-4, 1e-2, 1.0]}
+    return GridSearchCV(sgd("sync"), grid, cv=2).fit(*rows()).cv_results_["mean_test_score"]
+
+
+def streamed(policy: str = "allreduce") -> Any:
+    """Coefficients of a stream that the workers learn together, or each by itself."""
+    clf = SGDClassifier(random_state=0, policy=policy)
     with clf.stream(client=Client.current(), classes=[0, 1]) as stream:
         for start in range(0, len(X), 200):
             stream.learn(X[start : start + 200], Y[start : start + 200])
@@ -102,19 +133,25 @@ SUBJECTS: dict[str, tuple[Any, float]] = {
         lambda: probabilities(HistGradientBoostingClassifier(max_iter=8, random_state=0)),
         0.0,
     ),
-    "network": (
-        lambda: probabilities(
-            MLPClassifier(
-                (8,), max_iter=3, tol=None, random_state=0,
-                run=Run(n_lanes=LANES, deterministic=True),
-            )
-        ),
+    "forest": (
+        lambda: probabilities(RandomForestClassifier(6, max_depth=4, random_state=0)),
         0.0,
     ),
+    "network": (lambda: probabilities(network()), 0.0),
+    # Hosts hold neighbouring layers; from four hosts on, several pipelines sum their gradients.
+    "stages": (
+        lambda: probabilities(network(hidden_layer_sizes=(8, 6), pipeline=Pipeline(2, 2))),
+        0.0,
+    ),
+    "ranges": (large, 1e-6),
+    "search": (searched, 0.0),
+    "clusters": (lambda: KMeans(3, random_state=0).fit(rows()[0]).cluster_centers_, 1e-9),
     "statistics": (lambda: PCA(3).fit(rows()[0]).explained_variance_, 1e-10),
     "keys": (ratings, 1e-4),
+    "graph": (ranks, 1e-9),
     "stream": (streamed, 0.5),
-}  # fmt: skip
+    "stream of each by itself": (lambda: streamed("average"), 0.5),
+}
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +163,28 @@ def one_host() -> dict[str, Any]:
         return {name: fit() for name, (fit, _) in SUBJECTS.items()}
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (4, 1), (8, 1), (2, 2)], ids="{0[0]}x{0[1]}".format)
-def hosts(request: pytest.FixtureRequest, one_host: Any) -> Iterator[Client]:
+#: Hosts, workers on each, and by how many seconds their wall clocks are ahead of the scheduler's.
+SIZES = {
+    "2x1": (2, 1, (0.0,)),
+    "4x1": (4, 1, (0.0,)),
+    "8x1": (8, 1, (0.0,)),
+    "2x2": (2, 2, (0.0,)),
+    "clocks apart": (2, 1, (3_600.0, -86_400.0)),
+}
+
+
+@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES)
+def hosts(
+    request: pytest.FixtureRequest, one_host: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     """A cluster of some hosts, with some workers on each."""
-    n_hosts, per_host = request.param
-    with HostNetwork(n_hosts) as network, HostCluster(network, per_host) as client:
-        yield client
+    n_hosts, per_host, ahead = request.param
+    clocks = HostClocks(tmp_path_factory.mktemp("clocks"))
+    with HostNetwork(n_hosts) as network:
+        for host, seconds in zip(network.hosts, cycle(ahead), strict=False):
+            clocks.put_ahead(host, seconds)
+        with HostCluster(network, per_host, clocks.environ) as client:
+            yield client
 
 
 @pytest.mark.parametrize("name", list(SUBJECTS))

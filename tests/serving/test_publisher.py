@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,19 @@ def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list_version_names(tmp_path, "m") == ["3"]
     assert fresh.exists()
     assert not left.exists()
+
+
+def test_a_file_server_has_a_clock_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another host is just writing is not old, whatever this host's clock says."""
+    publish(MODEL, tmp_path, "m")
+    fresh = tmp_path / "m" / f".{'1' * 32}.new"
+    fresh.mkdir()
+    ahead = time.time() + 2 * 86_400
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert prune_versions(tmp_path, "m", 1) == []
+    assert [path.name for path in (tmp_path / "m").glob(".*")] == [fresh.name]
 
 
 @pytest.mark.parametrize(

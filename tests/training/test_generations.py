@@ -307,7 +307,8 @@ class _Clock:
         self.now = 100.0
         self.workers: dict[str, dict[str, Any]] = {}
         monkeypatch.setattr(membership, "list_workers", lambda client: self.workers)
-        monkeypatch.setattr(membership.time, "monotonic", lambda: self.now)
+        for clock in ("monotonic", "time"):
+            monkeypatch.setattr(membership.time, clock, lambda: self.now)
 
     def beat(self, *addresses: str, seconds: float = 0.5, status: str = "running") -> None:
         self.now += seconds

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Set
 from typing import Any
 
-from daskml_dist.dask_internals.cluster import evict_worker, list_workers
+from daskml_dist.dask_internals.cluster import (
+    evict_worker,
+    list_workers,
+    renew_client_timers,
+    renew_scheduler_timers,
+    renew_timers,
+)
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.spec import configured_lease
@@ -27,6 +34,8 @@ _SUSPECTED_LEASE = 1.0
 _SUSPICION_SECONDS = 4.0
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
+#: Seconds by which a wall clock must go back for timers to be restarted: less only delays them.
+_SET_BACK = 1.0
 
 
 class Membership:
@@ -34,8 +43,10 @@ class Membership:
 
     A process that is stopped, or that nobody can reach, stays on the scheduler's list for
     minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is
-    called silent. Only the times at which heartbeats were seen to change count here, so clocks
-    of different machines are never compared.
+    called silent. Only the times at which heartbeats were seen to change count here, by a clock
+    that nobody sets, so clocks of different machines are never compared. Dask's own timers go by
+    the wall clock: where it was set back they are restarted, else a worker would send no heartbeat
+    for as long.
 
     Parameters
     ----------
@@ -50,6 +61,8 @@ class Membership:
         self._lease = lease or configured_lease()
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
+        #: Wall clock less the monotonic one, as of the last roll call.
+        self._wall_clock = -math.inf
         self._suspected_at = -1e9
         self._at_work: set[str] = set()
         #: Threads of each worker that may take a part.
@@ -75,11 +88,16 @@ class Membership:
         if now - self._last_call > _GAP:
             self._seen.clear()
         self._last_call = now
+        before, self._wall_clock = self._wall_clock, time.time() - now
+        if self._wall_clock < before - _SET_BACK:
+            renew_client_timers(self._client)
         for address, worker in workers.items():
-            beat, _ = self._seen.get(address, (None, now))
+            beat, _ = self._seen.get(address, (-math.inf, now))
             # Only changes of the heartbeat are timed, by the client's own clock.
             if worker["last_seen"] != beat:
                 self._seen[address] = worker["last_seen"], now
+            if worker["last_seen"] < beat - _SET_BACK:  # by the scheduler's clock
+                renew_scheduler_timers(self._client)
         self._outcast &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
@@ -138,8 +156,9 @@ class Membership:
         silent = self.find_silent(addresses)
         if not silent:
             return []
-        # Busy event loops beat late; a direct question settles it.
-        answers = call_workers(self._client, _answer_true, dict.fromkeys(silent, ()), _CONFIRM)
+        # Busy event loops beat late, and those whose clock was set back not at all; a direct
+        # question settles it.
+        answers = call_workers(self._client, _renew_and_answer, dict.fromkeys(silent, ()), _CONFIRM)
         stopped = [address for address in silent if address not in answers]
         for address in stopped:
             self.count_as_gone(address)
@@ -199,6 +218,6 @@ def ignore_event(*told: Any) -> None:
     """Do nothing, as a listener."""
 
 
-def _answer_true() -> bool:
-    """Return True, on a worker that still answers."""
-    return True
+def _renew_and_answer(dask_worker: Any) -> int:
+    """Restart timers that wait for a clock that was set back, on a worker that still answers."""
+    return renew_timers(dask_worker)
