@@ -272,8 +272,8 @@ def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDA
 _LabelCounts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 #: Labels in so small a range are counted one by one rather than sorted.
 _MAX_COUNTED_LABELS = 16
-#: Labels that are counted and encoded at once (256 KiB of int64, which a core's cache holds).
-_COUNTED_AT_ONCE = 1 << 15
+#: Bytes of the labels that are counted and encoded at once (256 KiB): a core's cache holds them.
+_TILE_BYTES = 1 << 18
 #: Targets of a sample, which tells roughly where most of them lie.
 _SAMPLE_ROWS = 128
 #: Labels that every type here holds exactly.
@@ -479,7 +479,7 @@ def _list_neighbours(low: float, high: float) -> NDArray[np.int64] | None:
 def _count_by_tiles(y: NDArray[Any]) -> _LabelCounts | None:
     """Count labels without weights, in tiles that a processor's cache holds: y is read once."""
     counts: dict[int, int] = {}
-    for rows in row_slices(len(y), _COUNTED_AT_ONCE):
+    for rows in row_slices(len(y), _TILE_BYTES // y.itemsize):
         tile = y[rows]
         labels = _list_neighbours(tile.min().item(), tile.max().item())
         if labels is None:
@@ -537,7 +537,7 @@ def encode_small(block: Block, classes: NDArray[Any] | None) -> Any | None:
     if not is_host(y):
         return _count_classes_reached(y, classes)
     codes = np.empty(len(y), np.uint8)
-    for rows in row_slices(len(y), _COUNTED_AT_ONCE):
+    for rows in row_slices(len(y), _TILE_BYTES // y.itemsize):
         codes[rows] = _count_classes_reached(y[rows], classes)
     return codes
 

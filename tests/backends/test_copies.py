@@ -65,6 +65,22 @@ def test_what_blocks_share_is_moved_once(backend: Backend) -> None:
 
 
 @pytest.mark.gpu
+def test_small_arrays_arrive_behind_queued_work() -> None:
+    """Of more bytes than the ring has, so that its parts are used again."""
+    backend: Any = get_backend("gpu")
+    work = backend.to_device(np.ones((2000, 2000)))
+    sent = []
+    for k in range(600):
+        if k % 50 == 0:
+            work = work @ work / 2000
+        part = np.arange(k, k + 1000, dtype=np.int64)
+        sent.append((k, backend.send_small([part.view(np.uint8)])))
+    for k, there in sent:
+        expected = np.arange(k, k + 1000)
+        np.testing.assert_array_equal(backend.to_numpy(there).view(np.int64), expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_large_arrays_there_and_back(dtype: str) -> None:
     """While the device still works on what the memory held before."""

@@ -98,7 +98,7 @@ def test_a_label_that_is_not_finite_is_named_by_its_row(monkeypatch: pytest.Monk
 
 def test_labels_are_counted_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which each may hold others."""
-    monkeypatch.setattr(blocks, "_COUNTED_AT_ONCE", 16)
+    monkeypatch.setattr(blocks, "_TILE_BYTES", 128)
     for y, _ in LABELS.values():
         for order in (y, np.sort(y)):
             expected = np.unique(order, return_counts=True)
@@ -123,3 +123,23 @@ def test_many_labels_in_memory_stay_on_the_device(monkeypatch: pytest.MonkeyPatc
     assert isinstance(take(LinearRegression(), there, y), np.ndarray)
     collection = LogisticRegression()._make_collection(X, y, None, reset=True)
     assert isinstance(collection.block_maker(0, *collection.parts[0]).target, np.ndarray)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["bools", "whole", "bytes", "unsigned", "signs", "gaps", "halves"])
+def test_a_fit_on_a_gpu_takes_labels_from_either_side(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same coefficients to the bit: kernels see the same targets."""
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(base, "MAX_CHECKED_LABELS", N - 1)
+    y = LABELS[kind][0]
+    if kind in ("gaps", "halves"):
+        y = y.astype(np.float64) * 2  # whole, or scikit-learn would call the target continuous
+    fits = [
+        LogisticRegression(device="gpu").fit(cupy.asarray(X), target)
+        for target in (y, cupy.asarray(y))
+    ]
+    assert fits[0].classes_.dtype == fits[1].classes_.dtype == y.dtype
+    np.testing.assert_array_equal(fits[0].classes_, fits[1].classes_)
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
