@@ -1,7 +1,8 @@
 """Several hosts, which network namespaces stand for: policies, all-reduces, silence, many workers.
 
-``DASKML_DIST_HOSTS=policies,simulated,sums,silence,many`` names the tables to make. They need root,
-for the namespaces, except that of many workers; what is not there is said instead of a table.
+``DASKML_DIST_HOSTS=policies,loss,simulated,sums,silence,many`` names the tables to make. They
+need root, for the namespaces, except that of many workers; what is not there is said instead of a
+table.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ from daskml_dist.policies import (
 HOW = "`python -m benchmarks hosts`"
 #: What hosts are joined by: the last one's delay makes 20 ms there and back.
 NETWORKS = [Cable(10e9), Cable(1e9), Cable(1e8), Cable(1e9, delay=0.005)]
+#: The same cable without and with loss; both pass a process, which takes time, too.
+LOSSES = [Cable(1e9, delay=1e-4), Cable(1e9, delay=1e-4, loss=0.01)]
+LOSS_TRIES = 3
 #: Hosts of the tables of policies and of silence.
 HOSTS = 4
 #: Rows, features and passes of the linear model (400 bytes of parameters), and of the network
@@ -63,9 +67,12 @@ MANY = [4, 8, 16, 32]
 
 def run(tiny: bool = False) -> str:
     """Return the tables; each is printed to standard error once it is there."""
-    asked = os.environ.get("DASKML_DIST_HOSTS", "policies,simulated,sums,silence,many").split(",")
+    asked = os.environ.get("DASKML_DIST_HOSTS", "policies,loss,simulated,sums,silence,many").split(
+        ","
+    )
     makers = {
         "policies": _policies,
+        "loss": _loss,
         "simulated": _simulated,
         "sums": _sums,
         "silence": _silence,
@@ -154,6 +161,61 @@ def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> st
         f"{subject.batch} rows a lane): {HOW}"
     )
     return markdown(title, columns, table)
+
+
+# -- packets that are lost -------------------------------------------------------------------------
+
+
+def _loss(tiny: bool) -> Iterator[str]:
+    """Seconds of fits of both models under each policy, with lost packets and without."""
+    names = ["sync"] if tiny else list(POLICIES)
+    for subject in [_Subject("linear", 2_000, 10, 1, 256)] if tiny else [_LINEAR, _NETWORK]:
+        seconds = {cable: _seconds_of_fits(subject, cable, names) for cable in LOSSES}
+        rows = []
+        for name in names:
+            without, with_loss = ([s for s, _ in seconds[cable][name]] for cable in LOSSES)
+            false_alarms = sum(events for cable in LOSSES for _, events in seconds[cable][name])
+            rows.append(
+                [
+                    name,
+                    f"{statistics.median(without):.2f}",
+                    f"{statistics.median(with_loss):.2f}",
+                    f"{min(with_loss):.2f} to {max(with_loss):.2f}",
+                    f"{statistics.median(with_loss) / statistics.median(without):.1f}",
+                    str(false_alarms),
+                ]
+            )
+        columns = [
+            "policy",
+            "no loss, seconds",
+            "1 % lost, seconds",
+            "from, to",
+            "times",
+            "hosts taken for lost",
+        ]
+        title = (
+            f"Fits of a {subject.name} model on {HOSTS} hosts at 1 Gbit/s whose cables lose one "
+            f"frame in a hundred, medians of {LOSS_TRIES}: {HOW}"
+        )
+        yield markdown(title, columns, rows)
+
+
+def _seconds_of_fits(
+    subject: _Subject, cable: Cable, names: list[str]
+) -> dict[str, list[tuple[float, int]]]:
+    """Seconds of some fits under each policy, and how many generations a fit began anew."""
+    rows = logistic_rows(subject.rows, subject.features)
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    with HostNetwork(HOSTS, cable) as network, HostCluster(network) as client:
+        X, y = (persisted(part, 2 * HOSTS) for part in rows)
+        subject.fit(X, y, "allreduce")  # workers import and compile
+        for name in names * LOSS_TRIES:
+            start = time.perf_counter()
+            model = subject.fit(X, y, name)
+            taken = time.perf_counter() - start
+            found[name].append((taken, len(model.history_.extra.get("generations", ()))))
+        del X, y, client
+    return found
 
 
 # -- the simulator beside what was measured --------------------------------------------------------
