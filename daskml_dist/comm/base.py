@@ -72,6 +72,10 @@ RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how i
 CHECK_SECONDS = 0.2
 
 
+#: Silences of a connection after which it breaks by itself; by then the client has long been told.
+SILENCES_TO_BREAK = 10.0
+
+
 @dataclass(frozen=True)
 class ConnectionSettings:
     """Behaviour of the connections between the processes of a fit.
@@ -81,11 +85,15 @@ class ConnectionSettings:
     shared_memory : bool
         Whether processes of one host may talk through memory that they share.
     silence : float
-        Seconds after which a connection breaks whose other side's kernel acknowledges nothing.
+        Seconds after which it is told that the other side's kernel acknowledges nothing.
+    broken_after : float
+        Silences after which the connection breaks. The first one has the client ask the workers,
+        which is what finds a host that is gone: a network that only falters breaks nothing.
     """
 
     shared_memory: bool = True
-    silence: float = 1.2
+    silence: float = 1.0
+    broken_after: float = SILENCES_TO_BREAK
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.base import CHECK_SECONDS, WaitBound
+from daskml_dist.comm.base import (
+    CHECK_SECONDS,
+    SILENCES_TO_BREAK,
+    ConnectionSettings,
+    WaitBound,
+)
 from daskml_dist.comm.shared_memory import (
     TOKEN_BYTES,
     WORDS_PER_LINE,
@@ -105,7 +110,7 @@ class Outbox:
         if self._wait is None:
             self._sock.sendall(buffer)
             return
-        rest, since = memoryview(buffer), time.monotonic()
+        rest, since, silent = memoryview(buffer), time.monotonic(), False
         while rest:
             try:
                 rest = rest[self._sock.send(rest) :]
@@ -114,6 +119,8 @@ class Outbox:
                     raise
                 # The other side does not read: perhaps it is stopped, and replaced meanwhile.
                 self._wait.check(since, "the other side of a connection")
+                if not silent and (silent := _is_silent(self._sock)):
+                    self._wait.on_silence()
 
     def close(self) -> None:
         """Close the socket; the other side reads an end of file."""
@@ -204,27 +211,29 @@ def _make_lost_error(doing: str, error: OSError) -> CommunicationError:
     return kind(describe_lost_connection(doing, error))
 
 
-def tune_socket(sock: socket.socket, silence: float) -> None:
-    """Send small frames at once, and notice within `silence` seconds that a host has fallen silent.
+def tune_socket(sock: socket.socket, settings: ConnectionSettings) -> None:
+    """Send small frames at once, and notice a host that has fallen silent.
 
     A host that lost its power or its cable closes nothing. But the kernel of a living one
-    acknowledges what comes, however busy or stopped its processes are. So a connection breaks where
-    no acknowledgement comes: neither of what was sent (TCP's user timeout, RFC 5482) nor, where
-    nothing travels, of probes (keepalive, RFC 1122), whose clock has whole seconds.
+    acknowledges what comes, however busy or stopped its processes are. So a connection counts as
+    silent, and breaks in the end, where no acknowledgement comes: neither of what was sent (TCP's
+    user timeout, RFC 5482) nor, where nothing travels, of probes (keepalive, RFC 1122), whose clock
+    has whole seconds.
     """
+    broken_after = settings.silence * settings.broken_after
     # Nothing is waited for to fill a packet (Nagle's algorithm).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, others wait for Dask's heartbeats
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence * 1e3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(broken_after * 1e3))
 
 
 def _is_silent(sock: socket.socket) -> bool:
     """Return whether a probe, or what was sent again, has had no acknowledgement for too long.
 
-    It comes up to a second before the connection breaks, but one lost packet may be the cause.
+    It comes long before the connection breaks, but one lost packet may be the cause.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -232,7 +241,8 @@ def _is_silent(sock: socket.socket) -> bool:
     except (AttributeError, OSError):  # not Linux, or closed already
         return False
     retransmits, probes, since_data, since_acknowledged = _TCP_INFO.unpack(info)
-    return bool(retransmits or probes) and min(since_data, since_acknowledged) > allowed
+    silence = allowed / SILENCES_TO_BREAK
+    return bool(retransmits or probes) and min(since_data, since_acknowledged) > silence
 
 
 def close_socket(sock: socket.socket) -> None:

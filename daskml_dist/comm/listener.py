@@ -273,7 +273,7 @@ class Listener:
     def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
         """Pass the handshake; return the role, name and channel of a caller that proved itself."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
-        tune_socket(guest.sock, credentials.settings.silence)
+        tune_socket(guest.sock, credentials.settings)
         if credentials.listen is not None:
             with self._changed:  # which also closes guests
                 guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
@@ -365,7 +365,7 @@ class _ListenerCall:
         with self._reaching():
             address = endpoint.host, endpoint.port
             self._sock = sock = socket.create_connection(address, timeout=credentials.patience)
-            tune_socket(sock, credentials.settings.silence)
+            tune_socket(sock, credentials.settings)
             if credentials.connect is not None:
                 self._sock = sock = wrap_in_tls(sock, credentials.connect, host=endpoint.host)
                 do_tls_handshake(sock, self._deadline)

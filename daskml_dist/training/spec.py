@@ -637,9 +637,9 @@ class KeyedWork(SolverWork):
     loop = "keyed"
 
 
-#: Share of `daskml_dist.lease` after which a connection without acknowledgements breaks. Of the
-#: lease of 3 s, 1.2 s, in which Linux sends a packet four times (after .2, .6 and 1.2 s again).
-_SILENCE_SHARE = 0.4
+#: Share of `daskml_dist.lease` after which a connection without acknowledgements counts as silent:
+#: of the lease of 3 s one, in which Linux sends a packet three times (after 0.2 and 0.6 s again).
+_SILENCE_SHARE = 1 / 3
 
 
 def configured_lease() -> float:

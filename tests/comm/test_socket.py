@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.base import Endpoint, WaitBound
+from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.channels import Inbox, Outbox, tune_socket
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
@@ -120,9 +120,9 @@ def test_connections_are_probed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-    tune_socket(sock, 0.05)
+    tune_socket(sock, ConnectionSettings(silence=0.05))
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 50
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 500
     wait = WaitBound(0.5, on_silence=lambda: told.append(True))
     with pytest.raises(WaitTimeoutError):
         Inbox(sock, wait).read_into(memoryview(bytearray(8)))

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -393,7 +394,9 @@ class LaneHost:
         self._early: dict[int, tuple[list[Step], Future[Any]]] = {}
         self._next_call = 0
         wait = WaitBound(fit.run.timeout, lambda: bool(tasks.ended))
-        credentials = credentials_of(worker, spec.secret, fit.run.connections)
+        # Nobody watches a stream between its calls: the first silence breaks its connections.
+        settings = replace(fit.run.connections, broken_after=1.0)
+        credentials = credentials_of(worker, spec.secret, settings)
         trainer = _LaneTrainer(fit, spec, wait, credentials, find_reachable_host(worker))
         trainer.tasks, trainer.first = tasks, first
         # The scheduler drops the actor when its client goes away. The thread holds no reference to

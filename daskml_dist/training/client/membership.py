@@ -177,11 +177,15 @@ class Membership:
         """Return the seconds of silence after which a worker counts as stopped."""
         # A silent host is told of by those that it acknowledges nothing to: then two missing
         # heartbeats are enough to ask a worker.
-        is_suspected = time.monotonic() - self._suspected_at < _SUSPICION_SECONDS
-        lease = min(self._lease, _SUSPECTED_LEASE) if is_suspected else self._lease
+        lease = min(self._lease, _SUSPECTED_LEASE) if self.has_suspicion else self._lease
         # Dask beats less often on large clusters.
         lease = max(lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
+
+    @property
+    def has_suspicion(self) -> bool:
+        """Return whether some host was said to be silent a moment ago; in any thread."""
+        return time.monotonic() - self._suspected_at < _SUSPICION_SECONDS
 
     def note_work_begun(self, address: str) -> None:
         """Note that a worker has begun its part: from now on silence means a loss."""

@@ -98,7 +98,8 @@ class Reasons:
         # Taken at once; new ones may arrive in another thread.
         alarms, self._alarms = self._alarms, []
         if not alarms:
-            return None
+            # Heartbeats that were in time when a silence was told of may be missing by now.
+            return self._find_stopped_worker() if self._membership.has_suspicion else None
         self._garbled = next((a.message for a in alarms if a.garbled), self._garbled)
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
