@@ -2,18 +2,22 @@
 
 ``DASKML_DIST_HOSTS=policies,loss,simulated,sums,silence,many`` names the tables to make. They
 need root, for the namespaces, except that of many workers; what is not there is said instead of a
-table.
+table. Asked for by name alone is ``load``: ``DASKML_DIST_LOAD_SECONDS`` (3,600) of fits beside
+``DASKML_DIST_LOAD`` (8) busy processes, in which no host may be taken for lost.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +32,7 @@ from distributed.utils import get_mp_context
 from benchmarks._common import logistic_rows, markdown, persisted
 from benchmarks._host_ranks import all_hosts, mpi_on_hosts
 from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
-from benchmarks._strikes import victims_of
+from benchmarks._strikes import Until, victims_of
 from benchmarks.simulate import steps_per_second
 from benchmarks.simulator.costs import measure
 from daskml_dist.linear_model import SGDClassifier
@@ -76,6 +80,7 @@ def run(tiny: bool = False) -> str:
         "simulated": _simulated,
         "sums": _sums,
         "silence": _silence,
+        "load": _load,
         "many": _many,
     }
     problem, tables = network_problem(), []
@@ -448,6 +453,43 @@ def _silence_row(name: str, fault: _Fault, found: list[_Strike]) -> list[str]:
         f"{statistics.median(went_on):.2f}" if went_on else "",
         f"{statistics.median(again):g}" if again else "",
     ]
+
+
+# -- busy hosts, none of which is lost ------------------------------------------------------------
+
+
+def _load(tiny: bool) -> Iterator[str]:
+    """How often a living host is taken for lost while other processes want the cores, too."""
+    seconds = 5.0 if tiny else float(os.environ.get("DASKML_DIST_LOAD_SECONDS", "3600"))
+    n_busy = int(os.environ.get("DASKML_DIST_LOAD", "8"))
+    X, y = (da.from_array(part, chunks=len(part) // 8) for part in logistic_rows(20_000, 50))
+    passes, false_alarms = Counter[str](), Counter[str]()
+    loads = []
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n_busy)]
+    try:
+        with HostNetwork(HOSTS) as network, HostCluster(network):
+            begun = time.monotonic()
+            # Policies in turn, until the time is up.
+            for name in itertools.cycle(POLICIES):
+                if (left := seconds - (time.monotonic() - begun)) < 0:
+                    break
+                model = SGDClassifier(
+                    policy=name, max_iter=10**6, tol=None, batch_size=64, random_state=0,
+                    callbacks=[Until(min(left, seconds / 28))],
+                ).fit(X, y)  # fmt: skip
+                passes[name] += len(model.history_.records)
+                false_alarms[name] += len(model.history_.extra.get("generations", ()))
+                loads.append(psutil.getloadavg()[0])
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    rows = [[name, str(passes[name]), str(false_alarms[name])] for name in passes]
+    title = (
+        f"Fits on {HOSTS} living hosts for {seconds:,.0f} s, load average {min(loads):.1f} to "
+        f"{max(loads):.1f}: {HOW}"
+    )
+    yield markdown(title, ["policy", "passes", "hosts taken for lost"], rows)
 
 
 # -- many workers ----------------------------------------------------------------------------------
