@@ -69,9 +69,7 @@ def rows() -> tuple[Any, Any]:
 
 def trees() -> HistGradientBoostingClassifier:
     """Trees whose bins do not fit in the memory that the fit may take."""
-    return HistGradientBoostingClassifier(
-        max_iter=3, random_state=0, run=Run(memory_budget=BUDGET)
-    )
+    return HistGradientBoostingClassifier(max_iter=3, random_state=0, run=Run(memory_budget=BUDGET))
 
 
 def test_bins_that_have_no_room(
@@ -81,7 +79,7 @@ def test_bins_that_have_no_room(
     client, folders = small_disks
     full = list(folders.values())[1]
     ballast = fill(full)
-    with pytest.raises(TrainingError, match="has no room for .*temporary-directory") as caught:
+    with pytest.raises(TrainingError, match=r"has no room for .*temporary-directory") as caught:
         trees().fit(*rows())
     assert str(full) in str(caught.value)
     assert_clean(client)
