@@ -208,7 +208,7 @@ def _loss(tiny: bool) -> Iterator[str]:
 def _seconds_of_fits(
     subject: _Subject, cable: Cable, names: list[str]
 ) -> dict[str, list[tuple[float, int]]]:
-    """Seconds of some fits under each policy, and how many generations a fit began anew."""
+    """Seconds of some fits under each policy, and how many hosts each has taken for lost."""
     rows = logistic_rows(subject.rows, subject.features)
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     with HostNetwork(HOSTS, cable) as network, HostCluster(network) as client:
@@ -217,10 +217,18 @@ def _seconds_of_fits(
         for name in names * LOSS_TRIES:
             start = time.perf_counter()
             model = subject.fit(X, y, name)
-            taken = time.perf_counter() - start
-            found[name].append((taken, len(model.history_.extra.get("generations", ()))))
+            found[name].append((time.perf_counter() - start, len(_losses(model))))
         del X, y, client
     return found
+
+
+def _losses(model: Any) -> list[str]:
+    """Return why generations of a fit began, but for lanes that moved from slow workers."""
+    reasons = [str(event["reason"]) for event in model.history_.extra.get("generations", ())]
+    losses = [reason for reason in reasons if "slow" not in reason]
+    for reason in losses:
+        print(reason, file=sys.stderr, flush=True)
+    return losses
 
 
 # -- the simulator beside what was measured --------------------------------------------------------
@@ -478,7 +486,7 @@ def _load(tiny: bool) -> Iterator[str]:
                     callbacks=[Until(min(left, seconds / 28))],
                 ).fit(X, y)  # fmt: skip
                 passes[name] += len(model.history_.records)
-                false_alarms[name] += len(model.history_.extra.get("generations", ()))
+                false_alarms[name] += len(_losses(model))
                 loads.append(psutil.getloadavg()[0])
     finally:
         for process in busy:
