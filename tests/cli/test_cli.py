@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,27 @@ FRAME = pd.DataFrame(X, columns=["age", "pay", "days"]).assign(
 )
 
 
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the same rows in each kind of file; it is the current one."""
-    monkeypatch.chdir(tmp_path)
-    FRAME.to_parquet("rows.parquet")
-    FRAME.to_csv("rows.csv", index=False)
-    (tmp_path / "parts").mkdir()
-    FRAME[:60].to_parquet("parts/0.parquet")
-    FRAME[60:].to_parquet("parts/1.parquet")
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same rows in each kind of file."""
+    folder = tmp_path_factory.mktemp("rows")
+    FRAME.to_parquet(folder / "rows.parquet")
+    FRAME.to_csv(folder / "rows.csv", index=False)
+    (folder / "parts").mkdir()
+    FRAME[:60].to_parquet(folder / "parts/0.parquet")
+    FRAME[60:].to_parquet(folder / "parts/1.parquet")
     y = (X[:, 0] > 0).astype(float)
-    np.save("rows.npy", np.column_stack([X, y]))
-    np.savez("rows.npz", X=X, label=y)
-    dump_svmlight_file(X, y, "rows.svm", zero_based=False)
-    dump_svmlight_file(X, y, "zero.svm", zero_based=True)
+    np.save(folder / "rows.npy", np.column_stack([X, y]))
+    np.savez(folder / "rows.npz", X=X, label=y)
+    dump_svmlight_file(X, y, str(folder / "rows.svm"), zero_based=False)
+    dump_svmlight_file(X, y, str(folder / "zero.svm"), zero_based=True)
+    return folder
+
+
+@pytest.fixture
+def rows(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of these files of the test's own, which is the current folder."""
+    monkeypatch.chdir(shutil.copytree(files, tmp_path, dirs_exist_ok=True))
     return tmp_path
 
 
@@ -149,16 +156,14 @@ def test_model_files(rows: Path, suffix: str, capsys: pytest.CaptureFixture[str]
     np.testing.assert_array_equal(daskml_dist.load(f"m{suffix}").coef_, same.coef_)
 
 
-def test_on_a_cluster(
-    rows: Path, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("bad_rows")
+def test_on_a_cluster(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--estimator", "LogisticRegression", "--features", "age,pay"]
     where = ["--scheduler", cluster.scheduler_address]
     assert main(["fit", "parts", "--target", "label", *options, *where]) == 0
     told = capsys.readouterr().out
     assert "2 features" in told
     assert "test 0.9" in told or "test 1.0" in told
-    _write_bad_files()
     assert main(["fit", "gaps.csv", "--target", "label", *where]) == 1
     assert "'pay', number 1, both counted from 0)" in (told := capsys.readouterr().err)
     assert "--drop-missing leaves such rows out" in told
@@ -171,33 +176,44 @@ def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[
     assert "4 passes in" in capsys.readouterr().out
 
 
-def _write_bad_files() -> None:
+@pytest.fixture(scope="module")
+def bad_files(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files that cannot be used, or not as they are."""
+    folder = tmp_path_factory.mktemp("bad")
     for name in ("empty.csv", "empty.parquet"):
-        Path(name).touch()
-    Path("late.csv").write_text("age,label\n" + "1,0\n" * 2_000 + "x,1\n")
-    Path("ragged.csv").write_text("age,label\n1,0\n1,2,3,4\n")
-    Path("bytes.csv").write_bytes(b"\xf0\x28\x8c\x28")
-    Path("semicolons.csv").write_text("age;label\n1,5;0\n2;1\n")
-    Path("tabs.csv").write_text("age\tlabel\n1\t0\n")
-    Path("several").mkdir()
-    FRAME.to_csv("several/1.csv", index=False)
-    FRAME.to_csv("several/2.csv", index=False, sep="|")
-    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    Path("cut.npz").write_bytes(Path("rows.npz").read_bytes()[:200])
-    FRAME[:0].to_csv("header.csv", index=False)
-    FRAME[:0].to_parquet("none.parquet")
-    FRAME[:1].to_parquet("one.parquet")
-    FRAME.drop(columns="days").to_parquet("narrow.parquet")
-    FRAME.assign(pay=FRAME.pay.where(FRAME.index != 7)).to_csv("gaps.csv", index=False)
-    np.save("gaps.npy", np.array([[0, 1], [np.nan, 2], [np.nan, np.nan], [1, 3]]))
-    Path("parts.pkl").mkdir()
-    Path("ragged.csv.svm").write_text("1 2:x\n")
-    Path("bad.pkl").write_bytes(b"no pickle")
-    joblib.dump({}, "none.pkl")
+        (folder / name).touch()
+    (folder / "late.csv").write_text("age,label\n" + "1,0\n" * 2_000 + "x,1\n")
+    (folder / "ragged.csv").write_text("age,label\n1,0\n1,2,3,4\n")
+    (folder / "bytes.csv").write_bytes(b"\xf0\x28\x8c\x28")
+    (folder / "semicolons.csv").write_text("age;label\n1,5;0\n2;1\n")
+    (folder / "tabs.csv").write_text("age\tlabel\n1\t0\n")
+    (folder / "several").mkdir()
+    FRAME.to_csv(folder / "several/1.csv", index=False)
+    FRAME.to_csv(folder / "several/2.csv", index=False, sep="|")
+    np.save(folder / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (folder / "cut.npz").write_bytes((files / "rows.npz").read_bytes()[:200])
+    FRAME[:0].to_csv(folder / "header.csv", index=False)
+    FRAME[:0].to_parquet(folder / "none.parquet")
+    FRAME[:1].to_parquet(folder / "one.parquet")
+    FRAME.drop(columns="days").to_parquet(folder / "narrow.parquet")
+    FRAME.assign(pay=FRAME.pay.where(FRAME.index != 7)).to_csv(folder / "gaps.csv", index=False)
+    np.save(folder / "gaps.npy", np.array([[0, 1], [np.nan, 2], [np.nan, np.nan], [1, 3]]))
+    (folder / "parts.pkl").mkdir()
+    (folder / "ragged.csv.svm").write_text("1 2:x\n")
+    (folder / "bad.pkl").write_bytes(b"no pickle")
+    joblib.dump({}, folder / "none.pkl")
     model = SGDClassifier(loss="hinge", max_iter=1, tol=None)
-    joblib.dump(model.fit(FRAME[["age", "pay", "days"]], FRAME["label"]), "model.pkl")
+    joblib.dump(model.fit(FRAME[["age", "pay", "days"]], FRAME["label"]), folder / "model.pkl")
+    return folder
 
 
+@pytest.fixture
+def bad_rows(rows: Path, bad_files: Path) -> None:
+    """Copies of the bad files beside the others, in the current folder."""
+    shutil.copytree(bad_files, rows, dirs_exist_ok=True)
+
+
+@pytest.mark.usefixtures("bad_rows")
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -263,9 +279,8 @@ def _write_bad_files() -> None:
     ],
 )  # fmt: skip
 def test_mistakes(
-    rows: Path, arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _write_bad_files()
     try:
         found = main(arguments)
     except SystemExit as error:
