@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from daskml_dist.comm.base import WaitBound
-from tests.comm.ranks import Ranks, host_number
+from tests.comm.ranks import PATIENCE, Ranks, host_number
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
     def make(
         *allowed: bool, wait: WaitBound | None = None, hosts: list[int] | None = None
     ) -> Ranks:
-        made.append(Ranks(list(allowed), wait or WaitBound(20), hosts))
+        made.append(Ranks(list(allowed), wait or WaitBound(PATIENCE), hosts))
         return made[-1]
 
     yield make

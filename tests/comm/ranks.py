@@ -12,8 +12,10 @@ from daskml_dist.comm.choosing_communicators import choose_communicator
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 
-__all__ = ["Ranks", "host_number"]
+__all__ = ["PATIENCE", "Ranks", "host_number"]
 
+#: Seconds that ranks wait for each other: while one compiles on a busy machine, many pass.
+PATIENCE = 200.0
 _HOST, _SECRET = "127.0.0.1", b"s" * 32
 _here = threading.local()
 
@@ -28,7 +30,7 @@ class Ranks:
     """Some ranks, each in a thread of its own."""
 
     def __init__(self, allowed: list[bool], wait: WaitBound, hosts: list[int] | None) -> None:
-        credentials = Credentials(_SECRET)
+        credentials = Credentials(_SECRET, patience=PATIENCE)
         listeners = [PeerListener(_HOST, credentials) for _ in allowed]
         endpoints = [listener.endpoint for listener in listeners]
         self._pool = ThreadPoolExecutor(len(allowed))

@@ -20,7 +20,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
-from tests.comm.ranks import Ranks
+from tests.comm.ranks import PATIENCE, Ranks
 from tests.rules import one_group
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
@@ -142,7 +142,7 @@ def test_a_rank_that_is_gone_ends_the_loop_of_the_others(ranks: Callable[..., Ra
 
 def test_a_new_generation_ends_the_loop(ranks: Callable[..., Ranks]) -> None:
     renewed: list[bool] = []
-    some = ranks(True, True, wait=WaitBound(20, is_renewed=lambda: bool(renewed)))
+    some = ranks(True, True, wait=WaitBound(PATIENCE, is_renewed=lambda: bool(renewed)))
     ends = some.each(lambda group: _alone(group, lambda: renewed.append(True)))
     assert ends[0] in ((2, GenerationError), (2, CommunicationError))
 

@@ -15,7 +15,7 @@ from daskml_dist.comm.choosing_communicators import SharedGroup, TwoLevelGroup
 from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
-from tests.comm.ranks import Ranks
+from tests.comm.ranks import PATIENCE, Ranks
 from tests.quick import in_turn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
@@ -182,7 +182,7 @@ def test_waits_end_as_their_bound_says(
 ) -> None:
     over = threading.Event()
     named = (RunAbortedError, "is_aborted") if shared else (GenerationError, "is_renewed")
-    some = ranks(shared, shared, wait=WaitBound(20, **{named[1]: over.is_set}))
+    some = ranks(shared, shared, wait=WaitBound(PATIENCE, **{named[1]: over.is_set}))
     over.set()
     with pytest.raises(named[0]):
         CALLS[call](some.groups[1])

@@ -11,7 +11,7 @@ import pytest
 from daskml_dist.comm.base import WaitBound
 from daskml_dist.comm.socket_group import PairMessages
 from daskml_dist.errors import CommunicationError, RunAbortedError
-from tests.comm.ranks import Ranks
+from tests.comm.ranks import PATIENCE, Ranks
 
 
 def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
@@ -41,7 +41,7 @@ def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
 
 def test_a_message_that_never_comes(ranks: Callable[..., Ranks]) -> None:
     aborted = [False]
-    two = ranks(False, False, wait=WaitBound(30, is_aborted=lambda: aborted[0]))
+    two = ranks(False, False, wait=WaitBound(PATIENCE, is_aborted=lambda: aborted[0]))
 
     def act(group: Any) -> None:
         lines = PairMessages(group)

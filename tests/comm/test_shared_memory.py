@@ -45,7 +45,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from tests.comm.attacks.served import until
-from tests.comm.ranks import Ranks
+from tests.comm.ranks import PATIENCE, Ranks
 from tests.rules import one_group
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
@@ -326,7 +326,7 @@ def test_the_last_to_come_wakes_each_sleeper_once(
 
 def test_a_group_hears_of_a_new_generation(ranks: Callable[..., Ranks]) -> None:
     renewed = threading.Event()
-    some = ranks(True, True, wait=WaitBound(20, is_renewed=renewed.is_set))
+    some = ranks(True, True, wait=WaitBound(PATIENCE, is_renewed=renewed.is_set))
     renewed.set()
     with pytest.raises(GenerationError):
         some.groups[0].allreduce(np.ones(5))

@@ -40,7 +40,8 @@ def test_pages_show_the_tables_of_the_logs() -> None:
     shown = {
         line for page in PAGES.values() for line in page.read_text(encoding="utf-8").splitlines()
     }
-    logs = [path.read_text() for path in (ROOT / "benchmarks" / "results").iterdir()]
+    results = (ROOT / "benchmarks" / "results").iterdir()
+    logs = [path.read_text(encoding="utf-8") for path in results]
     rows = {line for text in logs for line in text.splitlines() if line.startswith("|")}
     assert len(rows) > 100
     assert not rows - shown
