@@ -22,7 +22,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import ServerRequest
 from daskml_dist.ps.rule import ParameterGroup, UpdateRule
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -127,7 +127,7 @@ def server(shared: bool, sizes: list[int], pipe: Any) -> None:
         group = ParameterGroup(0, n, get_optimizer("sgd"), Penalty(0, 0), n)
         rule = UpdateRule((group,), Constant(0.1), 1.0)
         shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
-        state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)
+        state = ShardServer(Asynchronous(), [0, 1], shard, None, 2)
         answer = partial(serve_connection, state, bounds=MessageBounds("float32", n, 1, 2))
         listener = Listener(
             HOST, Credentials(SECRET, settings=ConnectionSettings(shared)), on_pair=answer

@@ -18,7 +18,7 @@ from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, Policy
 from daskml_dist.ps.rule import ParameterGroup, UpdateRule
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -26,12 +26,12 @@ from daskml_dist.schedules import Constant
 __all__ = ["make_server", "run_server"]
 
 
-def make_server(policy: Policy, lanes: int, n: int) -> ParameterServer:
+def make_server(policy: Policy, lanes: int, n: int) -> ShardServer:
     """A server of `n` float64 parameters under plain SGD."""
     group = ParameterGroup(0, n, SGD(), Penalty(0.0, 0.0), n)
     rule = UpdateRule((group,), Constant(1e-3), 1e9)
     shard = Shard(rule, ShardState(np.zeros((n, 1)), {}))
-    return ParameterServer(policy, list(range(lanes)), shard, None, 1)
+    return ShardServer(policy, list(range(lanes)), shard, None, 1)
 
 
 def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:

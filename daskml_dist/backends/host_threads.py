@@ -1,6 +1,6 @@
 """Threads of the host: their number, BLAS's threads, and numbers too small to be normal.
 
-`OneThread` keeps BLAS libraries to the calling thread, and `flush_denormals` lets a thread count
+`BlasThreads` limits the threads of BLAS libraries, and `flush_denormals` lets a thread count
 denormal numbers (too small to be normal) as 0. A processor takes a hundred times as long for a
 product with one of these, and networks make many: the moments of a unit that is never active shrink
 at each step until they are such, and stay so. Whether they count as 0 is a mode of each thread; a
@@ -86,22 +86,27 @@ def _find_blas_libraries() -> list[Any]:
     return list(find_blas_controller().select(user_api="blas").lib_controllers)
 
 
-class OneThread:
-    """Context in which the BLAS libraries use one thread, as `threadpoolctl`'s own limit.
+class BlasThreads:
+    """Context in which the BLAS libraries use at most some threads, as `threadpoolctl`'s own limit.
 
     It takes a few microseconds rather than twenty, and streams enter it at each call.
+
+    Parameters
+    ----------
+    most : int, default=1
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
+        self._most = most
         self._before: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
         # Lanes are the parallelism: more threads would wait for each other, and sum in other
         # orders.
         for library in _find_blas_libraries():
-            if (n := library.get_num_threads()) is not None and n != 1:
+            if (n := library.get_num_threads()) is not None and n > self._most:
                 self._before.append((library, n))
-                library.set_num_threads(1)
+                library.set_num_threads(self._most)
 
     def __exit__(self, *error: object) -> None:
         while self._before:

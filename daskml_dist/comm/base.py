@@ -202,6 +202,18 @@ class Communicator(ABC):
 
     # -- what each rank has --------------------------------------------------------------------
 
+    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a few numbers of every rank, one row a rank, once all have come here.
+
+        Unlike other calls it may meet ranks that are at the end of their work: all that a rank
+        does next begins with it.
+        """
+        return np.stack([theirs for (theirs,) in self.allgather([words])])
+
+    def find_missing_ranks(self) -> list[int]:
+        """Return the ranks that this one waits for, where it knows them."""
+        return []
+
     @abstractmethod
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of every rank, by rank; shapes may differ from rank to rank."""

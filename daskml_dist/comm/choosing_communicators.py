@@ -279,6 +279,18 @@ class SharedGroup(Communicator):
                 self.bytes_sent += piece.nbytes * (self.size - 1)
         return array
 
+    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        # One turn, in which an area holds nothing but these numbers.
+        views = self._view_areas(words.dtype, len(words))
+        views[self.rank][...] = words
+        self._finish_turn()
+        return np.stack(views)
+
+    def find_missing_ranks(self) -> list[int]:
+        others = [r for r in range(self.size) if r != self.rank]
+        places = zip(others, self._others, strict=True)
+        return [r for r, (words, *_) in places if words[TURN_WORD] < self._turn]
+
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         others = [r for r in range(self.size) if r != self.rank]
         had = self._exchange_messages([pack_array_parts(arrays)], others)
@@ -554,6 +566,12 @@ class TwoLevelGroup(Communicator):
             total = self._local.broadcast(total)
         self._count_traffic()
         return total
+
+    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._peers.align(words)
+
+    def find_missing_ranks(self) -> list[int]:
+        return self._peers.find_missing_ranks()
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         # One array, which other ranks may pass on unread.

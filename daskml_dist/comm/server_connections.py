@@ -54,7 +54,7 @@ from daskml_dist.errors import (
     WaitTimeoutError,
 )
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard_state import ShardLayout
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class RemoteConnection(ServerConnection):
 
 
 def serve_connection(
-    server: ParameterServer,
+    server: ShardServer,
     up: Channel,
     down: Channel,
     bounds: MessageBounds,
@@ -228,7 +228,7 @@ def serve_connection(
 
 
 def _answer_until_goodbye(
-    server: ParameterServer,
+    server: ShardServer,
     up: Channel,
     down: Channel,
     bounds: MessageBounds,
@@ -266,7 +266,7 @@ def _answer_until_goodbye(
         queued.put(None)  # ends the thread
 
 
-def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any], None]) -> bool:
+def _handle_message(server: ShardServer, message: Any, answer: Callable[[Any], None]) -> bool:
     """Hand a message to the server; return False for a good-bye."""
     try:
         if isinstance(message, ServerRequest):
@@ -292,10 +292,10 @@ def _send_queued(messages: queue.SimpleQueue[Any], send: Callable[[Any], None]) 
 
 
 #: Servers of this process by their keys; weak, so that a run that ended without a word leaves none.
-_local_servers: weakref.WeakValueDictionary[str, ParameterServer] = weakref.WeakValueDictionary()
+_local_servers: weakref.WeakValueDictionary[str, ShardServer] = weakref.WeakValueDictionary()
 
 
-def publish_server(key: str, server: ParameterServer) -> None:
+def publish_server(key: str, server: ShardServer) -> None:
     """Let trainers of this process find `server`; it is forgotten when it is collected."""
     _local_servers[key] = server
 
@@ -308,7 +308,7 @@ def count_servers(prefix: str) -> int:
 class LocalConnection(ServerConnection):
     """Connection to a server of this process, whose state machine is called directly."""
 
-    def __init__(self, server: ParameterServer, wait: WaitBound) -> None:
+    def __init__(self, server: ShardServer, wait: WaitBound) -> None:
         super().__init__()
         self._server = server
         self._wait = wait

@@ -130,6 +130,8 @@ class PeerGroup(Communicator):
         self._in = {r: listener.open_inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
         self._counting = threading.Lock()
+        #: Rank that :meth:`align` waits for.
+        self._awaited: int | None = None
 
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
         """Send buffers, in the background where the system's buffers might be too small."""
@@ -277,6 +279,20 @@ class PeerGroup(Communicator):
         return unpack_arrays(self._receive_frame(rank))
 
     # -- what each rank has --------------------------------------------------------------------
+
+    def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        # No lengths: the messages of all ranks are of one size, and wait in the system's buffers.
+        self._send(self._others, words.data.cast("B"))
+        found = np.empty((self.size, len(words)), np.int64)
+        found[self.rank] = words
+        for rank in self._others:
+            self._awaited = rank
+            self._receive(rank, found[rank])
+        self._awaited = None
+        return found
+
+    def find_missing_ranks(self) -> list[int]:
+        return [] if self._awaited is None else [self._awaited]
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         sending = self._send(self._others, *_pack_frame(arrays))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import dask.array as da
 import numpy as np
@@ -97,14 +97,14 @@ class Collection:
     """
 
     kind: Literal["memory", "dask"]
-    parts: list[tuple[Any, Any, Any]]
+    parts: list[tuple[Any, ...]]
     row_shape: RowShape
     feature_names: NDArray[Any] | None
     row_counts: list[int] | None
     multi_output: bool = False
     classification: bool = False
     tensors: bool = False
-    inputs: tuple[Any, Any, Any] = (None, None, None)
+    inputs: tuple[Any, ...] = (None, None, None)
     columns: tuple[int, ...] | None = None
     names: tuple[str, str, str] = ("X", "y", "sample_weight")
 
@@ -112,6 +112,11 @@ class Collection:
     def has_lane_blocks(self) -> bool:
         """Return whether each part is a whole block of one lane, however many parts there are."""
         return self.columns is not None
+
+    #: Whether parts in memory travel as they are, rather than as X, y and weights of a block.
+    travels_in_parts: ClassVar[bool] = False
+    #: Whether blocks hold rows of which the time of a pass can be measured.
+    has_timed_rows: ClassVar[bool] = True
 
     @property
     def bundles(self) -> list[tuple[int, ...]]:
@@ -497,7 +502,7 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
             {first: sum(row_counts), **{name: count_rows_of_block(inputs[name]) for name in here}}
         )
     pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})
-    pieces.update({name: _slice_rows(inputs[name], row_counts or []) for name in here})
+    pieces.update({name: slice_rows(inputs[name], row_counts or []) for name in here})
     return row_counts, list(zip(*(pieces[name] for name in inputs), strict=True))
 
 
@@ -533,7 +538,7 @@ def _rechunk_rows(value: Any, row_counts: tuple[int, ...]) -> Any:
     return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
 
 
-def _slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
+def slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
     """Return slices of an input in memory, to go with blocks of these numbers of rows."""
     value = copy_to_host(value)  # which goes to the workers
     rows = value.iloc if hasattr(value, "iloc") else value

@@ -25,6 +25,8 @@
         ├── RunAbortedError                            another part of the fit failed first
         │   └── GenerationError                        the membership of the fit changed
         ├── DataLostError                              rows were lost with their worker
+        ├── FunctionError                              a function of several ranks raised an error
+        ├── RankMismatchError                          ranks of a function make different calls
         ├── CheckpointError     (also ValueError)      a checkpoint cannot be written or used
         └── DivergedError       (also ValueError)      parameters became NaN or infinite
 
@@ -46,6 +48,7 @@ __all__ = [
     "DeviceUnavailableError",
     "DivergedError",
     "ExportError",
+    "FunctionError",
     "GenerationError",
     "InvalidDataError",
     "InvalidParameterError",
@@ -54,6 +57,7 @@ __all__ = [
     "ModelFileError",
     "NoCandidateError",
     "NotFittedError",
+    "RankMismatchError",
     "RequestError",
     "RunAbortedError",
     "SchedulerLostError",
@@ -179,6 +183,29 @@ class RunAbortedError(TrainingError):
 
 class GenerationError(RunAbortedError):
     """A message of an earlier membership of the fit; the trainer waits for its new one."""
+
+
+class RankMismatchError(TrainingError):
+    """The ranks of a function that runs together make different calls of their group."""
+
+
+class FunctionError(TrainingError):
+    """A function that several ranks ran together raised an error on one of them.
+
+    Attributes
+    ----------
+    rank : int
+        The rank on which it was raised.
+    worker : str
+        Dask address of the rank's worker; empty without a cluster.
+    """
+
+    def __init__(self, message: str, rank: int = 0, worker: str = "") -> None:
+        super().__init__(message)
+        self.rank, self.worker = rank, worker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rank, self.worker)
 
 
 class DataLostError(TrainingError):

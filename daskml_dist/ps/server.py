@@ -42,7 +42,7 @@ from daskml_dist.ps.snapshots import (
 )
 
 
-class ParameterServer:
+class ShardServer:
     """Server of one shard, with its policy's gate and, on the first server of a fit, the ledger.
 
     Thread-safe: every public method takes the lock.

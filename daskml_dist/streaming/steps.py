@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
-from daskml_dist.backends.host_threads import OneThread, count_cores, flush_denormals
+from daskml_dist.backends.host_threads import BlasThreads, count_cores, flush_denormals
 from daskml_dist.backends.namespace import scalar
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.feature_scales import compute_block_scales
@@ -90,7 +90,7 @@ class InProcessSteps:
             if self._model.linear is None:
                 # The same threads and denormals as in a trainer, so that sums have the same bits.
                 stack.enter_context(self.step_context())
-                stack.enter_context(OneThread())
+                stack.enter_context(BlasThreads())
                 stack.enter_context(flush_denormals(self._model.flushes))
                 stack.enter_context(self._model.computing(self._n_threads))
             if (scales := self.find_scales(block)) is not None:

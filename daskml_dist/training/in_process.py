@@ -22,10 +22,11 @@ from daskml_dist.data.feature_scales import (
     merge_scales,
 )
 from daskml_dist.data.keyed.collection import KeyedCollection
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.worker.control import forget_kept_values
 from daskml_dist.training.worker.servers import (
     count_fit_servers,
     join_final_states,
@@ -174,6 +175,8 @@ class InProcessEngine(Engine):
             if kept is None:
                 raise
             return kept
+        finally:
+            forget_kept_values(run_id)
         callbacks.on_fit_end(view)
         return _make_result(fit, servers, result)
 
@@ -189,7 +192,7 @@ class InProcessEngine(Engine):
         self._blocks = {}
 
 
-def _make_result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult) -> FitResult:
+def _make_result(fit: FitSpec, servers: list[ShardServer], result: TrainerResult) -> FitResult:
     """Return the result of a fit that came to its end."""
     ledger = servers[0].ledger
     assert ledger is not None
@@ -198,7 +201,7 @@ def _make_result(fit: FitSpec, servers: list[ParameterServer], result: TrainerRe
 
 
 def _keep_interrupted(
-    fit: FitSpec, servers: list[ParameterServer], result: TrainerResult, error: KeyboardInterrupt
+    fit: FitSpec, servers: list[ShardServer], result: TrainerResult, error: KeyboardInterrupt
 ) -> FitResult | None:
     """Return the result of an interrupted fit as far as it came; None before the first step."""
     ledger = servers[0].ledger

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import get_backend, stored_dtype
-from daskml_dist.backends.host_threads import OneThread
+from daskml_dist.backends.host_threads import BlasThreads
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, count_held_out_rows
 from daskml_dist.data.blocks import Block
@@ -234,7 +234,7 @@ def draw_calibration_sample(
 def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return the fit as a pilot on a given sample calibrates it."""
     # Products of a few thousand rows take less time than threads take to start.
-    with np.errstate(all="ignore"), OneThread():
+    with np.errstate(all="ignore"), BlasThreads():
         return _calibrate_fit(fit, block, seed)
 
 
@@ -244,7 +244,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     Pilots run as columns of one matrix where that is possible (`CalibrationTask.can_batch`), else
     one by one.
     """
-    with np.errstate(all="ignore"), OneThread():
+    with np.errstate(all="ignore"), BlasThreads():
         # The first fit's task stands for all, which differ in penalties, rates and stopping only.
         first = CalibrationTask.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.can_batch(fits):

@@ -198,6 +198,53 @@ def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tup
 COMPRESSED_PASS_STEPS = 32
 
 
+@dataclass(frozen=True)
+class FunctionCall:
+    """Function of the user's that the trainers run in place of a loop over rows.
+
+    Parameters
+    ----------
+    packed : bytes
+        The function and the state that it begins with, pickled: every beginning has fresh ones.
+    name : str
+        Of the function, for errors.
+    is_single : bool
+        Whether a block is one value, and no tuple of several.
+    retries : int or None
+        Times that the function may begin again after losses; None: as long as it comes further.
+    timeout : float or None
+        Seconds that a rank waits for the others in a call; None: the run's.
+    """
+
+    packed: bytes = field(repr=False)
+    name: str
+    is_single: bool = False
+    retries: int | None = None
+    timeout: float | None = None
+
+
+@dataclass
+class RankResults(Solution):
+    """What a function has returned on some ranks.
+
+    Parameters
+    ----------
+    values : dict of int to list of ndarray of uint8
+        By rank, the value as `comm.rank_group.pack_value` makes it.
+    parameters : ShardState or None
+        Those that the servers held at the end.
+    """
+
+    values: dict[int, list[NDArray[np.uint8]]] = field(default_factory=dict)
+    parameters: ShardState | None = None
+
+    @classmethod
+    def join(cls, some: Iterable[RankResults], parameters: ShardState | None) -> RankResults:
+        """Return the values of all ranks, in their order."""
+        values = {rank: value for one in some for rank, value in one.values.items()}
+        return cls(np.empty(0), values=dict(sorted(values.items())), parameters=parameters)
+
+
 class FitWork(ABC):
     """Base class of the work that the lanes of a fit do.
 
@@ -224,9 +271,12 @@ class FitWork(ABC):
         Called after each step, in the process that makes it.
     on_host : bool
         Whether rows are read in host memory, whatever the device.
+    call : FunctionCall or None
+        What trainers run in place of a loop of the package's own.
     """
 
     on_host: ClassVar[bool] = False
+    call: FunctionCall | None = None
     model: Model
     layout: ShardLayout
     stopping: PassStoppingRule
@@ -358,6 +408,8 @@ class StepWork(FitWork):
     columns : tuple of int, or None
         First column of each lane, and then the number of columns, where each lane has some columns
         of all rows (of a `ColumnModel`); None: each lane has all columns of some rows.
+    call : FunctionCall or None
+        Function that pushes and pulls by itself.
     """
 
     model: StepModel
@@ -376,6 +428,7 @@ class StepWork(FitWork):
     step_callbacks: tuple[Any, ...] = ()
     pipeline: Pipeline | None = None
     columns: tuple[int, ...] | None = None
+    call: FunctionCall | None = None
 
     @property
     def name(self) -> str:
@@ -383,7 +436,7 @@ class StepWork(FitWork):
 
     @property
     def loop(self) -> str:
-        return self.policy.loop
+        return self.policy.loop if self.call is None else "function"
 
     @property
     def coordinates(self) -> bool:
@@ -425,7 +478,7 @@ class StepWork(FitWork):
     @property
     def carried_bytes(self) -> int:
         """Return the bytes of the initial parameters that travel with the specification."""
-        return 0 if self.initial is None else self.initial.w.nbytes
+        return _count_call_bytes(self.call) + (0 if self.initial is None else self.initial.w.nbytes)
 
     def rows_of(self, lane: int) -> slice:
         """Return the rows of the parameters that belong to a lane's columns."""
@@ -490,6 +543,38 @@ class SolverWork(FitWork):
     @property
     def carried_bytes(self) -> int:
         return 0
+
+
+@dataclass(frozen=True)
+class FunctionWork(SolverWork):
+    """Function of the user's, which all trainers run together.
+
+    Parameters
+    ----------
+    model : Model
+        Of no meaning here.
+    stopping : PassStoppingRule
+    call : FunctionCall
+    seed : int, default=0
+    """
+
+    model: Model
+    stopping: PassStoppingRule
+    call: FunctionCall | None = None
+    seed: int = 0
+    first_pass: int = 0
+    name = "function"
+    loop = "function"
+
+    @property
+    def carried_bytes(self) -> int:
+        """Return the bytes of the function and its first state."""
+        return _count_call_bytes(self.call)
+
+
+def _count_call_bytes(call: FunctionCall | None) -> int:
+    """Return the bytes of a function and its first state; 0 of none."""
+    return 0 if call is None else len(call.packed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -777,6 +862,8 @@ class TrainerSpec:
         Steps between two snapshots of what trainers hold; 0: none are made.
     lane_rows : tuple of int
         Training rows of each lane; fewer than at first where blocks were lost for good.
+    addresses : tuple of str, default=()
+        Dask address of each rank's worker.
     """
 
     run_id: str
@@ -791,6 +878,7 @@ class TrainerSpec:
     secret: bytes = field(repr=False)
     snapshot_every: int
     lane_rows: tuple[int, ...]
+    addresses: tuple[str, ...] = ()
 
     def listener_key(self, rank: int) -> str:
         """Return the name of the listener of the trainer of a rank in this generation."""

@@ -1,6 +1,6 @@
 """Threads of BLAS libraries: one within, what there was after."""
 
-from daskml_dist.backends.host_threads import OneThread, find_blas_controller
+from daskml_dist.backends.host_threads import BlasThreads, find_blas_controller
 
 
 def test_one_thread_within_and_what_there_was_after():
@@ -12,6 +12,6 @@ def test_one_thread_within_and_what_there_was_after():
     assert libraries
     with find_blas_controller().limit(limits=2, user_api="blas"):
         before = counts()
-        with OneThread():
+        with BlasThreads():
             assert set(counts()) == {1}
         assert counts() == before

@@ -40,7 +40,7 @@ from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import ServerRequest
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -169,7 +169,7 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     """Rings where both sides allow them; the bytes counted are the same."""
     rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
-    server = ParameterServer(Asynchronous(), [0], shard, None, 1)
+    server = ShardServer(Asynchronous(), [0], shard, None, 1)
     bounds = MessageBounds("float64", 5, 1, 1)
     answer = partial(serve_connection, server, bounds=bounds)
     listener = Listener(

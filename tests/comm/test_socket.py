@@ -20,7 +20,7 @@ from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import ServerRequest
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -30,10 +30,10 @@ HOST, SECRET = "127.0.0.1", b"s" * 32
 BOUNDS = MessageBounds("float64", 1, 1, 1)
 
 
-def _server(n_rows: int, n_lanes: int) -> ParameterServer:
+def _server(n_rows: int, n_lanes: int) -> ShardServer:
     rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), n_rows, 1.0)
     shard = Shard(rule, ShardState(np.zeros((n_rows, 1)), {}))
-    return ParameterServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
+    return ShardServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
 
 
 def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:

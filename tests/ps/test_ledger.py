@@ -11,15 +11,15 @@ from daskml_dist.policies import Synchronous
 from daskml_dist.ps import ledger as module
 from daskml_dist.ps.ledger import PassLedger, PassReport, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerStatus
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 
 
-def _server(max_iter: int = 100) -> tuple[ParameterServer, PassLedger]:
+def _server(max_iter: int = 100) -> tuple[ShardServer, PassLedger]:
     ledger = PassLedger([0, 1, 2], PassStoppingRule(max_iter, tol=None), lockstep=True)
-    return ParameterServer(Synchronous(), [0, 1, 2], None, ledger, n_trainers=1), ledger
+    return ShardServer(Synchronous(), [0, 1, 2], None, ledger, n_trainers=1), ledger
 
 
-def _report(server: ParameterServer, first: int, sums: list[list[float]]) -> CallPayload:
+def _report(server: ShardServer, first: int, sums: list[list[float]]) -> CallPayload:
     answers: list[CallPayload] = []
     payload = {"generation": 0, "first": first, "sums": sums}
     server.call("report_sums", payload, answers.append)

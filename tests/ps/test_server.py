@@ -16,7 +16,7 @@ from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy
 from daskml_dist.ps.ledger import PassLedger, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.schedules import Constant, StalenessAware
@@ -49,7 +49,7 @@ class _Fleet:
         for rows in self.layout.slices():
             state = ShardState(np.zeros((rows.stop - rows.start, 1)), {})
             shard = Shard(rule or _rule(), state, rows.start)
-            self.servers.append(ParameterServer(policy, self.lanes, shard, None, n_trainers=1))
+            self.servers.append(ShardServer(policy, self.lanes, shard, None, n_trainers=1))
 
     @property
     def w(self) -> NDArray[Any]:
@@ -334,7 +334,7 @@ def _ledger() -> PassLedger:
 @pytest.mark.parametrize("end", ["abort", "renew"])
 def test_end_answers_all_who_wait(end: str) -> None:
     shard = Shard(_rule(), ShardState(np.zeros(SHAPE), {}))
-    server = ParameterServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
+    server = ShardServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
     replies: list[ServerReply] = []
     answers: list[CallPayload] = []
     for lane in (0, 1):
@@ -357,7 +357,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
 
 
 def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
-    server = ParameterServer(Synchronous(), [0], None, _ledger(), n_trainers=3)
+    server = ShardServer(Synchronous(), [0], None, _ledger(), n_trainers=3)
     answers: list[CallPayload] = []
     for rank in (2, 0, 1):
         assert answers == []
@@ -367,7 +367,7 @@ def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
 
 
 def test_pass_ends_for_all_lanes_together() -> None:
-    server = ParameterServer(Synchronous(), [0, 1, 2], None, _ledger(), n_trainers=1)
+    server = ShardServer(Synchronous(), [0, 1, 2], None, _ledger(), n_trainers=1)
     answers: list[CallPayload] = []
     for number in range(1, 6):
         for lane in (1, 0, 2):

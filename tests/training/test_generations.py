@@ -15,7 +15,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
 from daskml_dist.ps.ledger import PassLedger, PassReport, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import (
@@ -156,16 +156,16 @@ def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> No
 SHAPE = (5, 2)
 
 
-def _server(policy: Any, optimizer: str = "adam", generation: int = 0) -> ParameterServer:
+def _server(policy: Any, optimizer: str = "adam", generation: int = 0) -> ShardServer:
     rule = one_group(
         get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.01), 4, 1.0, average_after=4
     )
     shard = Shard(rule, ShardState(np.zeros(SHAPE), {}))
     ledger = PassLedger([0, 1], PassStoppingRule(99, tol=None), lockstep=policy.lockstep)
-    return ParameterServer(policy, [0, 1], shard, ledger, 1, generation, n_steps=10)
+    return ShardServer(policy, [0, 1], shard, ledger, 1, generation, n_steps=10)
 
 
-def _push(server: ParameterServer, lane: int, clock: int) -> None:
+def _push(server: ShardServer, lane: int, clock: int) -> None:
     values = np.random.default_rng([lane, clock]).normal(size=SHAPE)
     request = ServerRequest((lane,), server.generation, clock, 0, 3.0, values, pull=False, loss=1.5)
     server.exchange(request, lambda reply: None)
@@ -203,7 +203,7 @@ def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
     assert standby.ledger.partial_rows == server.ledger.partial_rows == 27 * 2 * 3
 
 
-def _keep(standby: ParameterServer, snapshot: ServerSnapshot, generation: int = 0) -> CallPayload:
+def _keep(standby: ShardServer, snapshot: ServerSnapshot, generation: int = 0) -> CallPayload:
     answers: list[CallPayload] = []
     payload = {"generation": standby_generation(generation), "first": 0, "blob": (snapshot, [])}
     standby.call("keep", payload, answers.append)
@@ -253,7 +253,7 @@ def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
 
 def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
     ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
-    server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
+    server = ShardServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
     answers: list[CallPayload] = []
     for lane in (0, 1):
         assert server.kept() == {}
@@ -280,7 +280,7 @@ def test_reports_are_counted_once() -> None:
 def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> None:
     """One lane would go on to the next pass, and wait there for the other for ever."""
     ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
-    server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1)
+    server = ShardServer(get_policy("local"), [0, 1], None, ledger, 1)
     answers: list[CallPayload] = []
 
     def report(number: int, lane: int) -> bool:

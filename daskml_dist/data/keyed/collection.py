@@ -98,6 +98,7 @@ class KeyedCollection(Collection):
     n_cut: int = 0
     #: Parts are whole blocks of lanes.
     has_lane_blocks = True
+    travels_in_parts = True
 
     @classmethod
     def of(

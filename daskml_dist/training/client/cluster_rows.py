@@ -525,7 +525,7 @@ def fit_surely_in_memory(
 
 def _count_persisted_bytes(client: Client, collection: Collection) -> float:
     """Return the bytes of all parts of the features; infinite where Dask does not know."""
-    keys = [X.key for X, _, _ in collection.parts]
+    keys = [part[0].key for part in collection.parts]
     found = client.nbytes(keys, summary=False)
     return float(sum(found.get(key, math.inf) for key in keys))
 

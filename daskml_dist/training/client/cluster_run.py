@@ -188,6 +188,8 @@ class TrainingRun:
         self._garbled = 0
         self._losses = Deadline("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
         self._events: list[GenerationEvent] = []
+        #: Times that a function has begun again after losses.
+        self._begun_again = 0
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
         #: Workers that are to be retired once the run needs them no more.
@@ -284,6 +286,8 @@ class TrainingRun:
         since, generations = time.monotonic(), self._generations
         members = generations.members
         self._callbacks.on_phase("placing")
+        if members and not even:
+            self._count_retry(reason)
         while True:
             if members:
                 self._jobs.note_lost_workers(members.difference(self._membership.call()))
@@ -342,6 +346,16 @@ class TrainingRun:
             for lane, clock in reached.items()
         ]
         return max(0, *(again or [0])) if self._fit.work.lockstep else max(0, sum(again))
+
+    def _count_retry(self, reason: str) -> None:
+        """Give up once a function has begun again as often as its user allows."""
+        call = self._fit.work.call
+        self._begun_again += 1
+        if call is not None and call.retries is not None and self._begun_again > call.retries:
+            raise WorkerLostError(
+                f"{call.name} was to begin again after a loss for the {self._begun_again}. time "
+                f"({reason}), and retries={call.retries}. Allow more, or look at the workers' logs."
+            )
 
     def _count_failure(self, reason: str) -> None:
         """Give up once workers have been lost for long with no progress in between.

@@ -251,10 +251,11 @@ class Generations:
         """Give all trainers their part: orders to running ones, tasks to new ones."""
         # Ranks follow the lanes, so that rank 0 has lane 0.
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
+        addresses = tuple(part.address for part in working)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
         new = []
         for rank, part in enumerate(working):
-            spec = self._make_trainer_spec(part, rank, len(working), clocks)
+            spec = self._make_trainer_spec(part, rank, addresses, clocks)
             if part.trainer is None:
                 blocks = {s.block for lane in spec.lanes for s in lane.segments}
                 new.append((part, spec, self._rows.blocks_for_trainer(blocks)))
@@ -283,14 +284,14 @@ class Generations:
             raise WorkerUnreachableError(deaf[0], "takes no orders")
 
     def _make_trainer_spec(
-        self, part: TrainerLanes, rank: int, n_trainers: int, clocks: dict[int, int]
+        self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
     ) -> TrainerSpec:
         """Return a trainer's part of this generation."""
         return TrainerSpec(
             self._run_id,
             self._actors.next_serial_number() if part.trainer is None else part.trainer.spec.name,
             rank,
-            n_trainers,
+            len(addresses),
             self.number,
             tuple(part.lanes),
             tuple(clocks[lane.lane] for lane in part.lanes),
@@ -299,6 +300,7 @@ class Generations:
             self._secret,
             0 if self._fit.work.uses_shards else self._every,
             self.assignments.lane_rows,
+            addresses,
         )
 
     # -- standbys -------------------------------------------------------------------------------

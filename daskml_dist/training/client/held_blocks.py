@@ -24,13 +24,13 @@ from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT, collect_l
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import flush_releases, scatter_values
-from daskml_dist.data.keyed.collection import KeyedCollection
 from daskml_dist.data.streamed_blocks import (
     BlockRecipes,
     group_into_bundles,
     make_bundle,
     make_recipes,
 )
+from daskml_dist.data.value_blocks import ValueCollection
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
@@ -290,8 +290,8 @@ class HeldBlocks:
 
     def persisted_parts(self) -> list[Any]:
         """Return the user's persisted parts in block order; [] unless all are persisted."""
-        parts = [X for X, _, _ in self._collection.parts]
-        if not all(isinstance(X, Delayed) for X in parts):
+        parts = [part[0] for part in self._collection.parts if part]
+        if not parts or not all(isinstance(X, Delayed) for X in parts):
             return []
         futures = find_given_futures(self._client, [(X,) for X in parts])
         if not all(X.key in futures for X in parts):
@@ -412,6 +412,8 @@ class RowsHere:
     """
 
     def __init__(self, collection: Collection, n_blocks: int) -> None:
+        if isinstance(collection, ValueCollection):
+            collection = collection.cut(n_blocks)
         self._collection = collection
         n_rows = collection.n_rows or 0
         n_blocks = max(1, min(n_blocks, n_rows))
@@ -419,13 +421,13 @@ class RowsHere:
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        whole = self._collection.has_lane_blocks
+        whole = self._collection.has_lane_blocks or self._collection.travels_in_parts
         return len(self._collection.parts) if whole else len(self._cuts) - 1
 
     def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
         """Return X, y and weights of some blocks."""
         make, parts = self._collection.block_maker, self._collection.parts
-        if isinstance(self._collection, KeyedCollection):
+        if self._collection.travels_in_parts:
             return [list(parts[i]) for i in numbers]
         if self._collection.has_lane_blocks:
             made = (make(i, *parts[i]) for i in numbers)

@@ -159,7 +159,11 @@ class ClusterEngine(Engine):
         infos = self._rows.inspect_blocks(n_lanes, self._early)
         self._early.request_endpoint()
         if self.columns is None:
-            if self._collection.kind == "dask" and n_lanes is None:
+            if (
+                self._collection.kind == "dask"
+                and n_lanes is None
+                and self._collection.has_timed_rows
+            ):
                 self._rows.warn_of_few_blocks()
             return infos
         return join_column_infos(infos, len(self.columns) - 1)
@@ -190,7 +194,7 @@ class ClusterEngine(Engine):
         if n_lanes is None and not self._rows.home_workers:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         self._placement = place_lanes(rows, holders, threads, n_lanes)
-        if n_lanes is None and not self._rows.streamed:
+        if n_lanes is None and not self._rows.streamed and self._collection.has_timed_rows:
             even = place_lanes(
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )

@@ -47,7 +47,7 @@ from daskml_dist.errors import (
     is_consequence,
 )
 from daskml_dist.ps.ledger import PassStoppingRule
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
@@ -116,11 +116,11 @@ class _CallerGate:
     """Gate behind a listener, at which callers wait until there is a server."""
 
     def __init__(self) -> None:
-        self.server: ParameterServer | None = None
+        self.server: ShardServer | None = None
         self._serve: Callable[[Channel, Channel], None] | None = None
         self._open = threading.Event()
 
-    def open(self, server: ParameterServer, serve: Callable[[Channel, Channel], None]) -> None:
+    def open(self, server: ShardServer, serve: Callable[[Channel, Channel], None]) -> None:
         """Let callers in."""
         self.server, self._serve = server, serve
         self._open.set()
@@ -299,7 +299,7 @@ class ServerHost:
 
 
 def _connect_to_standby(
-    standby: Endpoint, server: ParameterServer, bounds: MessageBounds, credentials: Credentials
+    standby: Endpoint, server: ShardServer, bounds: MessageBounds, credentials: Credentials
 ) -> ServerConnection:
     """Open the connection to a standby."""
     wait = WaitBound(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
@@ -431,7 +431,7 @@ class SnapshotShipper:
 
     Parameters
     ----------
-    server : ParameterServer
+    server : ShardServer
         Whose snapshots these are.
     connect : callable
         Opens the connection to the standby; called in the thread.
@@ -441,7 +441,7 @@ class SnapshotShipper:
 
     def __init__(
         self,
-        server: ParameterServer,
+        server: ShardServer,
         connect: Callable[[], ServerConnection],
         on_failure: Callable[[str], None],
     ) -> None:

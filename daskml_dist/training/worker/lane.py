@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,25 @@ from daskml_dist.training.worker.reader import (
     RowsInTurn,
     get_fit_backend,
 )
+
+
+class BlocksLane:
+    """Whole blocks of a fit whose trainers do with them what they like.
+
+    Parameters
+    ----------
+    number : int
+    rows : LaneRows
+    blocks : mapping of int to Block
+    """
+
+    #: It makes no steps that the client could count.
+    clock = reached = began_at = 0
+
+    def __init__(self, number: int, rows: LaneRows, blocks: Mapping[int, Any]) -> None:
+        self.number = number
+        self.n_rows = rows.n_rows
+        self.value_blocks = [blocks[segment.block] for segment in rows.segments if len(segment)]
 
 
 class Lane:

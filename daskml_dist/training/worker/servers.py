@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.ps.ledger import PassLedger
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.ps.snapshots import (
@@ -22,7 +22,7 @@ from daskml_dist.ps.snapshots import (
 )
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
-from daskml_dist.training.spec import FitSpec, InterruptedState, TrainerResult
+from daskml_dist.training.spec import FitSpec, InterruptedState, RankResults, TrainerResult
 
 #: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
 _LARGE = 1 << 20
@@ -39,7 +39,7 @@ def make_server(
     n_trainers: int,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
     generation: int = 0,
-) -> ParameterServer:
+) -> ShardServer:
     """Make server `number`; number 0 holds the ledger too."""
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
@@ -58,7 +58,7 @@ def make_server(
             first_pass=fit.work.first_pass,
             score_names=fit.work.score_names,
         )
-    return ParameterServer(
+    return ShardServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
         work.compression, _count_kept_snapshots(fit),
     )  # fmt: skip
@@ -75,6 +75,10 @@ def join_final_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
     """Return the state that a fit ends with, from shards and trainers."""
+    held_shards = [s for s in shards if s is not None]
+    # What a function has returned on each rank, and what servers held for it.
+    if ranks := [r.state for r in results if isinstance(r.state, RankResults)]:
+        return RankResults.join(ranks, ShardState.join(held_shards) if held_shards else None)
     # Lanes or stages that each hold a part of the parameters.
     if ranges := [r.state for r in results if isinstance(r.state, StateParts)]:
         return StateParts.join(ranges)
@@ -84,11 +88,10 @@ def join_final_states(
     whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
     held = next((state for state in whole_ones if state is not None), None)
     # Slices of the parameters on the servers, in order.
-    parts = [s for s in shards if s is not None]
-    if not parts:
+    if not held_shards:
         assert held is not None
         return held
-    whole = ShardState.join(parts)
+    whole = ShardState.join(held_shards)
     if isinstance(held, ShardState):
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
         whole.opt_state, whole.step = held.opt_state, held.step
@@ -143,7 +146,7 @@ def _average_left(lefts: list[InterruptedState]) -> ShardState | Solution:
 
 def revive_servers(
     fit: FitSpec, snapshots: Sequence[tuple[ServerSnapshot, list[dict[str, Any]]]]
-) -> list[ParameterServer]:
+) -> list[ShardServer]:
     """Make servers in the calling process from the snapshot and records of each."""
     servers = []
     for number, (snapshot, records) in enumerate(snapshots):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.host_threads import OneThread, count_cores, flush_denormals
+from daskml_dist.backends.host_threads import BlasThreads, count_cores, flush_denormals
 from daskml_dist.comm.base import Communicator, Endpoint, WaitBound
 from daskml_dist.comm.choosing_communicators import OneHostMeeting, TellAll, choose_communicator
 from daskml_dist.comm.devices import make_device_communicator
@@ -41,7 +41,7 @@ from daskml_dist.training.worker.cores import (
     choose_core_share,
     pin_to_processors,
 )
-from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.lane import BlocksLane, Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
 from daskml_dist.training.worker.reader import (
     ReadyBlock,
@@ -124,7 +124,7 @@ class Trainer:
         self._raise_if_stopped = raise_if_stopped
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
-        self._at_work: list[Lane] = []
+        self._at_work: Sequence[Lane | BlocksLane] = []
         #: Connections to the servers of this generation, and those that no loop has taken yet.
         self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
@@ -139,7 +139,10 @@ class Trainer:
         sums_backend_of(self._fit).check_current_device()
         # Prepared once: checked, encoded, on the device. Streamed blocks are prepared as lanes come
         # to them.
-        ready = blocks if self._fit.rows.streaming is not None else self._prepare_blocks(blocks)
+        streamed = self._fit.rows.streaming is not None
+        # A function takes its blocks as they are.
+        as_they_are = streamed or self._fit.work.call is not None
+        ready = blocks if as_they_are else self._prepare_blocks(blocks)
         spec: TrainerSpec | None = self._spec
         # One turn a generation; the error that ends one is a consequence of a lost member.
         while spec is not None:
@@ -204,9 +207,10 @@ class Trainer:
                 self._raise_if_stopped,
             )
             stack.callback(context.close)
-            # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
+            # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same. A
+            # function is one computation, with all threads of its worker.
             with (
-                OneThread(),
+                BlasThreads(1 if self._fit.work.call is None else spec.n_threads),
                 flush_denormals(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_per_lane),
                 np.errstate(over="ignore", invalid="ignore"),
@@ -218,9 +222,11 @@ class Trainer:
         """Run the loop that the work names."""
         return LOOPS[self._fit.work.loop](context)
 
-    def _make_lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
+    def _make_lanes(self, ready: Any, stack: ExitStack) -> list[Any]:
         """Make the lanes of this generation, with streams of blocks where these are not kept."""
         fit = self._fit
+        if fit.work.call is not None:
+            return [BlocksLane(s.lane, self._make_lane_rows(s), ready) for s in self._spec.lanes]
         if fit.rows.streaming is None:
             return [
                 Lane(s.lane, fit.of_lane(s.lane), self._make_lane_rows(s), ready)
@@ -300,7 +306,9 @@ class Trainer:
     def _meet_trainers(self) -> Communicator:
         """Wait until every trainer is there; connect to those that this one must talk to."""
         spec = self._spec
-        if spec.generation and self._fit.work.uses_shards:
+        # With parameters on servers, trainers never talk to each other; ranks of a function do.
+        alone = self._fit.work.uses_shards and self._fit.work.call is None
+        if spec.generation and alone:
             # A trainer that is ready goes on at once, within the policy's bounds.
             return SoloCommunicator()
         # The rendezvous at the first server tells each trainer when all are there.
@@ -314,8 +322,7 @@ class Trainer:
         if spec.n_trainers == 1:
             tell([])
             return SoloCommunicator()
-        # With parameters on servers, trainers never talk to each other.
-        if self._fit.work.uses_shards:
+        if alone:
             self._divide_cores(tell, [])
             return SoloCommunicator()
         return self._share_one_host(tell) or self._connect_by_sockets(tell)

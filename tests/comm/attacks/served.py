@@ -21,7 +21,7 @@ from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import ServerRequest
-from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -33,9 +33,9 @@ BOUNDS = MessageBounds("float64", 8, 1, 2)
 PATIENCE = 0.5
 
 
-def make_server() -> ParameterServer:
+def make_server() -> ShardServer:
     rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 8, 1.0)
-    return ParameterServer(
+    return ShardServer(
         Asynchronous(), [0, 1], Shard(rule, ShardState(np.zeros((8, 1)), {})), None, 1
     )
 

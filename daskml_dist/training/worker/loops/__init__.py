@@ -9,6 +9,7 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.worker.loops.bulk import run_bulk_loop
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.free import run_free_loop
+from daskml_dist.training.worker.loops.function import run_function_loop
 from daskml_dist.training.worker.loops.keyed import run_keyed_loop
 from daskml_dist.training.worker.loops.own_rows import run_own_rows_loop
 from daskml_dist.training.worker.loops.ranges import run_ranges_loop
@@ -28,4 +29,5 @@ LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]]
     "ranges": run_ranges_loop,
     "keyed": run_keyed_loop,
     "own_rows": run_own_rows_loop,
+    "function": run_function_loop,
 }

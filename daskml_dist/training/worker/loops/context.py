@@ -144,6 +144,11 @@ class Context:
         self.lanes = lanes
         self.rank = spec.rank
         self.generation = spec.generation
+        self.run_id = spec.run_id
+        #: Dask address of each rank's worker; empty without a cluster.
+        self.addresses = spec.addresses
+        #: Compute threads of the worker, however few lanes it has.
+        self.n_worker_threads = spec.n_threads
         #: Whether the process is the trainer's alone, which is also the client's.
         self.is_alone = not spec.secret
         #: Clock at which each lane begins.

@@ -1,0 +1,417 @@
+"""Group of ranks that a user's function meets: collectives of any values, states, parameters.
+
+A `RankGroup` wraps the `Communicator` of a fit's trainers. Each of its calls begins with the ranks
+telling each other which call it is (`Communicator.align`), so that ranks which are at different
+calls, or have returned, raise `RankMismatchError` instead of waiting for each other or summing what
+does not belong together. `RankParameters` are the parameters that servers hold for the function.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.comm.base import Arrays, Communicator, WaitBound
+from daskml_dist.comm.server_connections import ShardedConnection
+from daskml_dist.data.conversion import copy_to_host
+from daskml_dist.errors import (
+    InvalidDataError,
+    InvalidParameterError,
+    RankMismatchError,
+    TrainingError,
+    WaitTimeoutError,
+    is_consequence,
+)
+from daskml_dist.models.base import Parameters
+
+__all__ = [
+    "PackedValue",
+    "RankGroup",
+    "RankParameters",
+    "join_packed",
+    "pack_value",
+    "split_packed",
+    "unpack_value",
+]
+
+#: Merges the values of two ranks, the lower rank's first.
+Merge = Callable[[Any, Any], Any]
+#: Sum, or elementwise largest or smallest, or a function that merges two ranks' arrays.
+Reduction = Literal["sum", "max", "min"] | Merge
+_MERGES: dict[Any, Merge] = {"max": np.maximum, "min": np.minimum}
+#: Kinds of numbers that can be added up: booleans are counted.
+_SUMMABLE = "biufc"
+
+#: A value as bytes: the pickle, and the buffers of its arrays, which are not copied.
+PackedValue = Arrays
+
+
+def pack_value(value: Any) -> PackedValue:
+    """Return a value of any kind as arrays of bytes, without copies of the arrays in it."""
+    buffers: list[Any] = []
+    text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    return [np.frombuffer(text, np.uint8), *views]
+
+
+def unpack_value(packed: PackedValue) -> Any:
+    """Return the value that :func:`pack_value` made bytes of; its arrays can be written to."""
+    text, *buffers = packed
+    # What other ranks own, or came as bytes, may be read-only.
+    own = [array if array.flags.writeable else array.copy() for array in buffers]
+    return cloudpickle.loads(text, buffers=own)
+
+
+def join_packed(packed: PackedValue) -> NDArray[np.uint8]:
+    """Return a packed value as one array: the number and sizes of its parts, then these."""
+    sizes = np.array([len(packed), *map(len, packed)], np.int64)
+    return np.concatenate([sizes.view(np.uint8), *packed])
+
+
+def split_packed(joined: NDArray[np.uint8]) -> PackedValue:
+    """Return the parts of a packed value that :func:`join_packed` made one array of."""
+    n = int(joined[:8].copy().view(np.int64)[0])
+    begin = 8 * (n + 1)
+    sizes = joined[8:begin].copy().view(np.int64)
+    bounds = begin + np.concatenate([[0], np.cumsum(sizes)])
+    return [joined[a:b] for a, b in pairwise(bounds.tolist())]
+
+
+class RankGroup:
+    """Ranks that run one function together, as the function sees them.
+
+    Every rank makes the same calls in the same order. Results of collectives are the same to the
+    bit on all ranks, unless they say otherwise.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    workers : sequence of str
+        Address of each rank's Dask worker; empty without a cluster.
+    wait : WaitBound
+    n_threads : int
+        Threads that the rank may compute with.
+    generation : int
+        Number of times that the function was begun again.
+    save : callable
+        Takes the state that the function would begin again with, as `join_packed` makes it.
+    parameters : RankParameters or None
+
+    Attributes
+    ----------
+    rank, size : int
+        Number of this rank, from 0, and of all ranks.
+    hosts : tuple of str
+        Host of each rank.
+    workers : tuple of str
+        Dask address of each rank's worker; empty without a cluster.
+    n_threads : int
+        Threads that this rank may compute with.
+    generation : int
+        How often the function has been begun again, after losses and changes of the cluster.
+    parameters : RankParameters or None
+        Those that servers hold, where `run_together` was given any.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        workers: Sequence[str],
+        wait: WaitBound,
+        n_threads: int,
+        generation: int,
+        save: Callable[[NDArray[np.uint8]], None],
+        parameters: RankParameters | None = None,
+    ) -> None:
+        self.rank, self.size = communicator.rank, communicator.size
+        self.workers = tuple(workers)
+        self.hosts = tuple(_name_host(address) for address in workers) or ("localhost",)
+        self.n_threads = n_threads
+        self.generation = generation
+        self.parameters = parameters
+        self._communicator = communicator
+        self._wait = wait
+        self._save = save
+        self._n_calls = 0
+        #: Error by which the group broke: all later calls raise it again.
+        self.failure: TrainingError | None = None
+
+    def __repr__(self) -> str:
+        return f"RankGroup(rank={self.rank}, size={self.size}, generation={self.generation})"
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def allreduce(self, array: ArrayLike, op: Reduction = "sum") -> Any:
+        """Return all ranks' arrays as one: their sum, maximum or minimum, on every rank.
+
+        Parameters
+        ----------
+        array : array-like of numbers
+            Of the same shape and dtype on all ranks. A CuPy array comes back as one.
+        op : {"sum", "max", "min"} or callable, default="sum"
+            A function merges the arrays of two neighbouring ranks, the lower rank's first, into one
+            of the same kind.
+
+        Raises
+        ------
+        RankMismatchError
+            The ranks make different calls, or their arrays differ in shape or dtype.
+        InvalidDataError
+            The array holds no numbers.
+        """
+        given, own = array, _as_numbers(array)
+        if own.dtype.kind == "b" and op == "sum":
+            own = own.astype(np.int64)
+        name = op if isinstance(op, str) else "function"
+        if isinstance(op, str) and op not in ("sum", *_MERGES):
+            raise InvalidParameterError(f'op={op!r} is not "sum", "max", "min" or a function.')
+        self._meet(f"allreduce of {own.dtype}{list(own.shape)} by {name}")
+        if not own.size:
+            total = own
+        elif op == "sum":
+            # Some communicators add in place.
+            total = self._run(lambda: self._communicator.allreduce(own.reshape(-1).copy()))
+        else:
+            merge = _MERGES[op] if isinstance(op, str) else op
+            (total,) = self._run(
+                lambda: self._communicator.reduce(
+                    [own], lambda a, b: [np.asarray(merge(a[0], b[0]), own.dtype)]
+                )
+            )
+        found = np.array(total).reshape(own.shape)
+        return found if is_host(given) or np.isscalar(given) else namespace(given).asarray(found)
+
+    def reduce_scatter(self, array: ArrayLike) -> Any:
+        """Return this rank's share of the sum of all ranks' arrays, along the first axis.
+
+        Rank r gets rows ``n * r // size`` to ``n * (r + 1) // size`` of `n`.
+
+        Parameters
+        ----------
+        array : array-like of numbers of shape (n, ...)
+            Of the same shape and dtype on all ranks.
+        """
+        own = np.ascontiguousarray(_as_numbers(array))
+        if not own.ndim:
+            raise InvalidDataError("A single number has no shares: use allreduce.")
+        self._meet(f"reduce_scatter of {own.dtype}{list(own.shape)}")
+        each = int(np.prod(own.shape[1:]))
+        bounds = [at * each for at in self._communicator.bounds(len(own))]
+        flat = own.reshape(-1)
+        part = self._run(lambda: self._communicator.reduce_scatter(flat, bounds))
+        return np.array(part).reshape(-1, *own.shape[1:])
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank; each may be anything that can be pickled."""
+        packed = pack_value(value)
+        self._meet("allgather")
+        found = self._run(lambda: self._communicator.allgather(packed))
+        return [value if r == self.rank else unpack_value(one) for r, one in enumerate(found)]
+
+    def alltoall(self, values: Sequence[Any]) -> list[Any]:
+        """Give each rank the value at its place in `values`; return what each has for this one."""
+        if len(values) != self.size:
+            raise InvalidParameterError(
+                f"alltoall takes a value for each of the {self.size} ranks, not {len(values)}."
+            )
+        packed = [join_packed(pack_value(value)) for value in values]
+        self._meet("alltoall")
+        found = self._run(lambda: self._communicator.alltoall(packed))
+        return [unpack_value(split_packed(one)) for one in found]
+
+    def broadcast(self, value: Any = None, root: int = 0) -> Any:
+        """Return the value of rank `root` on all ranks; what the others give is not looked at."""
+        if not 0 <= root < self.size:
+            raise InvalidParameterError(f"root={root} is none of the {self.size} ranks.")
+        self._meet(f"broadcast from rank {root}")
+        is_root = self.rank == root
+        if root:
+            own = pack_value(value) if is_root else []
+            packed = self._run(lambda: self._communicator.allgather(own))[root]
+            return value if is_root else unpack_value(packed)
+        joined = join_packed(pack_value(value)) if is_root else np.empty(0, np.uint8)
+        data = self._run(lambda: self._communicator.broadcast_bytes([joined.data]))
+        return value if is_root else unpack_value(split_packed(data))
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self._meet("barrier")
+
+    # -- what outlives a loss ------------------------------------------------------------------
+
+    def save(self, state: Any) -> None:
+        """Save a state, with which the function begins again after a loss, as its `state`.
+
+        All ranks call it; rank 0's state is the one that counts, and every rank keeps a copy of
+        its bytes.
+
+        Parameters
+        ----------
+        state : object
+            Anything that can be pickled.
+        """
+        self._meet("save")
+        joined = join_packed(pack_value(state)) if self.rank == 0 else np.empty(0, np.uint8)
+        data = self._run(lambda: self._communicator.broadcast_bytes([joined.data]))
+        self._save(joined if self.rank == 0 else data)
+
+    def end(self) -> None:
+        """Wait until the function has returned on all ranks; called once by the engine."""
+        self._meet("return")
+
+    # -- meeting -------------------------------------------------------------------------------
+
+    def _meet(self, call: str) -> None:
+        """Wait for all ranks, and make sure that they make the same call."""
+        if self.failure is not None:
+            raise self.failure
+        self._n_calls += 1
+        code = np.array([self._n_calls, zlib.crc32(call.encode())], np.int64)
+        codes = self._run(lambda: self._communicator.align(code), call)
+        if (codes == codes[0]).all():
+            return
+        # All ranks see the same codes, so all tell each other what they are at.
+        told = self._run(lambda: self._communicator.allgather([_as_bytes(call)]))
+        calls = [bytes(one[0]).decode() for one in told]
+        self.failure = RankMismatchError(_describe_mismatch(calls, codes[:, 0].tolist()))
+        raise self.failure
+
+    def _run(self, work: Callable[[], Any], call: str = "") -> Any:
+        """Run a step of a collective; remember the error by which the group breaks."""
+        try:
+            return work()
+        except WaitTimeoutError as error:
+            ranks = ", ".join(map(str, self._communicator.find_missing_ranks())) or "another"
+            self.failure = WaitTimeoutError(
+                f"Rank {self.rank} waited {self._wait.timeout:g} s for rank {ranks} in call "
+                f"{self._n_calls} of its group ({call or 'its data'}). Does the function sleep "
+                "there, compute for longer than that, or wait for something else? Raise the bound "
+                "with run_together(timeout=seconds)."
+            )
+            raise self.failure from error
+        except TrainingError as error:
+            if is_consequence(error):
+                self.failure = error
+            raise
+
+
+class RankParameters:
+    """Parameters that servers hold for a function, as one of its ranks sees them.
+
+    Parameters
+    ----------
+    layout : Parameters
+        Places of the named arrays in the matrix that the servers hold.
+    dtype : str
+    connection : ShardedConnection
+    lanes : tuple of int
+        Lanes for which the rank speaks.
+    clock : int
+        Pushes that the servers know of.
+
+    Attributes
+    ----------
+    clock : int
+        Number of pushes of this rank that count.
+    """
+
+    def __init__(
+        self, layout: Parameters, dtype: str, connection: ShardedConnection,
+        lanes: tuple[int, ...], clock: int,
+    ) -> None:  # fmt: skip
+        self.clock = clock
+        self._layout = layout
+        self._dtype = dtype
+        self._connection = connection
+        self._lanes = lanes
+
+    def pull(self) -> dict[str, NDArray[Any]]:
+        """Return the parameters by name, as the policy lets this rank have them; read-only.
+
+        Under ``"sync"`` it waits until all ranks have pushed as often as this one, under ``"ssp"``
+        until the slowest is near enough.
+        """
+        self._connection.send(self._lanes, self.clock)
+        pulled = self._connection.receive(self._lanes[0])
+        self.clock = max(self.clock, pulled.clock)
+        views = self._layout.views(pulled.w)
+        for view in views.values():
+            view.flags.writeable = False
+        return views
+
+    def push(self, gradients: Mapping[str, ArrayLike], rows: float = 1.0) -> None:
+        """Push gradients, which the servers turn into a step as the policy says.
+
+        Parameters
+        ----------
+        gradients : mapping of str to array-like
+            SUM of the gradients over `rows`, for every parameter or some of them; those left out
+            are 0.
+        rows : float, default=1.0
+            Rows in the sum, by which the servers divide the sum of all ranks' gradients.
+        """
+        total = np.zeros(self._layout.shape, self._dtype)
+        views = self._layout.views(total)
+        if unknown := sorted(set(gradients) - set(views)):
+            raise InvalidParameterError(
+                f"No parameters of the names {unknown}: the server has {sorted(views)}."
+            )
+        for name, gradient in gradients.items():
+            own = np.asarray(copy_to_host(gradient))
+            if own.shape != views[name].shape:
+                raise InvalidParameterError(
+                    f"The gradient of {name!r} has the shape {own.shape}; the parameters have "
+                    f"{views[name].shape}."
+                )
+            views[name][...] = own
+        self.clock += 1
+        self._connection.send(self._lanes, self.clock, float(rows), total, pull=False)
+
+    def leave(self) -> None:
+        """Let the other ranks go on without this one; called once by the engine."""
+        self._connection.call_all("leave", lanes=list(self._lanes))
+
+
+def _as_numbers(array: Any) -> NDArray[Any]:
+    """Return an array of numbers in host memory."""
+    own = np.asarray(copy_to_host(array) if hasattr(array, "shape") else array)
+    if own.dtype.kind not in _SUMMABLE:
+        raise InvalidDataError(
+            f"An array of {own.dtype} cannot be reduced: it holds no numbers. Use allgather for "
+            "other values."
+        )
+    return own
+
+
+def _as_bytes(text: str) -> NDArray[np.uint8]:
+    """Return a text as an array of bytes."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _name_host(address: str) -> str:
+    """Return the host of a worker's address; "localhost" of one within this process."""
+    _, _, place = address.rpartition("://")
+    if address.startswith("inproc"):
+        return "localhost"
+    return place.rpartition(":")[0].strip("[]") or place
+
+
+def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
+    """Return the message for ranks that are at different calls."""
+    doing = "; ".join(
+        f"rank {rank} " + ("has returned" if call == "return" else f"is at {call}")
+        + f" (call {number})"
+        for rank, (call, number) in enumerate(zip(calls[:8], numbers, strict=False))
+    )  # fmt: skip
+    return (
+        f"The ranks of a function make different calls: {doing}. Every rank has to make the same "
+        "calls of its group in the same order, with arrays of one shape and dtype, until it "
+        "returns; let no rank skip one, whatever blocks it has."
+    )

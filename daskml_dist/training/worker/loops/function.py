@@ -1,0 +1,155 @@
+"""Loop *function*: every trainer runs a function of the user's, whose ranks meet in a group.
+
+After a loss the function begins again on all ranks, with the state that it saved last: each rank
+holds a copy, and the ranks agree on the latest. The copy belongs to the process and its run, so
+that it also outlives a trainer whose function has returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.rank_group import (
+    PackedValue,
+    RankGroup,
+    RankParameters,
+    pack_value,
+    split_packed,
+    unpack_value,
+)
+from daskml_dist.errors import DaskMLDistError, FunctionError, is_consequence
+from daskml_dist.training.spec import FunctionCall, RankResults
+from daskml_dist.training.worker.control import kept_values
+from daskml_dist.training.worker.lane import BlocksLane
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.rounds import share_furthest
+
+#: Frames of the user's error that its message shows.
+_SHOWN_FRAMES = 5
+_running = threading.local()
+
+
+def is_running_function() -> bool:
+    """Return whether the calling thread runs a function of a group of ranks."""
+    return getattr(_running, "depth", 0) > 0
+
+
+def run_function_loop(context: Context) -> RankResults:
+    """Run the function on this rank; return what it returned."""
+    call = context.fit.work.call
+    assert call is not None
+    # From here on the ranks wait for each other's computations, too.
+    context.wait.timeout = call.timeout or context.wait.timeout
+    with _open_parameters(context) as parameters:
+        point = _SavedPoint(context)
+        group = RankGroup(
+            context.communicator,
+            context.addresses,
+            context.wait,
+            context.n_worker_threads,
+            context.generation,
+            point.save,
+            parameters,
+        )
+        lanes = cast("list[BlocksLane]", context.lanes)
+        blocks = [block.values for lane in lanes for block in lane.value_blocks]
+        given = [values[0] for values in blocks] if call.is_single else blocks
+        function, first_state = cloudpickle.loads(call.packed)
+        state = first_state if point.state is None else unpack_value(split_packed(point.state))
+        value = _call_function(
+            lambda: pack_value(function(group, given, state)), call, group, context
+        )
+        group.end()
+        if parameters is not None:
+            parameters.leave()
+    return RankResults(np.empty(0), values={context.rank: value})
+
+
+@contextmanager
+def _open_parameters(context: Context) -> Iterator[RankParameters | None]:
+    """Connect to the servers of the function's parameters, if it has any."""
+    if not context.fit.work.uses_shards:
+        yield None
+        return
+    connection = context.connect()
+    try:
+        yield RankParameters(
+            context.fit.steps.model.parameters,
+            context.fit.rows.dtype,
+            connection,
+            tuple(lane.number for lane in context.lanes),
+            max(context.clocks.values()),
+        )
+    finally:
+        connection.close()
+
+
+class _SavedPoint:
+    """State that the function has saved last, and how many it had saved by then.
+
+    Attributes
+    ----------
+    state : ndarray of uint8 or None
+        The state, packed into one array; None: none is saved.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._kept = kept_values(context.run_id)
+        self._number: int = self._kept.get("number", 0)
+        self.state: NDArray[np.uint8] | None = self._kept.get("state")
+        # Ranks may have come to different calls when one was lost: the latest state counts.
+        packed = share_furthest(context, [self._number], self._pack)
+        if packed is not None:
+            self._keep(int(packed[:8].copy().view(np.int64)[0]), packed[8:])
+
+    def _pack(self) -> NDArray[np.uint8]:
+        """Return the number and the state as one array, for ranks that have not come as far."""
+        assert self.state is not None
+        return np.concatenate([np.array([self._number], np.int64).view(np.uint8), self.state])
+
+    def save(self, state: NDArray[np.uint8]) -> None:
+        """Save the next state."""
+        self._keep(self._number + 1, state)
+
+    def _keep(self, number: int, state: NDArray[np.uint8]) -> None:
+        """Keep a state in this process until the run is forgotten."""
+        self._number, self.state = number, state
+        self._kept.update(number=number, state=state)
+
+
+def _call_function(
+    function: Callable[[], PackedValue], call: FunctionCall, group: RankGroup, context: Context
+) -> PackedValue:
+    """Return what the function returns, packed; raise `FunctionError` for an error of its own."""
+    _running.depth = getattr(_running, "depth", 0) + 1
+    try:
+        # The loops of the package ignore these; the user's own code is warned as elsewhere.
+        with np.errstate(over="warn", invalid="warn"):
+            return function()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a SystemExit would end the worker's thread in silence
+        # What broke the group explains more than what the function, or a library in it, made of it.
+        if group.failure is not None:
+            raise group.failure from error
+        if isinstance(error, DaskMLDistError) and is_consequence(error):
+            raise
+        worker = context.addresses[group.rank] if context.addresses else ""
+        where = f" (worker {worker})" if worker else ""
+        frames = "".join(traceback.format_tb(error.__traceback__)[-_SHOWN_FRAMES:])
+        raise FunctionError(
+            f"{call.name} raised {type(error).__name__} on rank {group.rank} of {group.size}"
+            f"{where}, and was ended on all others: {error}\nThe last frames there:\n{frames}",
+            group.rank,
+            worker,
+        ) from error
+    finally:
+        _running.depth -= 1
