@@ -8,6 +8,7 @@ does not belong together. `RankParameters` are the parameters that servers hold 
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -17,10 +18,10 @@ import cloudpickle
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from daskml_dist.backends.namespace import is_host, namespace
+from daskml_dist.backends.namespace import namespace
 from daskml_dist.comm.base import Arrays, Communicator, WaitBound
 from daskml_dist.comm.server_connections import ShardedConnection
-from daskml_dist.data.conversion import copy_to_host
+from daskml_dist.data.conversion import copy_to_host, find_device
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
@@ -186,7 +187,7 @@ class RankGroup:
                 )
             )
         found = np.array(total).reshape(own.shape)
-        return found if is_host(given) or np.isscalar(given) else namespace(given).asarray(found)
+        return namespace(given).asarray(found) if find_device(given) == "gpu" else found
 
     def reduce_scatter(self, array: ArrayLike) -> Any:
         """Return this rank's share of the sum of all ranks' arrays, along the first axis.
@@ -273,6 +274,8 @@ class RankGroup:
         if self.failure is not None:
             raise self.failure
         self._n_calls += 1
+        # Ranks that are always on time never wait, and would not hear of an end or a newcomer.
+        self._run(lambda: self._wait.check(time.monotonic(), "the other ranks"))
         code = np.array([self._n_calls, zlib.crc32(call.encode())], np.int64)
         codes = self._run(lambda: self._communicator.align(code), call)
         if (codes == codes[0]).all():

@@ -81,7 +81,9 @@ def collect_layers(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
     """
     layers: dict[str, Mapping[Any, Any]] = {}
     for value in lazy:
-        layers.update(value.dask.layers)
+        graph = value.dask
+        # Of what is persisted the graph is a plain dictionary.
+        layers.update(graph.layers if hasattr(graph, "layers") else {value.key: graph})
     return layers
 
 

@@ -20,6 +20,7 @@ from dask.sizeof import sizeof
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import (
     Collection,
+    check_equal_lengths,
     count_rows_of_block,
     cut_into_blocks,
     slice_rows,
@@ -27,6 +28,8 @@ from daskml_dist.data.collection import (
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
+#: Lanes of blocks for each thread of a worker at most, each of which a newcomer may take over.
+LANES_PER_THREAD = 8
 #: Rows by which a block counts where work is shared: all blocks count alike, since nothing is known
 #: of what a function does with one.
 _ONE_ROW = np.empty((1, 0))
@@ -83,7 +86,7 @@ class ValueCollection(Collection):
         """Return values in memory cut into blocks of neighbouring rows, nearly equal in number."""
         if not self.inputs:
             # A function without values: each block stands for a place where it runs.
-            return replace(self, parts=[()] * n_blocks)
+            return replace(self, parts=[()] * (LANES_PER_THREAD * n_blocks))
         n_rows = count_rows_of_block(self.inputs[0])
         n_blocks = max(1, min(n_blocks, n_rows))
         counts = np.diff(np.arange(n_blocks + 1) * n_rows // n_blocks).tolist()
@@ -177,6 +180,7 @@ def _cut_lazy(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     # Arrays and frames know rows: they are cut alike, with what is in memory, as those of fits.
     rows = {n: _join_columns(v) for n, v in named.items() if _has_lazy_rows(v) or not _is_lazy(v)}
     pieces: dict[str, list[Any]] = {}
+    check_equal_lengths(rows)
     if any(map(_has_lazy_rows, rows.values())):
         _, parts = cut_into_blocks(rows)
         pieces.update(zip(rows, map(list, zip(*parts, strict=True)), strict=True))

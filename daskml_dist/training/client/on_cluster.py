@@ -23,6 +23,7 @@ from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed.collection import KeyedCollection
+from daskml_dist.data.value_blocks import LANES_PER_THREAD, ValueCollection
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
@@ -190,6 +191,9 @@ class ClusterEngine(Engine):
         if lanes is not None:
             self._placement = place_evenly(lanes, holders, threads)
             return lanes
+        if isinstance(self._collection, ValueCollection):
+            # Lanes are but blocks here, and cost nothing: many, of which newcomers may get some.
+            threads = {address: LANES_PER_THREAD * n for address, n in threads.items()}
         # Lanes cut from the blocks alone: the same fit twice gives the same lanes.
         if n_lanes is None and not self._rows.home_workers:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))

@@ -180,6 +180,11 @@ class Context:
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
     @property
+    def address(self) -> str:
+        """Return the Dask address of the trainer's worker; empty without a cluster."""
+        return self.addresses[self.rank] if self.addresses else ""
+
+    @property
     def resumed(self) -> bool:
         """Return whether the lanes continue from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock

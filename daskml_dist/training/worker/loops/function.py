@@ -7,11 +7,12 @@ that it also outlives a trainer whose function has returned.
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -60,10 +61,11 @@ def run_function_loop(context: Context) -> RankResults:
             parameters,
         )
         lanes = cast("list[BlocksLane]", context.lanes)
-        blocks = [block.values for lane in lanes for block in lane.value_blocks]
+        blocks = [block.values for lane in lanes for block in lane.value_blocks if block.values]
         given = [values[0] for values in blocks] if call.is_single else blocks
-        function, first_state = cloudpickle.loads(call.packed)
-        state = first_state if point.state is None else unpack_value(split_packed(point.state))
+        function, state = _load_call(call, context)
+        if point.state is not None:
+            state = unpack_value(split_packed(point.state))
         value = _call_function(
             lambda: pack_value(function(group, given, state)), call, group, context
         )
@@ -71,6 +73,21 @@ def run_function_loop(context: Context) -> RankResults:
         if parameters is not None:
             parameters.leave()
     return RankResults(np.empty(0), values={context.rank: value})
+
+
+def _load_call(call: FunctionCall, context: Context) -> tuple[Callable[..., Any], Any]:
+    """Return a new function and the state that it begins with."""
+    try:
+        function, state = cloudpickle.loads(call.packed)
+    except Exception as error:
+        raise FunctionError(
+            f"{call.name} and its state cannot be loaded on rank {context.rank} ({error!r}). Give "
+            "all workers the modules that it uses (client.upload_file for a file of your own), or "
+            "define the function in the notebook or script that calls run_together.",
+            context.rank,
+            context.address,
+        ) from error
+    return function, state
 
 
 @contextmanager
@@ -138,11 +155,15 @@ def _call_function(
         raise
     except BaseException as error:  # a SystemExit would end the worker's thread in silence
         # What broke the group explains more than what the function, or a library in it, made of it.
+        if error is group.failure:
+            raise
         if group.failure is not None:
-            raise group.failure from error
+            # A copy: this failure may itself be the cause of the error at hand, and Dask follows
+            # causes in circles.
+            raise copy.copy(group.failure) from None
         if isinstance(error, DaskMLDistError) and is_consequence(error):
             raise
-        worker = context.addresses[group.rank] if context.addresses else ""
+        worker = context.address
         where = f" (worker {worker})" if worker else ""
         frames = "".join(traceback.format_tb(error.__traceback__)[-_SHOWN_FRAMES:])
         raise FunctionError(
