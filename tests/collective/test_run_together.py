@@ -268,7 +268,10 @@ def test_dask_collections_without_a_client() -> None:
 def test_with_tls(assert_clean: Callable[..., None]) -> None:
     with (
         LocalCluster(
-            2, threads_per_worker=1, dashboard_address=":0", security=Security.temporary()
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            security=Security.temporary(),
         ) as cluster,
         Client(cluster) as client,
         dask.config.set({"daskml_dist.shared_memory": False}),

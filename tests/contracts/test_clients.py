@@ -19,6 +19,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskml_dist
+from daskml_dist.collective import run_together
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.frequent_patterns import frequent_itemsets
 from daskml_dist.graph import VertexProgram, connected_components, pagerank
@@ -207,6 +208,10 @@ class _Largest(VertexProgram):
         return np.maximum(old, total)
 
 
+def _count_blocks(group: Any, blocks: Any, state: Any) -> int:
+    return len(blocks)
+
+
 _EDGES = pd.DataFrame({"source": [0, 1, 2, 3, 4, 5], "target": [1, 2, 0, 4, 5, 3]})
 _BASKETS = np.eye(8)[:, :4]
 #: Public functions, and methods of no estimator, that take a client.
@@ -222,6 +227,7 @@ FUNCTIONS: dict[str, Any] = {
         SGDClassifier(random_state=0), *_lazy("SGDClassifier"), rates=[0.1, 1.0], client=client
     ),
     "pagerank": lambda client: pagerank(_as_dask(_EDGES, 2), client=client),
+    "run_together": lambda client: run_together(client, _count_blocks, _as_dask(_BASKETS, 2)),
     "VertexProgram": lambda client: _Largest().run(_as_dask(_EDGES, 2), client=client),
     "advise": lambda client: daskml_dist.advise(
         _lazy("SGDClassifier")[0], SGDClassifier(), _lazy("SGDClassifier")[1], client=client
