@@ -119,6 +119,12 @@ class RankGroup:
         How often the function has been begun again, after losses and changes of the cluster.
     parameters : RankParameters or None
         Those that servers hold, where `run_together` was given any.
+
+    Examples
+    --------
+    >>> from daskml_dist.collective import run_together
+    >>> run_together(None, lambda group, blocks, state: (group.rank, group.allgather("here")))
+    [(0, ['here'])]
     """
 
     def __init__(
@@ -323,6 +329,17 @@ class RankParameters:
     ----------
     clock : int
         Number of pushes of this rank that count.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.collective import ParameterServer, run_together
+    >>> server = ParameterServer({"w": np.zeros(1)}, learning_rate=0.5, policy="sync")
+    >>> def push_once(group, blocks, state):
+    ...     group.parameters.push({"w": [-2.0]})
+    ...     return group.parameters.pull()["w"].tolist(), group.parameters.clock
+    >>> run_together(None, push_once, server=server)
+    [([1.0], 1)]
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from daskml_dist.ps.server import ShardServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.worker.control import forget_kept_values
+from daskml_dist.training.worker.kept_values import forget_kept_values
 from daskml_dist.training.worker.servers import (
     count_fit_servers,
     join_final_states,

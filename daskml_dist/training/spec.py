@@ -225,7 +225,7 @@ class FunctionCall:
 
 @dataclass
 class RankResults(Solution):
-    """What a function has returned on some ranks.
+    """Values that a function has returned on some ranks.
 
     Parameters
     ----------

@@ -35,8 +35,9 @@ GROUPS = {
         "model_selection", "inspection", "inference", "datasets",
     ],
     "How a fit is made": [
-        "", "planning", "streaming", "policies", "compression", "optimizers", "schedules", "losses",
-        "penalties", "solvers", "callbacks", "training.history", "training.callbacks",
+        "", "planning", "streaming", "collective", "policies", "compression", "optimizers",
+        "schedules", "losses", "penalties", "solvers", "callbacks", "training.history",
+        "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",
     ],
     "Your own, errors, services, the command line": ["base", "models", "errors", "serving", "cli"],

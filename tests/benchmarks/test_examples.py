@@ -259,6 +259,12 @@ def test_nycflights(data_dir: Path) -> None:
     assert float(output.split("RMSE")[1].split()[0]) <= 17.95
 
 
+def test_actors_and_learners(here: Callable[..., str]) -> None:
+    output = here("actor_learner.py", "--workers", "2")
+    (steps,) = re.findall(r"after 300 pushes the way takes (\d+) steps", output)
+    assert int(steps) < 10  # of 30 before
+
+
 @pytest.mark.data
 @pytest.mark.slow
 def test_rank_pages(data_dir: Path) -> None:

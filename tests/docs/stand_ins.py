@@ -222,6 +222,7 @@ STAND_INS = {
 #: Pages whose blocks another file of tests runs, with what must come of them.
 ELSEWHERE = {
     "docs/coming_from_trees.md": "tests/ensemble/test_boosting_pages.py",
+    "docs/run_together.md": "tests/collective/test_page.py",
     "docs/extending.md": "tests/contracts/test_extending.py",
     "docs/extending_models.md": "tests/contracts/test_extending.py",
     "docs/extending_statistics.md": "tests/contracts/test_extending.py",

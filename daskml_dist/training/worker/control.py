@@ -23,6 +23,7 @@ from daskml_dist.dask_internals.cluster import count_actors, forget_before_closi
 from daskml_dist.errors import MessageError, RunAbortedError, SilentPeerError, TrainingError
 from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
+from daskml_dist.training.worker.kept_values import forget_kept_values
 from daskml_dist.training.worker.notifications import note_trainer_end
 
 #: Topic of the alarms of all runs, in Dask's event log.
@@ -41,19 +42,6 @@ _trainers: Counter[str] = Counter()
 #: Runs that are to be forgotten soon, each with the event that is set when a part of it ended.
 _tidying: dict[str, asyncio.Event] = {}
 _changed = threading.Condition()
-#: What trainers of a run keep in this process beyond their own end, by run.
-_kept: dict[str, dict[str, Any]] = {}
-
-
-def kept_values(run_id: str) -> dict[str, Any]:
-    """Return what trainers of a run keep in this process until the run is forgotten."""
-    return _kept.setdefault(run_id, {})
-
-
-def forget_kept_values(run_id: str) -> None:
-    """Forget what trainers of a run keep in this process."""
-    _kept.pop(run_id, None)
-
 
 # -- called by the client, in the worker's process -------------------------------------------------
 
@@ -92,7 +80,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
-        _kept.pop(run_id, None)
+        forget_kept_values(run_id)
         _farewells.add(run_id)
     await forget_before_closing(dask_worker, run_id)
     _farewells.discard(run_id)

@@ -28,7 +28,7 @@ from daskml_dist.comm.rank_group import (
 )
 from daskml_dist.errors import DaskMLDistError, FunctionError, is_consequence
 from daskml_dist.training.spec import FunctionCall, RankResults
-from daskml_dist.training.worker.control import kept_values
+from daskml_dist.training.worker.kept_values import kept_values
 from daskml_dist.training.worker.lane import BlocksLane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import share_furthest

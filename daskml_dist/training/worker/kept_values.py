@@ -1,0 +1,17 @@
+"""Values that trainers of a run keep in their process beyond their own end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_kept: dict[str, dict[str, Any]] = {}
+
+
+def kept_values(run_id: str) -> dict[str, Any]:
+    """Return the dictionary of what trainers of a run keep in this process."""
+    return _kept.setdefault(run_id, {})
+
+
+def forget_kept_values(run_id: str) -> None:
+    """Forget what trainers of a run keep in this process."""
+    _kept.pop(run_id, None)
