@@ -153,6 +153,24 @@ class RankGroup:
     def __repr__(self) -> str:
         return f"RankGroup(rank={self.rank}, size={self.size}, generation={self.generation})"
 
+    @property
+    def own_host(self) -> str:
+        """Return the host of this rank, at which others reach it."""
+        return self.hosts[self.rank] if self.workers else "127.0.0.1"
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that this rank waits for the others in one call."""
+        return self._wait.timeout
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the ranks are to begin again, or to end; may be asked in any thread.
+
+        Calls of the group raise then; code that waits by other means is to look here.
+        """
+        return self.failure is not None or self._wait.is_aborted() or self._wait.is_renewed()
+
     # -- collectives ---------------------------------------------------------------------------
 
     def allreduce(self, array: ArrayLike, op: Reduction = "sum") -> Any:

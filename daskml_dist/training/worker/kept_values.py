@@ -15,3 +15,8 @@ def kept_values(run_id: str) -> dict[str, Any]:
 def forget_kept_values(run_id: str) -> None:
     """Forget what trainers of a run keep in this process."""
     _kept.pop(run_id, None)
+
+
+def find_largest(name: str) -> int:
+    """Return the largest of a number that runs keep here; 0 where none does."""
+    return max((int(kept.get(name, 0)) for kept in list(_kept.values())), default=0)

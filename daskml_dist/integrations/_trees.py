@@ -1,0 +1,77 @@
+"""What the libraries of boosted trees share: rows of a rank, checks of arguments, saved trees."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+
+#: Names of what a block holds, in their order; those that were not given are left out.
+ROW_NAMES = ("X", "y", "sample_weight", "qid")
+
+
+def load_library(name: str) -> ModuleType:
+    """Return a library; raise `InvalidParameterError` where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidParameterError(
+            f"{name} is not installed here ({error}): pip install {name}. All workers need it too."
+        ) from error
+
+
+def check_model(model: Any, kind: type, name: str) -> None:
+    """Raise `InvalidParameterError` for what is no model of a library."""
+    if not isinstance(model, kind):
+        raise InvalidParameterError(
+            f"model={model!r} is no model of {name}: give one of its classes for scikit-learn, "
+            "with its parameters, that is not fitted."
+        )
+
+
+def list_rows(given: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    """Return the names and collections that blocks are made of."""
+    if given["X"] is None or given["y"] is None:
+        raise InvalidDataError("X and y are both needed: rows and their targets.")
+    names = [name for name in ROW_NAMES if given.get(name) is not None]
+    return names, [given[name] for name in names]
+
+
+def join_rows(blocks: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, Any]:
+    """Return a rank's rows, joined from its blocks, by name."""
+    columns = zip(*blocks, strict=True)
+    return {name: _join(list(parts)) for name, parts in zip(names, columns, strict=True)}
+
+
+def _join(parts: list[Any]) -> Any:
+    """Return parts of rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    if sparse.issparse(parts[0]):
+        return sparse.vstack(parts, format="csr")
+    if hasattr(parts[0], "iloc"):
+        import pandas as pd
+
+        return pd.concat(parts)
+    return np.concatenate(parts)
+
+
+def find_n_classes(y: Any, allreduce: Callable[..., Any]) -> int:
+    """Return the number of classes of labels 0, 1, ... of all ranks; raise for other labels."""
+    own = np.asarray(y)
+    is_code = own.dtype.kind in "biuf" and (own == own.astype(np.int64)).all()
+    lowest = float(own.min()) if is_code and own.size else 0.0
+    highest = float(own.max()) if is_code and own.size else 0.0
+    wrong, _, highest = allreduce(np.array([not is_code or lowest < 0, 0, highest], float), "max")
+    if wrong:
+        raise InvalidDataError(
+            "The labels are not 0, 1, 2, ...: these libraries take numbers of classes. Encode them "
+            "first, with daskml_dist.preprocessing.LabelEncoder."
+        )
+    return int(highest) + 1

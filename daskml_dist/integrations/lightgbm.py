@@ -1,0 +1,279 @@
+"""LightGBM's own distributed training on the ranks of `run_together`.
+
+LightGBM lets a host program serve its two collectives (``LGBM_NetworkInitWithFunctions``): here the
+group of ranks does, so that LightGBM opens no port, and a lost or silent rank ends the training as
+it ends any call of the group. After each tree the booster is saved with the group.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.collective import RankGroup, run_together
+from daskml_dist.integrations._trees import (
+    check_model,
+    find_n_classes,
+    join_rows,
+    list_rows,
+    load_library,
+)
+
+__all__ = ["fit"]
+
+_Bytes, _Size = ctypes.c_void_p, ctypes.c_int32
+_Sizes = ctypes.POINTER(ctypes.c_int32)
+#: ``output += input``, elementwise, of an array of elements of some bytes each.
+_Reducer = ctypes.CFUNCTYPE(None, _Bytes, _Bytes, ctypes.c_int, _Size)
+_ReduceScatter = ctypes.CFUNCTYPE(
+    None, _Bytes, _Size, ctypes.c_int, _Sizes, _Sizes, ctypes.c_int, _Bytes, _Size,
+    ctypes.POINTER(_Reducer),
+)  # fmt: skip
+_AllGather = ctypes.CFUNCTYPE(
+    None, _Bytes, _Size, _Sizes, _Sizes, ctypes.c_int, _Bytes, _Size
+)  # fmt: skip
+
+
+def fit(
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    qid: Any = None,
+    eval_set: tuple[Any, Any] | None = None,
+    client: Any = None,
+    retries: int | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Train a model of LightGBM on a Dask cluster, and return it fitted.
+
+    Parameters
+    ----------
+    model : lightgbm.LGBMClassifier, LGBMRegressor or LGBMRanker
+        An unfitted model with its parameters; it is not changed. Labels of classes are 0, 1, ....
+        ``early_stopping_round=`` among its parameters ends the training by `eval_set`.
+    X, y : Dask Array or dataframe, or rows in memory
+        Features of shape (n_rows, n_features), and targets of shape (n_rows,).
+    sample_weight : of shape (n_rows,), or None
+    qid : of shape (n_rows,), or None
+        Query of each row, for a ranker: rows of one query are in one block, neighbours.
+    eval_set : tuple of (X, y) in memory, or None
+        Rows to evaluate after each tree, the same on all ranks.
+    client, retries, timeout
+        As :func:`~daskml_dist.collective.run_together` has them.
+
+    Returns
+    -------
+    lightgbm.Booster
+        The trained trees; ``booster.predict`` works in this process, without a cluster.
+
+    Raises
+    ------
+    InvalidParameterError
+        LightGBM is not installed, or `model` is none of its models.
+    InvalidDataError
+        Labels are not 0, 1, ..., or rows do not belong together.
+    FunctionError
+        LightGBM raised an error on a rank.
+    """
+    lightgbm = load_library("lightgbm")
+    check_model(model, lightgbm.LGBMModel, "lightgbm")
+    names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
+    train = _Training(copy.deepcopy(model), names, eval_set)
+    text, best, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)[0]
+    booster = lightgbm.Booster(model_str=text)
+    booster.best_iteration = best
+    return booster
+
+
+class _Training:
+    """Function that trains on every rank, from the last saved booster on."""
+
+    __name__ = "LightGBM's training"
+
+    def __init__(self, model: Any, names: Sequence[str], eval_set: Any) -> None:
+        self._model = model
+        self._names = names
+        self._eval_set = eval_set
+
+    def __call__(self, group: RankGroup, blocks: list[Any], state: Any) -> tuple[str, int]:
+        """Train, and return the booster as text, the same on all ranks, and its best iteration."""
+        lightgbm = load_library("lightgbm")
+        rows = join_rows(blocks, self._names)
+        params = self._choose_params(rows, group)
+        n_trees, patience = params.pop("n_estimators"), params.pop("early_stopping_round", 0)
+        text, scores = state or (None, [])
+        saving = _Saving(lightgbm, group, scores, patience)
+        n_done = 0 if text is None else lightgbm.Booster(model_str=text).current_iteration()
+        if n_done < n_trees and not saving.has_stalled:
+            with _serve_collectives(lightgbm, group) as raise_failure:
+                saving.raise_failure = raise_failure
+                data = lightgbm.Dataset(
+                    rows["X"], rows["y"], weight=rows.get("sample_weight"),
+                    group=_count_queries(rows.get("qid")), free_raw_data=False,
+                )  # fmt: skip
+                watched = []
+                if self._eval_set is not None:
+                    watched = [data.create_valid(*self._eval_set)]
+                booster = lightgbm.train(
+                    params, data, n_trees - n_done, valid_sets=watched, callbacks=[saving],
+                    init_model=None if text is None else lightgbm.Booster(model_str=text),
+                )  # fmt: skip
+                raise_failure()
+                text = booster.model_to_string(num_iteration=-1)
+        assert text is not None
+        return text, saving.best_iteration
+
+    def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
+        """Return the parameters of the model, with what follows from all ranks' rows."""
+        lightgbm = load_library("lightgbm")
+        params: dict[str, Any] = self._model.get_params()
+        for name in ("importance_type", "class_weight"):
+            params.pop(name, None)
+        if params.get("random_state") is None:
+            params.pop("random_state", None)
+        params = {name: value for name, value in params.items() if value is not None}
+        params["num_threads"] = params.pop("n_jobs", None) or group.n_threads
+        objective = "regression"
+        if isinstance(self._model, lightgbm.LGBMClassifier):
+            n_classes = find_n_classes(rows["y"], group.allreduce)
+            objective = "binary" if n_classes <= 2 else "multiclass"
+            if n_classes > 2:
+                params["num_class"] = n_classes
+        elif isinstance(self._model, lightgbm.LGBMRanker):
+            objective = "lambdarank"
+        params.setdefault("objective", objective)
+        params.setdefault("verbosity", -1)
+        if group.size > 1:
+            params |= {"num_machines": group.size, "pre_partition": True}
+            params.setdefault("tree_learner", "data")
+        return params
+
+
+class _Saving:
+    """Callback that saves the booster after each tree, and ends where scores have stalled.
+
+    Parameters
+    ----------
+    lightgbm : module
+    group : RankGroup
+    scores : list of float
+        Those of the evaluation rows so far, of the first metric, larger being better.
+    patience : int
+        Trees without a better score after which the training ends; 0: it does not.
+    """
+
+    #: LightGBM calls it after each iteration, behind those that record scores.
+    before_iteration = False
+    order = 100
+
+    def __init__(self, lightgbm: Any, group: RankGroup, scores: list[float], patience: int) -> None:
+        self._lightgbm = lightgbm
+        self._group = group
+        self._scores = list(scores)
+        self._patience = patience
+        self.raise_failure: Callable[[], None] = lambda: None
+
+    @property
+    def best_iteration(self) -> int:
+        """Return the number of trees with the best score; 0 where none were told."""
+        return 1 + int(np.argmax(self._scores)) if self._scores else 0
+
+    @property
+    def has_stalled(self) -> bool:
+        """Return whether the best score is too long ago."""
+        since = len(self._scores) - self.best_iteration
+        return bool(self._patience and self._scores and since >= self._patience)
+
+    def __call__(self, told: Any) -> None:
+        """Save what LightGBM has after an iteration."""
+        self.raise_failure()
+        if told.evaluation_result_list:
+            _, _, value, larger_is_better, *_ = told.evaluation_result_list[0]
+            self._scores.append(float(value) if larger_is_better else -float(value))
+        group = self._group
+        text = told.model.model_to_string(num_iteration=-1) if group.rank == 0 else None
+        group.save((text, self._scores))
+        if self.has_stalled:
+            raise self._lightgbm.callback.EarlyStopException(
+                self.best_iteration - 1, told.evaluation_result_list
+            )
+
+
+def _count_queries(qid: Any) -> Any:
+    """Return the number of rows of each query, which are neighbours; None without queries."""
+    if qid is None:
+        return None
+    own = np.asarray(qid)
+    begins = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
+    return np.diff(np.r_[begins, len(own)])
+
+
+@contextmanager
+def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[], None]]:
+    """Serve LightGBM's collectives by the group; yield the function that raises what failed.
+
+    An error cannot pass through LightGBM's own code: from the first one on, collectives return
+    without an exchange, until LightGBM returns and the error is raised.
+    """
+    if group.size == 1:
+        yield lambda: None
+        return
+    failures: list[BaseException] = []
+
+    def guard(work: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*args: Any) -> None:
+            if not failures:
+                try:
+                    work(*args)
+                except BaseException as error:
+                    failures.append(error)
+
+        return guarded
+
+    def raise_failure() -> None:
+        if failures:
+            raise failures[0]
+
+    def reduce_scatter(
+        source: int, size: int, item_size: int, starts: Any, lengths: Any, n_blocks: int,
+        target: int, target_size: int, reducer: Any,
+    ) -> None:  # fmt: skip
+        mine = _view_bytes(source, size)
+        parts = [mine[starts[r] : starts[r] + lengths[r]].copy() for r in range(group.size)]
+        came = group.alltoall(parts)
+        # In the order of ranks, so that the sums are the same each time.
+        total = came[0].copy()
+        for part in came[1:]:
+            reducer[0](part.ctypes.data, total.ctypes.data, item_size, len(part))
+        _view_bytes(target, target_size)[: len(total)] = total
+
+    def gather_all(
+        source: int, size: int, starts: Any, lengths: Any, n_blocks: int, target: int,
+        target_size: int,
+    ) -> None:  # fmt: skip
+        whole = _view_bytes(target, target_size)
+        mine = _view_bytes(source, size)[: lengths[group.rank]].copy()
+        for rank, part in enumerate(group.allgather(mine)):
+            whole[starts[rank] : starts[rank] + len(part)] = part
+
+    served = _ReduceScatter(guard(reduce_scatter)), _AllGather(guard(gather_all))
+    library = lightgbm.basic._LIB
+    addresses = [ctypes.cast(function, ctypes.c_void_p) for function in served]
+    library.LGBM_NetworkInitWithFunctions(group.size, group.rank, *addresses)
+    try:
+        yield raise_failure
+    finally:
+        library.LGBM_NetworkFree()
+
+
+def _view_bytes(address: int, size: int) -> np.ndarray[Any, Any]:
+    """Return memory of LightGBM's as an array of bytes, without a copy."""
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.frombuffer(memory, np.uint8)

@@ -1,0 +1,80 @@
+"""A process group of PyTorch on the ranks of `run_together`, for scripts that exist."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from daskml_dist.collective import RankGroup
+from daskml_dist.integrations._connections import break_connections, list_sockets
+from daskml_dist.models.torch_modules.library import load_torch
+
+__all__ = ["open_process_group"]
+
+
+@contextmanager
+def open_process_group(
+    group: RankGroup, backend: str = "gloo", timeout: float = 300.0
+) -> Iterator[Any]:
+    """Open PyTorch's default process group on the ranks of a group, and close it again.
+
+    Rank 0 hosts PyTorch's store at a free port. Inside, ``torch.distributed`` and
+    ``DistributedDataParallel`` work as in scripts that ``torchrun`` starts. A process can have one
+    such group at a time.
+
+    Parameters
+    ----------
+    group : RankGroup
+    backend : {"gloo", "nccl"}, default="gloo"
+        "nccl" where each rank has a GPU of its own.
+    timeout : float, default=300.0
+        Seconds that PyTorch waits in one collective.
+
+    Yields
+    ------
+    module
+        ``torch.distributed``.
+
+    Raises
+    ------
+    InvalidParameterError
+        PyTorch is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.collective import run_together
+    >>> from daskml_dist.integrations.torch import open_process_group
+    >>> def train(group, blocks, state):
+    ...     with open_process_group(group) as distributed:
+    ...         return distributed.get_world_size()
+    >>> run_together(None, train)  # doctest: +SKIP
+    [1]
+    """
+    torch = load_torch()
+    distributed = torch.distributed
+    port = _find_free_port(group.own_host) if group.rank == 0 else None
+    host, port = group.broadcast((group.own_host, port))
+    known = list_sockets()
+    with break_connections(group, known):
+        store = distributed.TCPStore(
+            host, port, group.size, group.rank == 0, timeout=timedelta(seconds=timeout)
+        )
+        distributed.init_process_group(
+            backend, store=store, rank=group.rank, world_size=group.size,
+            timeout=timedelta(seconds=timeout),
+        )  # fmt: skip
+        try:
+            yield distributed
+        finally:
+            distributed.destroy_process_group()
+
+
+def _find_free_port(host: str) -> int:
+    """Return a port of this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port

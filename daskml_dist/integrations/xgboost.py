@@ -1,0 +1,185 @@
+"""XGBoost's own distributed training on the ranks of `run_together`.
+
+Rank 0 starts XGBoost's tracker, all ranks join it, and each trains on its own blocks. After each
+tree the booster is saved with the group: where a worker is lost, the ranks of the next generation
+go on from it. XGBoost waits for a silent peer in its own code; a thread shuts its connections once
+the group has ended (`break_connections`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from daskml_dist.collective import RankGroup, run_together
+from daskml_dist.integrations._connections import break_connections, list_sockets
+from daskml_dist.integrations._trees import (
+    check_model,
+    find_n_classes,
+    join_rows,
+    list_rows,
+    load_library,
+)
+
+__all__ = ["fit"]
+
+
+def fit(
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    sample_weight: Any = None,
+    qid: Any = None,
+    eval_set: tuple[Any, Any] | None = None,
+    client: Any = None,
+    retries: int | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Train a model of XGBoost on a Dask cluster, and return it fitted.
+
+    Parameters
+    ----------
+    model : xgboost.XGBClassifier, XGBRegressor, XGBRanker, ...
+        An unfitted model with its parameters; it is not changed. Labels of classes are 0, 1, ....
+    X, y : Dask Array or dataframe, or rows in memory
+        Features of shape (n_rows, n_features), and targets of shape (n_rows,).
+    sample_weight : of shape (n_rows,), or None
+        Of a ranker, of each query, as XGBoost has it.
+    qid : of shape (n_rows,), or None
+        Query of each row, for a ranker: rows of one query are in one block, in ascending order.
+    eval_set : tuple of (X, y) in memory, or None
+        Rows to evaluate after each tree, the same on all ranks; for ``early_stopping_rounds`` of
+        the model.
+    client, retries, timeout
+        As :func:`~daskml_dist.collective.run_together` has them.
+
+    Returns
+    -------
+    model of the class of `model`
+        Fitted, in this process: it predicts without a cluster.
+
+    Raises
+    ------
+    InvalidParameterError
+        XGBoost is not installed, or `model` is none of its models.
+    InvalidDataError
+        Labels are not 0, 1, ..., or rows do not belong together.
+    FunctionError
+        XGBoost raised an error on a rank.
+    """
+    xgboost = load_library("xgboost")
+    check_model(model, xgboost.XGBModel, "xgboost")
+    names, blocks = list_rows({"X": X, "y": y, "sample_weight": sample_weight, "qid": qid})
+    train = _Training(copy.deepcopy(model), names, eval_set)
+    raw, *_ = run_together(client, train, blocks, retries=retries, timeout=timeout)
+    fitted = copy.deepcopy(model)
+    fitted.load_model(bytearray(raw))
+    return fitted
+
+
+class _Training:
+    """Function that trains on every rank, from the last saved booster on."""
+
+    __name__ = "XGBoost's training"
+
+    def __init__(self, model: Any, names: Sequence[str], eval_set: Any) -> None:
+        self._model = model
+        self._names = names
+        self._eval_set = eval_set
+
+    def __call__(self, group: RankGroup, blocks: list[Any], state: Any) -> bytes:
+        """Train, and return the booster as bytes: the same on all ranks."""
+        xgboost = load_library("xgboost")
+        tracking = load_library("xgboost.tracker")
+        rows = join_rows(blocks, self._names)
+        params = self._choose_params(rows, group)
+        tracker = args = None
+        if group.rank == 0:
+            tracker = tracking.RabitTracker(group.size, group.own_host, sortby="task")
+            tracker.start()
+            args = tracker.worker_args()
+        args = group.broadcast(args)
+        # XGBoost orders ranks by the names of tasks.
+        args["dmlc_task_id"] = f"{group.rank:08d}"
+        # Seconds, after which XGBoost gives up connections by itself.
+        args["dmlc_timeout"] = int(group.timeout)
+        known = list_sockets()
+        with break_connections(group, known):
+            xgboost.collective.init(**args)
+            booster = self._train(xgboost, params, rows, group, state)
+            # Not after an error: it would try to reach a tracker that is gone for seconds.
+            xgboost.collective.finalize()
+        group.barrier()
+        return bytes(booster.save_raw("ubj"))
+
+    def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
+        """Return the parameters of the model, with what follows from all ranks' rows."""
+        params: dict[str, Any] = self._model.get_xgb_params()
+        params["nthread"] = params.pop("n_jobs", None) or group.n_threads
+        if self._model.eval_metric is not None and not callable(self._model.eval_metric):
+            params["eval_metric"] = self._model.eval_metric
+        if getattr(self._model, "_estimator_type", None) == "classifier" or hasattr(
+            self._model, "predict_proba"
+        ):
+            n_classes = find_n_classes(rows["y"], group.allreduce)
+            given = params.get("objective")
+            if n_classes > 2 and given in (None, "binary:logistic"):
+                params["objective"] = "multi:softprob"
+            if n_classes > 2:
+                params["num_class"] = n_classes
+        return params
+
+    def _train(
+        self,
+        xgboost: Any,
+        params: dict[str, Any],
+        rows: dict[str, Any],
+        group: RankGroup,
+        state: Any,
+    ) -> Any:
+        """Grow the trees that are not in the saved booster."""
+        given = {"enable_categorical": self._model.enable_categorical}
+        if self._model.missing is not None:
+            given["missing"] = self._model.missing
+        names = {"sample_weight": "weight", "qid": "qid"}
+        extra = {names[name]: rows[name] for name in rows if name in names}
+        data = xgboost.DMatrix(rows["X"], rows["y"], **extra, **given)
+        evals = []
+        if self._eval_set is not None:
+            evals = [(xgboost.DMatrix(*self._eval_set, **given), "validation_0")]
+        raw, stopping = state or (None, None)
+        before = None
+        if raw is not None:
+            before = xgboost.Booster(params)
+            before.load_model(bytearray(raw))
+        if stopping is None and self._model.early_stopping_rounds is not None:
+            stopping = xgboost.callback.EarlyStopping(rounds=self._model.early_stopping_rounds)
+        callbacks = [*(self._model.callbacks or ()), _make_saving(xgboost, group, stopping)]
+        n_before = 0 if before is None else before.num_boosted_rounds()
+        return xgboost.train(
+            params,
+            data,
+            self._model.get_num_boosting_rounds() - n_before,
+            evals=evals,
+            xgb_model=before,
+            verbose_eval=False,
+            # It stops before the booster is saved, so that a saved one never asks for more trees.
+            callbacks=[*([stopping] if stopping is not None else []), *callbacks],
+        )
+
+
+def _make_saving(xgboost: Any, group: RankGroup, stopping: Any) -> Any:
+    """Return the callback that saves the booster after each tree."""
+
+    class Saving(xgboost.callback.TrainingCallback):
+        """Callback that saves the booster, and what early stopping has seen, with the group."""
+
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            """Save; never end the training."""
+            raw = bytes(model.save_raw("ubj")) if group.rank == 0 else None
+            group.save((raw, stopping if group.rank == 0 else None))
+            return False
+
+    return Saving()

@@ -1,0 +1,153 @@
+"""XGBoost and LightGBM on the ranks of `run_together`, beside themselves in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.metrics import ndcg_score
+
+from daskml_dist.errors import FunctionError, InvalidDataError, InvalidParameterError
+from tests.lost_workers import wait_for_three
+
+LIBRARIES = ["xgboost", "lightgbm"]
+rng = np.random.default_rng(0)
+X = rng.normal(size=(2_000, 6))
+BINARY = (X[:, 0] + X[:, 1] * X[:, 2] > 0).astype(int)
+CLASSES = np.clip((X[:, 0] * 2).astype(int) + 1, 0, 2)
+TARGET = X[:, 0] * 2 + X[:, 1] ** 2
+
+
+def _fit(library: str, kind: str, X: Any, y: Any, params: dict[str, Any], **how: Any) -> Any:
+    """Fit a model of a library by its module of the package."""
+    name = ("XGB" if library == "xgboost" else "LGBM") + kind
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
+    if library == "xgboost":
+        from daskml_dist.integrations.xgboost import fit
+    else:
+        from daskml_dist.integrations.lightgbm import fit
+    return fit(getattr(module, name)(**params), X, y, **how)
+
+
+def _lazy(array: Any, n: int = 200) -> Any:
+    return da.from_array(array, chunks=(n, *array.shape[1:]))
+
+
+def _predict(found: Any) -> Any:
+    """Return predictions of labels."""
+    told = found.predict(X)
+    if told.dtype.kind != "f":
+        return told
+    return told.argmax(axis=1) if told.ndim == 2 else (told > 0.5).astype(int)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("where", ["here", "cluster"])
+@pytest.mark.parametrize("y", [BINARY, CLASSES], ids=["two", "three"])
+def test_classes(library: str, where: str, y: Any, request: pytest.FixtureRequest) -> None:
+    client = request.getfixturevalue("client") if where == "cluster" else "inline"
+    rows = (_lazy(X), _lazy(y)) if where == "cluster" else (X, y)
+    found = _fit(library, "Classifier", *rows, {"n_estimators": 20}, client=client)
+    assert (_predict(found) == y).mean() > 0.95
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_numbers_and_weights(library: str, client: Client) -> None:
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    weight = np.where(np.arange(len(X)) % 2, 1.0, 1e-6)
+    y = np.where(np.arange(len(X)) % 2, TARGET, -TARGET)  # but for their weight, nothing to learn
+    found = _fit(
+        library, "Regressor", dd.from_pandas(frame, npartitions=8), _lazy(y, 250),
+        {"n_estimators": 50}, sample_weight=_lazy(weight, 250), client=client,
+    )  # fmt: skip
+    assert np.corrcoef(found.predict(frame), TARGET)[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ranks_within_queries(library: str, client: Client) -> None:
+    qid = np.repeat(np.arange(100), 20)
+    grade = np.clip((TARGET + 1).astype(int), 0, 3)
+    found = _fit(
+        library, "Ranker", _lazy(X), _lazy(grade), {"n_estimators": 20}, qid=_lazy(qid),
+        client=client,
+    )  # fmt: skip
+    score = ndcg_score(grade.reshape(100, 20), found.predict(X).reshape(100, 20), k=5)
+    assert score > 0.9
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_early_stopping_by_rows_of_its_own(library: str, client: Client) -> None:
+    name = "early_stopping_rounds" if library == "xgboost" else "early_stopping_round"
+    params = {"n_estimators": 200, "learning_rate": 0.5, name: 3}
+    noise = np.random.default_rng(1).normal(size=300)
+    found = _fit(
+        library, "Regressor", _lazy(X), _lazy(TARGET), params, client=client,
+        eval_set=(X[:300], TARGET[:300] + 3 * noise),
+    )  # fmt: skip
+    assert 0 <= found.best_iteration < 150
+
+
+@contextmanager
+def _killing(client: Client, n_saved: int) -> Iterator[None]:
+    """Kill the worker with the lowest address once its rank has saved so many trees."""
+
+    def count_saved() -> int:
+        from daskml_dist.training.worker.kept_values import find_largest
+
+        return find_largest("number")
+
+    def kill() -> None:
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            found = {a: n for a, n in client.run(count_saved, on_error="ignore").items() if n}
+            if found and max(found.values()) >= n_saved:
+                pid = client.run(os.getpid, workers=[min(found)])[min(found)]
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    yield
+    killing.join(150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_kill_costs_no_saved_tree(
+    library: str, crew: LocalCluster, assert_clean: Callable[..., None]
+) -> None:
+    with Client(crew) as client:
+        wait_for_three(client)
+        rows = _lazy(np.tile(X, (10, 1)), 2_000).persist(), _lazy(np.tile(BINARY, 10), 2_000)
+        with _killing(client, 10):
+            found = _fit(library, "Classifier", *rows, {"n_estimators": 100}, client=client)
+        n_trees = (
+            found.get_booster().num_boosted_rounds() if library == "xgboost" else found.num_trees()
+        )
+        assert n_trees == 100
+        assert (_predict(found) == BINARY).mean() > 0.98
+        del rows
+        assert_clean(client)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_errors_name_the_remedy(library: str) -> None:
+    with pytest.raises(InvalidDataError, match="X and y are both needed"):
+        _fit(library, "Regressor", X, None, {})
+    with pytest.raises(FunctionError, match=r"0, 1, 2"):
+        _fit(library, "Classifier", X, BINARY - 1, {}, client="inline")
+    module = pytest.importorskip(library)
+    fit = __import__(f"daskml_dist.integrations.{library}", fromlist=["fit"]).fit
+    with pytest.raises(InvalidParameterError, match="no model of"):
+        fit(module, X, BINARY)
