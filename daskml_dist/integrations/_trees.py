@@ -1,4 +1,4 @@
-"""What the libraries of boosted trees share: rows of a rank, checks of arguments, saved trees."""
+"""Parts that the libraries of boosted trees share: rows of a rank, checks of arguments, classes."""
 
 from __future__ import annotations
 

@@ -81,6 +81,15 @@ def fit(
         Labels are not 0, 1, ..., or rows do not belong together.
     FunctionError
         LightGBM raised an error on a rank.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.integrations.lightgbm import fit
+    >>> X = da.random.default_rng(0).normal(size=(1_000, 4), chunks=250)
+    >>> from lightgbm import LGBMRegressor  # doctest: +SKIP
+    >>> fit(LGBMRegressor(n_estimators=10), X, X[:, 0]).predict(X[:2].compute())  # doctest: +SKIP
+    array([...])
     """
     lightgbm = load_library("lightgbm")
     check_model(model, lightgbm.LGBMModel, "lightgbm")

@@ -68,6 +68,15 @@ def fit(
         Labels are not 0, 1, ..., or rows do not belong together.
     FunctionError
         XGBoost raised an error on a rank.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.integrations.xgboost import fit
+    >>> X = da.random.default_rng(0).normal(size=(1_000, 4), chunks=250)
+    >>> from xgboost import XGBRegressor  # doctest: +SKIP
+    >>> fit(XGBRegressor(n_estimators=10), X, X[:, 0]).predict(X[:2].compute())  # doctest: +SKIP
+    array([...], dtype=float32)
     """
     xgboost = load_library("xgboost")
     check_model(model, xgboost.XGBModel, "xgboost")

@@ -35,7 +35,8 @@ GROUPS = {
         "model_selection", "inspection", "inference", "datasets",
     ],
     "How a fit is made": [
-        "", "planning", "streaming", "collective", "policies", "compression", "optimizers",
+        "", "planning", "streaming", "collective", "integrations.xgboost", "integrations.lightgbm",
+        "integrations.torch", "policies", "compression", "optimizers",
         "schedules", "losses", "penalties", "solvers", "callbacks", "training.history",
         "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",

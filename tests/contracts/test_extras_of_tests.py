@@ -12,9 +12,9 @@ TESTS = Path(__file__).parents[1]
 #: Import names of packages that extras bring, and a machine with a GPU may lack.
 OPTIONAL = (
     "array_api_strict", "bokeh", "cryptography", "cupy", "cupyx", "dask_cuda", "dask_jobqueue",
-    "httptools", "hypothesis", "matplotlib", "mlflow", "ml_dtypes", "msgspec", "nccl", "networkx",
-    "nvidia", "onnx", "onnxruntime", "optuna", "safetensors", "skl2onnx", "skops", "tensorboard",
-    "torch", "uvicorn", "uvloop",
+    "httptools", "hypothesis", "lightgbm", "matplotlib", "mlflow", "ml_dtypes", "msgspec", "nccl",
+    "networkx", "nvidia", "onnx", "onnxruntime", "optuna", "safetensors", "skl2onnx", "skops",
+    "tensorboard", "torch", "uvicorn", "uvloop", "xgboost",
 )  # fmt: skip
 IMPORTED = re.compile(rf"^(?:import|from) (?:{'|'.join(OPTIONAL)})\b", re.MULTILINE)
 

@@ -223,6 +223,7 @@ STAND_INS = {
 ELSEWHERE = {
     "docs/coming_from_trees.md": "tests/ensemble/test_boosting_pages.py",
     "docs/run_together.md": "tests/collective/test_page.py",
+    "docs/integrations.md": "tests/integrations/test_boosters.py",
     "docs/extending.md": "tests/contracts/test_extending.py",
     "docs/extending_models.md": "tests/contracts/test_extending.py",
     "docs/extending_statistics.md": "tests/contracts/test_extending.py",

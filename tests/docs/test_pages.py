@@ -38,6 +38,7 @@ NOT_RUN = {
     "docs/export.md": 4,
     "docs/gpu.md": 4,
     "docs/hpc.md": 1,
+    "docs/integrations.md": 2,
     "docs/streams.md": 1,
 }
 
