@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskml_dist.backends.namespace import namespace
-from daskml_dist.comm.base import Arrays, Communicator, WaitBound
+from daskml_dist.comm.base import Arrays, Communicator, ReusedMemory, WaitBound
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.data.conversion import copy_to_host, find_device
 from daskml_dist.errors import (
@@ -146,6 +147,7 @@ class RankGroup:
         self._communicator = communicator
         self._wait = wait
         self._save = save
+        self._memory = ReusedMemory()
         self._n_calls = 0
         #: Error by which the group broke: all later calls raise it again.
         self.failure: TrainingError | None = None
@@ -197,12 +199,16 @@ class RankGroup:
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in ("sum", *_MERGES):
             raise InvalidParameterError(f'op={op!r} is not "sum", "max", "min" or a function.')
-        self._meet(f"allreduce of {own.dtype}{list(own.shape)} by {name}")
+        self._meet(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
         if not own.size:
-            total = own
+            found = own
         elif op == "sum":
-            # Some communicators add in place.
-            total = self._run(lambda: self._communicator.allreduce(own.reshape(-1).copy()))
+            flat = np.ascontiguousarray(own).reshape(-1)
+            # Memory of the group, taken again once nobody holds the sum: new pages cost as much as
+            # the sum does.
+            room = self._memory.empty(flat.nbytes).view(flat.dtype)
+            total = self._run(lambda: self._communicator.allreduce(flat, room))
+            found = np.asarray(total).reshape(own.shape)
         else:
             merge = _MERGES[op] if isinstance(op, str) else op
             (total,) = self._run(
@@ -210,7 +216,7 @@ class RankGroup:
                     [own], lambda a, b: [np.asarray(merge(a[0], b[0]), own.dtype)]
                 )
             )
-        found = np.array(total).reshape(own.shape)
+            found = np.array(total).reshape(own.shape)
         return namespace(given).asarray(found) if find_device(given) == "gpu" else found
 
     def reduce_scatter(self, array: ArrayLike) -> Any:
@@ -226,7 +232,7 @@ class RankGroup:
         own = np.ascontiguousarray(_as_numbers(array))
         if not own.ndim:
             raise InvalidDataError("A single number has no shares: use allreduce.")
-        self._meet(f"reduce_scatter of {own.dtype}{list(own.shape)}")
+        self._meet(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
         each = int(np.prod(own.shape[1:]))
         bounds = [at * each for at in self._communicator.bounds(len(own))]
         flat = own.reshape(-1)
@@ -426,6 +432,12 @@ def _as_numbers(array: Any) -> NDArray[Any]:
             "other values."
         )
     return own
+
+
+@lru_cache
+def _describe_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Return what arrays of all ranks have in common, as errors tell it."""
+    return f"{dtype}{list(shape)}"
 
 
 def _as_bytes(text: str) -> NDArray[np.uint8]:

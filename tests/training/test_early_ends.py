@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster, wait
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.client import run_actors
 from daskml_dist.training.worker.trainer import Trainer
 
 X = np.random.default_rng(0).normal(size=(160, 3))
@@ -101,3 +102,25 @@ def test_an_error_is_told_though_others_have_not_begun(
         _is_free.set()
     client.gather(busy)
     assert "waiting for the workers to end" not in caplog.text
+
+
+def test_an_actor_lost_before_the_run_began_is_no_error(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker dies between the report that it runs and the question where it listens."""
+    asked = []
+    found = run_actors.wait_for_actor
+
+    def lose(*arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise RuntimeError("Worker holding Actor was lost")
+        return found(*arguments)
+
+    monkeypatch.setattr(run_actors, "wait_for_actor", lose)
+    # The worker tells the endpoint by itself where it is quick: here it is asked.
+    monkeypatch.setattr(run_actors.EarlyHost, "set_endpoint", lambda self, endpoint: None)
+    X = da.random.default_rng(0).normal(size=(80, 2), chunks=(20, 2)).persist()
+    SGDClassifier(policy="sync", max_iter=2, tol=None).fit(X, (X[:, 0] > 0).astype(int))
+    assert asked
+    del X

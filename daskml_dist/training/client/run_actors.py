@@ -504,10 +504,12 @@ class EarlyHost:
         """Ask the actor for its endpoint if it runs already; do not wait for the answer."""
         future, is_requested = self._future, self._endpoint_request[0] is not None
         if not is_requested and future is not None and future.status == "finished" and self.address:
-            proxy = wait_for_actor(
-                self._client, future, ServerHost, self.address, _PROXY_TIMEOUT_SECONDS
-            )
-            self._endpoint_request = proxy, proxy.endpoint()
+            # Its worker may be lost at this moment: the run then finds out, and takes another.
+            with suppress(OSError, RuntimeError):
+                proxy = wait_for_actor(
+                    self._client, future, ServerHost, self.address, _PROXY_TIMEOUT_SECONDS
+                )
+                self._endpoint_request = proxy, proxy.endpoint()
 
     def claim(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
         """Hand over the actor's future if it is on the given worker, else return None.
