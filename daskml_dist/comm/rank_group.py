@@ -257,6 +257,18 @@ class RankGroup:
         found = self._run(lambda: self._communicator.alltoall(packed))
         return [unpack_value(split_packed(one)) for one in found]
 
+    def allgather_bytes(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Return the bytes of all ranks, by rank: :meth:`allgather` for libraries' own messages."""
+        self._meet("allgather_bytes")
+        found = self._run(lambda: self._communicator.allgather([data]))
+        return [array for (array,) in found]
+
+    def alltoall_bytes(self, data: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """Give each rank its bytes, and return those for this one: :meth:`alltoall` of bytes."""
+        self._meet("alltoall_bytes")
+        found: list[NDArray[np.uint8]] = self._run(lambda: self._communicator.alltoall(list(data)))
+        return found
+
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of rank `root` on all ranks; what the others give is not looked at."""
         if not 0 <= root < self.size:

@@ -255,8 +255,8 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         target: int, target_size: int, reducer: Any,
     ) -> None:  # fmt: skip
         mine = _view_bytes(source, size)
-        parts = [mine[starts[r] : starts[r] + lengths[r]].copy() for r in range(group.size)]
-        came = group.alltoall(parts)
+        parts = [mine[starts[r] : starts[r] + lengths[r]] for r in range(group.size)]
+        came = group.alltoall_bytes(parts)
         # In the order of ranks, so that the sums are the same each time.
         total = came[0].copy()
         for part in came[1:]:
@@ -268,8 +268,8 @@ def _serve_collectives(lightgbm: Any, group: RankGroup) -> Iterator[Callable[[],
         target_size: int,
     ) -> None:  # fmt: skip
         whole = _view_bytes(target, target_size)
-        mine = _view_bytes(source, size)[: lengths[group.rank]].copy()
-        for rank, part in enumerate(group.allgather(mine)):
+        mine = _view_bytes(source, size)[: lengths[group.rank]]
+        for rank, part in enumerate(group.allgather_bytes(mine)):
             whole[starts[rank] : starts[rank] + len(part)] = part
 
     served = _ReduceScatter(guard(reduce_scatter)), _AllGather(guard(gather_all))

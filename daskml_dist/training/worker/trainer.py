@@ -124,6 +124,8 @@ class Trainer:
         self._raise_if_stopped = raise_if_stopped
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
+        #: Whether there is a core for each thread of the host's trainers.
+        self._has_own_core = False
         self._at_work: Sequence[Lane | BlocksLane] = []
         #: Connections to the servers of this generation, and those that no loop has taken yet.
         self._reached: list[ShardedConnection] = []
@@ -331,10 +333,14 @@ class Trainer:
         """Wait until every trainer is there, and divide the host's cores among them."""
         seat = TrainerCores.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
-        if self._keeps_to_core_share and get_fit_backend(self._fit).device == "cpu":
+        keeps, is_function = self._keeps_to_core_share, self._fit.work.call is not None
+        if (keeps or is_function) and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so nobody assigns it.
             seats = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in said]
-            self._cores = choose_core_share(self._spec.rank, seats)
+            share = choose_core_share(self._spec.rank, seats)
+            self._has_own_core = bool(share)
+            # Threads of a function's libraries would inherit the cores, and outlive it.
+            self._cores = share if keeps else frozenset()
         return [place for *_, place in said]
 
     def _share_one_host(self, tell: TellAll) -> Communicator | None:
@@ -344,7 +350,7 @@ class Trainer:
         memory = OneHostMeeting(enough and self._credentials.settings.shared_memory)
         try:
             places = self._divide_cores(tell, memory.place)
-            look = LONG_SPIN_SECONDS if self._cores else SPIN_SECONDS
+            look = LONG_SPIN_SECONDS if self._has_own_core else SPIN_SECONDS
             return memory.group(self._spec.rank, places, tell, self._wait, look)
         finally:
             memory.close()
@@ -361,7 +367,7 @@ class Trainer:
             if self._fit.work.sends_in_pairs:
                 return group
             allowed = self._credentials.settings.shared_memory
-            host = choose_communicator(group, self._wait, allowed, own_core=bool(self._cores))
+            host = choose_communicator(group, self._wait, allowed, own_core=self._has_own_core)
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host
