@@ -153,7 +153,7 @@ def _kill_loops(n_kills: int) -> list[str]:
         undisturbed = time.perf_counter() - since
         for seed in range(n_kills):
             rng = random.Random(seed)
-            _wait_for_workers(client)
+            wait_for_workers(client, 3)
             timer = threading.Timer(rng.uniform(0, undisturbed), _kill_one, (client, rng))
             timer.start()
             since = time.perf_counter()
@@ -182,18 +182,19 @@ def add_up(group: RankGroup, blocks: list[Any], state: Any) -> tuple[int, float,
 
 def _kill_one(client: Client, rng: random.Random) -> None:
     """Kill one of the workers, as no clean-up could."""
-    pids = [found["pid"] for found in client.run(_find_pid).values()]
+    pids = [found["pid"] for found in client.run(find_pid).values()]
     os.kill(rng.choice(sorted(pids)), signal.SIGKILL)
 
 
-def _find_pid() -> dict[str, int]:
+def find_pid() -> dict[str, int]:
+    """Return the number of this process."""
     return {"pid": os.getpid()}
 
 
-def _wait_for_workers(client: Client) -> None:
-    """Wait until three workers answer."""
-    client.wait_for_workers(3, timeout=120)
-    while len(client.run(_find_pid, on_error="ignore")) < 3:
+def wait_for_workers(client: Client, n: int) -> None:
+    """Wait until so many workers answer."""
+    client.wait_for_workers(n, timeout=120)
+    while len(client.run(find_pid, on_error="ignore")) < n:
         time.sleep(0.05)
 
 

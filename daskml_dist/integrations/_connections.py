@@ -17,8 +17,12 @@ _LOOK_SECONDS = 0.2
 _DESCRIPTORS = "/proc/self/fd"
 
 
-def list_sockets() -> set[int]:
-    """Return the descriptors of this process's sockets that are none of Python's own.
+#: Descriptor of a socket and its inode: numbers of closed descriptors are used again.
+_Socket = tuple[int, int]
+
+
+def list_sockets() -> set[_Socket]:
+    """Return this process's sockets that are none of Python's own.
 
     Those of Python (Dask's, ours) are objects; the others are of libraries in other languages.
     """
@@ -28,20 +32,21 @@ def list_sockets() -> set[int]:
     found = set()
     for name in os.listdir(_DESCRIPTORS):
         with suppress(OSError):
-            if stat.S_ISSOCK(os.stat(f"{_DESCRIPTORS}/{name}").st_mode):
-                found.add(int(name))
-    return found - python
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode) and int(name) not in python:
+                found.add((int(name), about.st_ino))
+    return found
 
 
-def shut_sockets(known: set[int]) -> None:
+def shut_sockets(known: set[_Socket]) -> None:
     """Shut all sockets of libraries that came later than `known`: their peers read an end."""
-    for descriptor in list_sockets() - known:
+    for descriptor, _ in list_sockets() - known:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
             other.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def break_connections(group: RankGroup, known: set[int]) -> Iterator[None]:
+def break_connections(group: RankGroup, known: set[_Socket]) -> Iterator[None]:
     """Shut sockets of a library's that came later than `known`, once the group has ended.
 
     The library then raises an error in place of waiting for a peer that is gone or silent. After

@@ -112,8 +112,9 @@ class _Training:
         args = group.broadcast(args)
         # XGBoost orders ranks by the names of tasks.
         args["dmlc_task_id"] = f"{group.rank:08d}"
-        # Seconds, after which XGBoost gives up connections by itself.
-        args["dmlc_timeout"] = int(group.timeout)
+        # Seconds, after which XGBoost gives up connections by itself. The tracker listens already:
+        # a second try would only wait for one of an earlier generation, which is gone.
+        args |= {"dmlc_timeout": int(group.timeout), "dmlc_retry": 1}
         known = list_sockets()
         with break_connections(group, known):
             xgboost.collective.init(**args)

@@ -21,7 +21,7 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
     "corners", "decomposition", "defaults", "dense", "ensembles", "factors", "forests",
-    "gpu_once", "growth", "hosts", "http_servers", "many_workers",
+    "collective", "collective_kills", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
     "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "search",
     "serving", "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency",

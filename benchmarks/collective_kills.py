@@ -1,0 +1,153 @@
+"""Trainings of boosters whose workers are killed: on our ranks, and by the libraries' own Dask."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster, wait
+
+from benchmarks._common import markdown
+from benchmarks.collective import find_pid, wait_for_workers
+from tests.forked_workers import fork_workers
+
+N_ROWS, FEATURES, TREES = 20_000, 6, 100
+#: Kills of trainings on our ranks, and by the libraries' own Dask; seconds after which one of these
+#: counts as without an end.
+KILLS, THEIR_KILLS, NO_END = 100, 5, 60.0
+
+
+def run(tiny: bool = False) -> str:
+    """One table: what became of trainings, a worker of which was killed at a drawn moment."""
+    fork_workers()
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N_ROWS, FEATURES))
+    y = (X[:, 0] + X[:, 1] * X[:, 2] > 0).astype(int)
+    rows = []
+    for library in ("xgboost", "lightgbm"):
+        if importlib.util.find_spec(library) is None:
+            rows.append([library, "not installed", *[""] * 7])
+            continue
+        kills = [2, 0] if tiny else [KILLS, THEIR_KILLS]
+        for how, n_kills in zip(("on our ranks", f"{library}.dask"), kills, strict=True):
+            if n_kills:
+                train = _ours(library) if how == "on our ranks" else _theirs(library)
+                rows.append([library, how, *_kill(train, X, y, n_kills)])
+    columns = [
+        "library", "how", "kills", "in mid-training", "all trees", "errors", "no end in 60 s",
+        "same predictions to 1e-6", "median, longest, s",
+    ]  # fmt: skip
+    title = f"{TREES} trees on {N_ROWS:,} x {FEATURES}, three processes, one killed"
+    return markdown(title, columns, rows)
+
+
+#: Trains on lazy rows, and returns the number of trees and the function that predicts.
+_Train = Callable[[Client, Any, Any], tuple[int, Callable[[Any], Any]]]
+
+
+def _ours(library: str) -> _Train:
+    fit = importlib.import_module(f"daskml_dist.integrations.{library}").fit
+
+    def train(client: Client, X: Any, y: Any) -> tuple[int, Callable[[Any], Any]]:
+        if library == "xgboost":
+            import xgboost
+
+            model = fit(xgboost.XGBClassifier(n_estimators=TREES), X, y, client=client)
+            return model.get_booster().num_boosted_rounds(), lambda rows: model.predict_proba(rows)
+        import lightgbm
+
+        booster = fit(lightgbm.LGBMClassifier(n_estimators=TREES), X, y, client=client)
+        return booster.num_trees(), booster.predict
+
+    return train
+
+
+def _theirs(library: str) -> _Train:
+    def train(client: Client, X: Any, y: Any) -> tuple[int, Callable[[Any], Any]]:
+        if library == "xgboost":
+            import xgboost.dask
+
+            model = xgboost.dask.DaskXGBClassifier(n_estimators=TREES)
+            model.client = client
+            booster = model.fit(X, y).get_booster()
+            return booster.num_boosted_rounds(), lambda rows: booster.inplace_predict(rows)
+        import lightgbm
+
+        found = lightgbm.DaskLGBMClassifier(n_estimators=TREES, client=client, verbosity=-1)
+        booster = found.fit(X, y).booster_
+        return booster.num_trees(), booster.predict
+
+    return train
+
+
+def _kill(train: _Train, X: Any, y: Any, n_kills: int) -> list[str]:
+    """Train again and again, each time with a kill; clusters are replaced where one has no end."""
+    fates: dict[str, int] = dict.fromkeys(("whole", "error", "endless", "same", "hit"), 0)
+    taken: list[float] = []
+    seeds = iter(range(n_kills))
+    while (seed := next(seeds, None)) is not None:
+        with (
+            dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}),
+            LocalCluster(
+                n_workers=3, threads_per_worker=1, memory_limit=0, dashboard_address=":0"
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            rows = [da.from_array(a, chunks=(2_000, *a.shape[1:])).persist() for a in (X, y)]
+            wait(rows)
+            since = time.perf_counter()
+            _, predict = train(client, *rows)
+            base, expected = time.perf_counter() - since, predict(X)
+            while seed is not None and (
+                fate := _kill_once(client, train, rows, X, expected, base, seed, taken)
+            ):
+                for word in fate:
+                    fates[word] += 1
+                # Another cluster where a training may still be at it.
+                seed = None if "endless" in fate or "error" in fate else next(seeds, None)
+    times = f"{statistics.median(taken):.1f}, {max(taken):.1f}" if taken else ""
+    told = [fates[word] for word in ("hit", "whole", "error", "endless", "same")]
+    return [f"{n_kills}", *map(str, told), times]
+
+
+def _kill_once(
+    client: Client, train: _Train, rows: list[Any], X: Any, expected: Any, base: float, seed: int,
+    taken: list[float],
+) -> set[str]:  # fmt: skip
+    """Train with a kill at a moment that the seed draws; return what became of it."""
+    rng = random.Random(seed)
+    wait_for_workers(client, 3)
+    pids = sorted(found["pid"] for found in client.run(find_pid).values())
+    victim, found, over = rng.choice(pids), dict[str, Any](), threading.Event()
+
+    def work() -> None:
+        try:
+            found["trees"], found["predict"] = train(client, *rows)
+        except Exception as error:
+            found["error"] = error
+        over.set()
+
+    since = time.perf_counter()
+    threading.Thread(target=work, daemon=True).start()
+    hit = not over.wait(rng.uniform(0, base))
+    os.kill(victim, signal.SIGKILL)
+    if not over.wait(NO_END):
+        return {"endless", *(["hit"] if hit else [])}
+    fate = {"hit"} if hit else set()
+    if "error" in found:
+        return fate | {"error"}
+    taken.append(time.perf_counter() - since)
+    fate |= {"whole"} if found["trees"] == TREES else set()
+    close = np.abs(np.asarray(found["predict"](X)) - np.asarray(expected)).max() <= 1e-6
+    return fate | ({"same"} if close else set())
