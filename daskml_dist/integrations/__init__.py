@@ -4,3 +4,7 @@ Each module needs its library, on the client and on all workers: `xgboost`, `lig
 """
 
 from __future__ import annotations
+
+from daskml_dist.integrations import lightgbm, torch, xgboost
+
+__all__ = ["lightgbm", "torch", "xgboost"]
