@@ -1,4 +1,4 @@
-"""Trainings of boosters whose workers are killed: on our ranks, and by the libraries' own Dask."""
+"""Trainings whose workers are killed: of boosters, by our ranks and their own Dask; of PyTorch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from distributed import Client, LocalCluster, wait
 
 from benchmarks._common import markdown
 from benchmarks.collective import find_pid, wait_for_workers
+from daskml_dist.collective import RankGroup, run_together
+from daskml_dist.integrations.torch import open_process_group
 from tests.forked_workers import fork_workers
 
 N_ROWS, FEATURES, TREES = 20_000, 6, 100
@@ -35,20 +37,20 @@ def run(tiny: bool = False) -> str:
     X = rng.normal(size=(N_ROWS, FEATURES))
     y = (X[:, 0] + X[:, 1] * X[:, 2] > 0).astype(int)
     rows = []
-    for library in ("xgboost", "lightgbm"):
+    for library in ("xgboost", "lightgbm", "torch"):
         if importlib.util.find_spec(library) is None:
             rows.append([library, "not installed", *[""] * 7])
             continue
         kills = [2, 0] if tiny else [KILLS, THEIR_KILLS]
         for how, n_kills in zip(("on our ranks", f"{library}.dask"), kills, strict=True):
-            if n_kills:
+            if n_kills and not (library == "torch" and how != "on our ranks"):
                 train = _ours(library) if how == "on our ranks" else _theirs(library)
                 rows.append([library, how, *_kill(train, X, y, n_kills)])
     columns = [
-        "library", "how", "kills", "in mid-training", "all trees", "errors", "no end in 60 s",
+        "library", "how", "kills", "in mid-training", "whole", "errors", "no end in 60 s",
         "same predictions to 1e-6", "median, longest, s",
     ]  # fmt: skip
-    title = f"{TREES} trees on {N_ROWS:,} x {FEATURES}, three processes, one killed"
+    title = f"{TREES} trees or steps on {N_ROWS:,} x {FEATURES}, three processes, one killed"
     return markdown(title, columns, rows)
 
 
@@ -57,9 +59,13 @@ _Train = Callable[[Client, Any, Any], tuple[int, Callable[[Any], Any]]]
 
 
 def _ours(library: str) -> _Train:
-    fit = importlib.import_module(f"daskml_dist.integrations.{library}").fit
+    fit = getattr(importlib.import_module(f"daskml_dist.integrations.{library}"), "fit", None)
 
     def train(client: Client, X: Any, y: Any) -> tuple[int, Callable[[Any], Any]]:
+        if library == "torch":
+            state = 0, np.zeros(FEATURES)
+            w = run_together(client, descend, [X, y], state=state)[0]
+            return TREES, lambda rows: rows @ w
         if library == "xgboost":
             import xgboost
 
@@ -71,6 +77,25 @@ def _ours(library: str) -> _Train:
         return booster.num_trees(), booster.predict
 
     return train
+
+
+def descend(group: RankGroup, blocks: list[Any], state: Any) -> Any:
+    """Descend by gradients that PyTorch's own collectives add up, saving after each step."""
+    import torch
+
+    step, w = state
+    rows = [torch.from_numpy(np.concatenate(part)) for part in zip(*blocks, strict=True)]
+    X, y = rows[0], rows[1].double()
+    w = torch.from_numpy(w.copy())
+    with open_process_group(group, timeout=60) as distributed:
+        while step < TREES:
+            gradient = X.T @ (X @ w - y) / N_ROWS
+            distributed.all_reduce(gradient)
+            w = w - 0.1 * gradient
+            step += 1
+            group.save((step, w.numpy()))
+            time.sleep(0.005)
+    return w.numpy()
 
 
 def _theirs(library: str) -> _Train:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from daskml_dist.collective import RankGroup
-from daskml_dist.integrations._connections import break_connections, list_sockets
+from daskml_dist.integrations._connections import break_connections
 from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["open_process_group"]
@@ -57,19 +57,28 @@ def open_process_group(
     distributed = torch.distributed
     port = _find_free_port(group.own_host) if group.rank == 0 else None
     host, port = group.broadcast((group.own_host, port))
-    known = list_sockets()
-    with break_connections(group, known):
-        store = distributed.TCPStore(
-            host, port, group.size, group.rank == 0, timeout=timedelta(seconds=timeout)
-        )
-        distributed.init_process_group(
-            backend, store=store, rank=group.rank, world_size=group.size,
-            timeout=timedelta(seconds=timeout),
-        )  # fmt: skip
-        try:
+    try:
+        with break_connections(group):
+            store = distributed.TCPStore(
+                host, port, group.size, group.rank == 0, timeout=timedelta(seconds=timeout)
+            )
+            distributed.init_process_group(
+                backend, store=store, rank=group.rank, world_size=group.size,
+                timeout=timedelta(seconds=timeout),
+            )  # fmt: skip
             yield distributed
-        finally:
-            distributed.destroy_process_group()
+    finally:
+        _close_process_group(distributed)
+
+
+def _close_process_group(distributed: Any) -> None:
+    """Close PyTorch's default process group, also one that was never complete."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    else:
+        # Ranks find each other by the group's name, which is a count. PyTorch counts a group that
+        # failed, too; a process that begins anew would wait for another name than this one.
+        distributed.distributed_c10d._world.group_count = 0
 
 
 def _find_free_port(host: str) -> int:

@@ -3,7 +3,7 @@
 Rank 0 starts XGBoost's tracker, all ranks join it, and each trains on its own blocks. After each
 tree the booster is saved with the group: where a worker is lost, the ranks of the next generation
 go on from it. XGBoost waits for a silent peer in its own code; a thread shuts its connections once
-the group has ended (`break_connections`).
+the group has ended (`call_breakable`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from daskml_dist.collective import RankGroup, run_together
-from daskml_dist.integrations._connections import break_connections, list_sockets
+from daskml_dist.integrations._connections import call_breakable
 from daskml_dist.integrations._trees import (
     check_model,
     find_n_classes,
@@ -115,14 +115,18 @@ class _Training:
         # Seconds, after which XGBoost gives up connections by itself. The tracker listens already:
         # a second try would only wait for one of an earlier generation, which is gone.
         args |= {"dmlc_timeout": int(group.timeout), "dmlc_retry": 1}
-        known = list_sockets()
-        with break_connections(group, known):
+
+        def train() -> bytes:
+            """Train in a thread, to which XGBoost's connections belong."""
             xgboost.collective.init(**args)
             booster = self._train(xgboost, params, rows, group, state)
             # Not after an error: it would try to reach a tracker that is gone for seconds.
             xgboost.collective.finalize()
+            return bytes(booster.save_raw("ubj"))
+
+        trained = call_breakable(group, train)
         group.barrier()
-        return bytes(booster.save_raw("ubj"))
+        return trained
 
     def _choose_params(self, rows: dict[str, Any], group: RankGroup) -> dict[str, Any]:
         """Return the parameters of the model, with what follows from all ranks' rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.base import CHECK_SECONDS
 from daskml_dist.comm.rank_group import (
     PackedValue,
     RankGroup,
@@ -66,9 +68,10 @@ def run_function_loop(context: Context) -> RankResults:
         function, state = _load_call(call, context)
         if point.state is not None:
             state = unpack_value(split_packed(point.state))
-        value = _call_function(
-            lambda: pack_value(function(group, given, state)), call, group, context
-        )
+        with _await_turn(context):
+            value = _call_function(
+                lambda: pack_value(function(group, given, state)), call, group, context
+            )
         group.end()
         if parameters is not None:
             parameters.leave()
@@ -88,6 +91,20 @@ def _load_call(call: FunctionCall, context: Context) -> tuple[Callable[..., Any]
             context.address,
         ) from error
     return function, state
+
+
+@contextmanager
+def _await_turn(context: Context) -> Iterator[None]:
+    """Wait until an earlier trainer of the run in this process has left the function."""
+    turn: threading.Lock = kept_values(context.run_id).setdefault("turn", threading.Lock())
+    # It ends by the failure of its own group, unless code in another language holds it.
+    since = time.monotonic()
+    while not turn.acquire(timeout=CHECK_SECONDS):
+        context.wait.check(since, "the function's call before this one")
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 @contextmanager
@@ -166,9 +183,11 @@ def _call_function(
         worker = context.address
         where = f" (worker {worker})" if worker else ""
         frames = "".join(traceback.format_tb(error.__traceback__)[-_SHOWN_FRAMES:])
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         raise FunctionError(
             f"{call.name} raised {type(error).__name__} on rank {group.rank} of {group.size}"
-            f"{where}, and was ended on all others: {error}\nThe last frames there:\n{frames}",
+            f"{where}, and was ended on all others: {error}{notes}\nThe last frames there:\n"
+            f"{frames}",
             group.rank,
             worker,
         ) from error
