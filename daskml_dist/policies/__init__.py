@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
@@ -21,6 +22,7 @@ from daskml_dist.policies.base import (
     Policy,
     RoundGate,
     TrainerGate,
+    is_number,
 )
 
 __all__ = [
@@ -182,7 +184,8 @@ class Asynchronous(Policy):
     No lane waits; each pushes and pulls at its own pace.
 
     Choose it when some workers are persistently slow, or come and go, and a slightly noisier
-    path to the optimum is fine. Pair it with ``StalenessAware`` if many lanes share one model.
+    path to the optimum is fine. Where many lanes share one model, gradients are many updates old:
+    pair it with ``StalenessAware``, or with one of the last two parameters.
 
     Parameters
     ----------
@@ -190,28 +193,68 @@ class Asynchronous(Policy):
         Steps whose gradients are summed before a push (DistBelief's n_push).
     pull_every : int, default=1
         Steps between pulls (DistBelief's n_fetch).
+    max_delay : int, "auto" or None, default=None
+        Updates that a gradient may be old. Servers drop an older one, and its lane goes on from the
+        present parameters (Ringmaster ASGD). ``"auto"``: twice the number of lanes, since among
+        lanes of one speed a gradient is as old as there are others. None: all are applied.
+        ``history_`` has the rows that were applied, and the number of dropped pushes.
+    delay_compensation : float, default=0.0
+        Adds the product of this number, the squared mean gradient, and the change of the
+        parameters since the lane pulled them, to each mean gradient: a first-order correction,
+        whose curvature is that of the gradient's square (DC-ASGD; 0.04 there). Servers then keep
+        the parameters that each lane pulled last. Not with `push_every` or `pull_every`.
 
     References
     ----------
     J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012.
+    A. Maranjyan et al., "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time
+    Complexity", ICML 2025.
+    S. Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017.
 
     Examples
     --------
     >>> from daskml_dist.policies import Asynchronous
     >>> from daskml_dist.linear_model import SGDClassifier
-    >>> SGDClassifier(policy=Asynchronous(push_every=4, pull_every=4)).policy
-    Asynchronous(push_every=4, pull_every=4)
+    >>> SGDClassifier(policy=Asynchronous(max_delay="auto")).policy
+    Asynchronous(push_every=1, pull_every=1, max_delay='auto', delay_compensation=0.0)
     """
 
     name = "async"
     loop = "free"
     push_every: int = 1
     pull_every: int = 1
+    max_delay: int | Literal["auto"] | None = None
+    delay_compensation: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.max_delay
+        whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+        if not (most is None or most == "auto" or whole):
+            raise InvalidParameterError(
+                f"Asynchronous(max_delay={most!r}): give an integer >= 0, 'auto' or None."
+            )
+        factor = self.delay_compensation
+        if not (is_number(factor) and factor >= 0):
+            raise InvalidParameterError(
+                f"Asynchronous(delay_compensation={factor!r}): give a finite number >= 0."
+            )
+        if factor and not self.push_every == self.pull_every == 1:
+            raise InvalidParameterError(
+                "Asynchronous(delay_compensation=...) corrects gradients of one pull: leave "
+                "push_every and pull_every at 1."
+            )
+
+    def applies(self, delay: int, n_lanes: int) -> bool:
+        """Return whether a gradient is applied that is so many updates old."""
+        if self.max_delay is None:
+            return True
+        return delay <= (2 * n_lanes if self.max_delay == "auto" else self.max_delay)
 
     def by_single_rows(self) -> Policy:
         """Return the policy of trainers that step row by row at their own pace."""
-        # Threads that share an array have no pushes to sum, nor pulls to skip.
-        usual = type(self) is Asynchronous and self.push_every == self.pull_every == 1
+        # Threads that share an array have no pushes to sum or to drop, nor pulls to skip.
+        usual = type(self) is Asynchronous and self == Asynchronous()
         return _AsynchronousRows() if usual else self
 
 

@@ -215,7 +215,12 @@ class Consistency(Protocol):
     @property
     def lockstep(self) -> bool: ...
 
+    @property
+    def delay_compensation(self) -> float: ...
+
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate: ...
+
+    def applies(self, delay: int, n_lanes: int) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -252,6 +257,9 @@ class Policy(NamedParameters):
         distance.
     outer_momentum : float, default=0.0
         ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
+    delay_compensation : float, default=0.0
+        ``"free"``: how far the server corrects a gradient for the updates that were applied since
+        its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
 
     Examples
     --------
@@ -271,6 +279,7 @@ class Policy(NamedParameters):
     meet_every = 0
     outer_rate = 1.0
     outer_momentum = 0.0
+    delay_compensation = 0.0
 
     def __post_init__(self) -> None:
         self._check_declaration()
@@ -287,9 +296,9 @@ class Policy(NamedParameters):
     def _check_outer_step(self) -> None:
         """Raise for an outer step that is out of range, or that the policy does not take."""
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
-        if not (_is_number(rate) and rate > 0):
+        if not (is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
-        if not (_is_number(momentum) and 0 <= momentum < 1):
+        if not (is_number(momentum) and 0 <= momentum < 1):
             raise InvalidParameterError(
                 f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
             )
@@ -347,6 +356,10 @@ class Policy(NamedParameters):
         # An ArrivalGate without a bound on staleness: no lane waits for another.
         return (RoundGate if self.loop == "bulk" else ArrivalGate)(lanes, clock)
 
+    def applies(self, delay: int, n_lanes: int) -> bool:
+        """Return whether a gradient is applied that is so many updates old."""
+        return True
+
     def on_one_host(self) -> Policy:
         """Return a policy by which trainers that share memory make the same steps sooner."""
         return self
@@ -360,7 +373,7 @@ class Policy(NamedParameters):
         return self
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Return whether a value is a finite number, and no bool (which Python counts as an int)."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)

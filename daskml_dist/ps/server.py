@@ -494,6 +494,8 @@ class ServerState:
         #: Clocks of lanes that have left.
         self._left: dict[int, int] = {}
         self._pending: dict[int, ServerRequest] = {}
+        #: Rows (None: all) and parameters that each lane pulled last, where delays are corrected.
+        self._pulled: dict[int, tuple[NDArray[np.int64] | None, NDArray[Any]]] = {}
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -527,17 +529,38 @@ class ServerState:
         """Step the shard along the sum of pushes, and count them in the ledger."""
         # Updates applied since the oldest of these gradients was computed.
         staleness = max(shard.version - push.version for push in pushes)
-        rows = sum(push.rows for push in pushes)
+        applies = self._policy.applies(staleness, len(self._gate.clocks))
+        rows = sum(push.rows for push in pushes) if applies else 0.0
         if self._ledger is not None:
             self._ledger.observe_staleness(staleness)
-            loss = sum(push.loss for push in pushes)
+            loss = sum(push.loss for push in pushes) if applies else 0.0
             self._ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
+        if not applies:
+            # Ringmaster ASGD: the lane's step counts, its gradient does not.
+            self.dropped += 1
+            return
+        if self._policy.delay_compensation:
+            for push in pushes:
+                if push.rows and staleness:
+                    self._compensate_delay(shard, push)
         # The pushes of a round make one step of their sum, in lane order whichever came first.
         index, total = sum_in_lane_order(
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
             {p.lanes[0] for p in pushes if p.owned},
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+
+    def _compensate_delay(self, shard: Shard, push: ServerRequest) -> None:
+        """Correct a gradient for the updates since its lane pulled (Zheng et al. 2017, eq. 10)."""
+        index, old = self._pulled[push.lanes[0]]
+        assert push.values is not None
+        # The rows of a sparse batch were pulled for it.
+        moved = (shard.w if index is None else shard.w[index]) - old
+        # Of a sum of n gradients: n (g + c g * g * moved), with the mean g.
+        push.values = push.values + self._policy.delay_compensation / push.rows * (
+            push.values * push.values * moved
+        )
+        push.owned = True
 
     def _accept_change(self, request: ServerRequest) -> None:
         """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
@@ -576,6 +599,8 @@ class ServerState:
         # All rows: one immutable copy for all lanes. Some rows: indexing copies them anyhow.
         values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
         lane = request.lanes[0]
+        if self._policy.delay_compensation:
+            self._pulled[lane] = request.pull_index, values
         stop = self._ledger is not None and self._ledger.stopped
         return ServerReply(
             lane, ServerStatus.OK, stop, shard.version, self._gate.clock(lane), values
@@ -636,6 +661,7 @@ class ServerState:
             self._gate.join(lane, clocks.get(lane, first))
         self._left.clear()
         self._pending.clear()
+        self._pulled.clear()
         self.snapshots.renew()
         if self._ledger is not None:
             self._ledger.renew()

@@ -329,6 +329,15 @@ class FitWork(ABC):
         return True
 
     @property
+    def delay_compensation(self) -> float:
+        """Return how far servers correct gradients that are some updates old."""
+        return 0.0
+
+    def applies(self, delay: int, n_lanes: int) -> bool:
+        """Return whether servers apply a gradient that is so many updates old."""
+        return True
+
+    @property
     def uses_shards(self) -> bool:
         """Return whether the parameters live in server shards."""
         return False
@@ -466,6 +475,13 @@ class StepWork(FitWork):
     @property
     def sends_in_pairs(self) -> bool:
         return self.pipeline is not None
+
+    @property
+    def delay_compensation(self) -> float:
+        return self.policy.delay_compensation
+
+    def applies(self, delay: int, n_lanes: int) -> bool:
+        return self.policy.applies(delay, n_lanes)
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         return self.policy.gate(lanes, clock)

@@ -358,6 +358,8 @@ def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
             setattr(policy(), field.name, 3)
         real = field.type in (float, "float")
         for wrong in (-1, np.inf if real else 1.5, True, "4", None):
+            if wrong is getattr(policy(), field.name):
+                continue
             kind = "number >=? 0" if real else "integer >= [01]"
             with pytest.raises(InvalidParameterError, match=rf"{field.name}=.*{kind}"):
                 policy(**{field.name: wrong})
@@ -370,6 +372,19 @@ def test_least_numbers() -> None:
     for make in (LocalSGD, Asynchronous):
         with pytest.raises(InvalidParameterError, match=">= 1"):
             make(0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_delay": -1}, {"max_delay": True}, {"max_delay": 1.5}, {"max_delay": "no"},
+        {"delay_compensation": -1}, {"delay_compensation": np.nan},
+        {"delay_compensation": 0.1, "push_every": 2}, {"delay_compensation": 0.1, "pull_every": 2},
+    ],
+)  # fmt: skip
+def test_delays_are_bounded_by_meaningful_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameterError, match=next(iter(wrong))):
+        Asynchronous(**wrong)
 
 
 @pytest.mark.parametrize("wrong", ["SSP", "", None, 4, Synchronous, ["sync"]])

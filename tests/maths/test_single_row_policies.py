@@ -37,7 +37,7 @@ def test_who_says_when_to_push_steps_by_batches() -> None:
     class Own(Asynchronous):
         name = "own"
 
-    for policy in (Asynchronous(push_every=2), Asynchronous(pull_every=3), Own(), LocalSGD()):
+    for policy in (Asynchronous(push_every=2), Asynchronous(max_delay=3), Own(), LocalSGD()):
         assert policy.by_single_rows() is policy
     assert Asynchronous().by_single_rows().name == "async"
     assert BoundedStaleness(3).by_single_rows().name == "ssp"

@@ -27,10 +27,10 @@ N_FEATURES, RATE, L2 = 6, 0.1, 0.05
 SHAPE = (N_FEATURES + 1, 1)
 
 
-def _rule(optimizer: str = "sgd", l1: float = 0.0, **options: Any) -> UpdateRule:
+def _rule(optimizer: str = "sgd", l1: float = 0.0, l2: float = L2, **options: Any) -> UpdateRule:
     options = {"schedule": Constant(RATE), "steps_per_pass": 1.0} | options
     return one_group(
-        get_optimizer(optimizer), penalty=Penalty(l1, L2), n_penalised=N_FEATURES, **options
+        get_optimizer(optimizer), penalty=Penalty(l1, l2), n_penalised=N_FEATURES, **options
     )
 
 
@@ -258,6 +258,47 @@ def test_stale_gradient_takes_a_smaller_step() -> None:
     penalised = np.r_[np.ones(N_FEATURES), 0.0][:, None]
     step = RATE / 4 * (old / SIZES[2] + L2 * penalised * before)
     np.testing.assert_allclose(fleet.w, before - step, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(0, 0), (2, 2), ("auto", 2 * len(SIZES))])
+def test_a_gradient_that_is_too_old_is_dropped(most: Any, allowed: int) -> None:
+    """Ringmaster: its lane counts the step, and goes on from the present parameters."""
+    fleet = _Fleet(Asynchronous(max_delay=most), n_servers=2)
+    old = fleet.gradient(2, fleet.w)
+    for clock in range(1, allowed + 1):
+        fleet.send(fleet.requests(0, clock, fleet.gradient(0, fleet.w), version=clock - 1))
+    before = fleet.w
+    fleet.send(fleet.requests(2, 1, old, version=0))
+    assert (fleet.w != before).all()
+    before = fleet.w
+    replies = fleet.send(fleet.requests(2, 2, old, version=0))
+    np.testing.assert_array_equal(fleet.w, before)
+    assert [server.dropped for server in fleet.servers] == [1, 1]
+    assert {(reply.clock, reply.version) for reply in replies} == {(2, allowed + 1)}
+    fleet.send(fleet.requests(2, 3, old, version=allowed + 1))
+    assert (fleet.w != before).all()
+
+
+@pytest.mark.parametrize("index", [None, np.array([1, 4, 6])])
+def test_a_delayed_gradient_is_corrected_by_what_changed_since(index: Any) -> None:
+    """Zheng et al. 2017: g + c g * g * (w - what the lane pulled), of the mean gradient g."""
+    rule = _rule(l2=0.0)
+    fleet = _Fleet(Asynchronous(delay_compensation=0.3), rule=rule)
+    (server,) = fleet.servers
+    replies: list[ServerReply] = []
+    server.exchange(ServerRequest((2,), 0, 0, pull_index=index), replies.append)
+    rows = slice(None) if index is None else index
+    g = fleet.gradient(2, fleet.w)[rows] / SIZES[2]
+    for clock in range(1, 4):
+        fleet.push(0, clock)
+    before = fleet.w
+    push = SIZES[2] * g
+    server.exchange(ServerRequest((2,), 0, 1, 0, SIZES[2], push, index), replies.append)
+    np.testing.assert_array_equal(push, SIZES[2] * g)  # the sender's own array
+    corrected = g + 0.3 * g * g * (before[rows] - 0)
+    expected = before.copy()
+    expected[rows] -= RATE * corrected
+    np.testing.assert_allclose(fleet.w, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

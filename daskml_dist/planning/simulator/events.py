@@ -447,7 +447,11 @@ class _ServerSimulation:
             self._apply(server, pushes, len(pushes) * self._push_every)
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
-        """Apply pushes as one update; the first server counts for all."""
+        """Apply pushes as one update, unless they are too old; the first server counts for all."""
+        oldest = max(server.version - version for version, _ in pushes)
+        if not self._policy.applies(oldest, len(self._workers)):
+            self.result.dropped += server is self._servers[0]
+            return
         # A round first adds up its pushes, then makes one update of their sum.
         seconds_per_byte = self._costs.apply
         if self._policy.loop == "bulk":
@@ -457,7 +461,7 @@ class _ServerSimulation:
             self.result.steps += steps
             self.result.updates += 1
             # Updates that were applied since the oldest of the parameters that were pulled.
-            self._staleness_sum += max(server.version - version for version, _ in pushes)
+            self._staleness_sum += oldest
             self._ended = server.cpu_free
             if self._training is not None:
                 gradients = [g for _, part in pushes for g in part]
