@@ -1,0 +1,145 @@
+"""Maranjyan et al. 2025 (Ringmaster ASGD): gradients that are too old are dropped.
+
+Simulated, as in the paper, whose workers differ in speed without end: a noisy convex quadratic, the
+i-th of n workers with steps of ``i + |N(0, i)|`` seconds. The server's gates are the package's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from benchmarks._common import markdown
+from benchmarks.papers._picture import BLUE, GREY, ORANGE, label, small_picture
+from daskml_dist.planning.simulator import Costs, Stragglers, simulate
+from daskml_dist.policies import Asynchronous, BoundedStaleness, Policy, Synchronous
+
+__all__ = ["draw", "measure", "table"]
+
+#: Entries of the parameters, standard deviation of the noise of each entry of a gradient, and how
+#: much of the first distance to the minimum ends a run.
+SIZE, NOISE, EXCESS = 100, 0.01, 0.02
+RATES = [2 ** (k / 2) for k in range(-16, 4)]
+POLICIES: dict[str, Policy] = {
+    "sync": Synchronous(),
+    "ssp": BoundedStaleness(4),
+    "async": Asynchronous(),
+    'async, max_delay="auto"': Asynchronous(max_delay="auto"),
+    "async, max_delay=4": Asynchronous(max_delay=4),
+}
+STYLES = [("s-", GREY), ("^-", GREY), ("o-", BLUE), ("s--", ORANGE), ("o-", ORANGE)]
+
+
+@dataclass(frozen=True)
+class Unequal(Stragglers):
+    """Workers of unequal speeds: the i-th takes ``i + |N(0, i)|`` times the seconds of a step."""
+
+    def seconds(self, compute: float, workers: int, steps: int, seed: int) -> NDArray[np.float64]:
+        """Return the seconds of each step, of shape (workers, steps)."""
+        rng = np.random.default_rng(seed)
+        number = np.arange(1, workers + 1.0)[:, None]
+        noise = np.abs(rng.standard_normal((workers, steps))) * np.sqrt(number)
+        return compute * (number + noise)
+
+
+class NoisyQuadratic:
+    """Training on ``x A x / 2 - b x`` at several learning rates at once, A a tridiagonal matrix.
+
+    Parameters
+    ----------
+    size : int
+    excess : float
+        Share of the first distance to the minimum at which a run is over.
+    seed : int
+    """
+
+    def __init__(self, size: int, excess: float, seed: int) -> None:
+        self.over = False
+        #: The learning rate that met the target first, and the time.
+        self.reached: tuple[float, float] | None = None
+        self._rng = np.random.default_rng(seed)
+        self._matrix = (2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)) / 4
+        self._b = -np.eye(size, 1) / 4
+        self._least = float((self._value(np.linalg.solve(self._matrix, self._b)))[0])
+        self._excess = excess
+        self._w = np.zeros((size, len(RATES)))
+
+    def pull(self) -> NDArray[np.float64]:
+        """Copy of the parameters of all rates."""
+        return self._w.copy()
+
+    def gradient(self, worker: int, copy: Any) -> NDArray[np.float64]:
+        """Gradient at each rate's parameters; the noise is the same for all."""
+        gradient: NDArray[np.float64] = self._matrix @ copy - self._b
+        return gradient + NOISE * self._rng.standard_normal((len(gradient), 1))
+
+    def apply(self, gradients: list[Any], now: float) -> None:
+        """Step each rate's parameters, and see whether one has reached the target."""
+        self._w -= np.array(RATES) * (sum(gradients) / len(gradients))
+        np.clip(self._w, -1e9, 1e9, out=self._w)  # rates that diverge
+        met = np.flatnonzero(self._value(self._w) / self._least >= 1 - self._excess)
+        if len(met):
+            self.over, self.reached = True, (RATES[met[-1]], now)
+
+    def _value(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (x * (self._matrix @ x / 2 - self._b)).sum(axis=0)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Seconds to the target (NaN: not reached), gradients applied and dropped, mean staleness."""
+
+    seconds: float
+    steps: int
+    dropped: int
+    staleness: float
+
+
+def measure(tiny: bool = False, real: bool = False) -> dict[int, dict[str, Reached]]:
+    """Figures by the number of workers and the policy."""
+    found: dict[int, dict[str, Reached]] = {}
+    for workers in (4,) if tiny else (16, 128, 1_000):
+        found[workers] = {name: _run(policy, workers, tiny) for name, policy in POLICIES.items()}
+    return found
+
+
+def _run(policy: Policy, workers: int, tiny: bool) -> Reached:
+    """One run in virtual time, at the best of the learning rates."""
+    training = NoisyQuadratic(10 if tiny else SIZE, 0.3 if tiny else EXCESS, seed=0)
+    with threadpool_limits(1):
+        out = simulate(
+            policy, Costs(1.0), workers, steps=max(200_000 // workers, 1_000),
+            stragglers=Unequal(), training=training,
+        )  # fmt: skip
+    _, seconds = training.reached or (0.0, np.nan)
+    return Reached(seconds, out.steps, out.dropped, out.staleness)
+
+
+def table(figures: dict[int, dict[str, Reached]]) -> str:
+    """A row for each number of workers and policy."""
+    rows = [
+        [f"{workers:,}", name, "not reached" if np.isnan(r.seconds) else f"{r.seconds:,.0f}",
+         f"{r.steps:,}", f"{r.dropped:,}", f"{r.staleness:,.1f}"]
+        for workers, runs in figures.items() for name, r in runs.items()
+    ]  # fmt: skip
+    title = (
+        f"Maranjyan et al. 2025: simulated seconds to {EXCESS:.0%} of the first distance to the "
+        f"minimum of a noisy quadratic in {SIZE} dimensions, worker i with steps of i + |N(0, i)| "
+        "seconds, at the best of 20 learning rates"
+    )
+    columns = ["workers", "policy", "seconds", "gradients applied", "dropped", "mean staleness"]
+    return markdown(title, columns, rows)
+
+
+def draw(figures: dict[int, dict[str, Reached]], path: Path) -> None:
+    """Seconds to the target by the number of workers."""
+    with small_picture(path, 1) as (ax,):
+        for name, (style, colour) in zip(POLICIES, STYLES, strict=True):
+            seconds = [runs[name].seconds for runs in figures.values()]
+            ax.loglog(list(figures), seconds, style, color=colour, label=name)
+        label(ax, "seconds to the target (simulated)", "workers", "seconds", "policy")
