@@ -399,7 +399,7 @@ class BaseSteps(BaseOnRows):
         w = self._parameters_of_state(state).astype(dtype)
         # An optimizer whose state has other names begins anew. State of outer steps does not count:
         # it may be absent on either side.
-        if opt_state.keys() - OuterStep.state_names != settings.state_names:
+        if opt_state.keys() - OuterStep.all_names != settings.state_names:
             opt_state = {}
         # Without `average` now, an average of the last fit is dropped.
         if self._params()["average"] is False:
@@ -588,13 +588,12 @@ def make_step_settings(
     # parameters would lose updates of it.
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
-    # Only pushes of gradients to servers can be compressed.
-    if run.compression is not None and not policy.pushes_gradients:
-        names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
+    if run.compression is not None and not policy.compresses:
+        names = [name for name, kind in POLICIES.items() if kind().compresses]
         raise InvalidParameterError(
-            f"compression={run.compression.name!r} is for pushes of gradients to servers, and the "
-            f"policy {policy.name!r} makes none. Use one of the policies {names}, or "
-            "compression=None."
+            f"compression={run.compression.name!r} is for pushes of gradients to servers, and for "
+            f"what lanes that step alone send when they meet. The policy {policy.name!r} has "
+            f"neither. Use one of the policies {names}, or compression=None."
         )
     schedule = get_schedule(
         rate,

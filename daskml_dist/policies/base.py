@@ -329,9 +329,9 @@ class Policy(NamedParameters):
         return self.loop != "replicas"
 
     @property
-    def pushes_gradients(self) -> bool:
-        """Return whether lanes push gradients to servers; such pushes can be compressed."""
-        return self.loop in {"bulk", "free"}
+    def compresses(self) -> bool:
+        """Return whether what lanes send can be compressed: pushes of gradients, and local ways."""
+        return self.loop in {"bulk", "free"} or (self.averages and self.average_every > 0)
 
     @property
     def averages(self) -> bool:

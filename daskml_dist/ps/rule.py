@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 from daskml_dist.backends.namespace import namespace, numbers, zeros
 from daskml_dist.errors import InvalidParameterError
@@ -287,12 +287,14 @@ class OuterStep:
     """Step with Nesterov's momentum from the last meeting towards the mean of the lanes.
 
     A rate of 1 without momentum goes to the mean itself. All lanes make the same step, so that its
-    state is the same in each.
+    state is the same in each, but for what compression left out of the lane's own way.
 
     Parameters
     ----------
     rate : float
     momentum : float
+    keeps_residual : bool
+        Whether lanes tell each other of their ways in compressed form.
 
     References
     ----------
@@ -301,16 +303,24 @@ class OuterStep:
 
     rate: float
     momentum: float
+    keeps_residual: bool = False
 
-    state_names = ("outer_origin", "outer_velocity")
+    #: State that there may be: where lanes set out, the velocity, what a lane has yet to send.
+    all_names: ClassVar = ("outer_origin", "outer_velocity", "outer_residual")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Return the names of the state."""
+        return self.all_names if self.keeps_residual else self.all_names[:2]
 
     def init(self, w: Any) -> dict[str, Any]:
-        """Return the state before the first meeting: the parameters then, and no velocity."""
-        return {"outer_origin": copy_array(w), "outer_velocity": namespace(w).zeros_like(w)}
+        """Return the state before the first meeting: the parameters then, and zeros."""
+        zeros = namespace(w).zeros_like
+        return {name: zeros(w) for name in self.state_names} | {"outer_origin": copy_array(w)}
 
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:
         """Move `w` from where lanes set out, given the mean of where they are."""
-        origin, velocity = (opt_state[name] for name in self.state_names)
+        origin, velocity = opt_state["outer_origin"], opt_state["outer_velocity"]
         # Nesterov's momentum, with the lanes' mean progress in the place of a gradient.
         towards = mean - origin
         velocity *= self.momentum

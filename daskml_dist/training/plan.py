@@ -180,8 +180,10 @@ def _make_update_rule(
     # Outer step (DiLoCo, Douillard et al. 2023) where lanes meet; at rate 1 without momentum it is
     # their mean.
     policy, outer = settings.policy, None
-    if policy.outer_rate != 1 or policy.outer_momentum != 0:
-        outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
+    # Compressed, lanes send how far they came from where they set out, which the step remembers.
+    compressed = policy.averages and settings.run.compression is not None
+    if policy.outer_rate != 1 or policy.outer_momentum != 0 or compressed:
+        outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum), compressed)
     rule = UpdateRule(
         groups,
         settings.schedule,

@@ -14,7 +14,7 @@ from daskml_dist.compression import (
 )
 from daskml_dist.policies import POLICIES
 
-PUSHING = [name for name, policy in POLICIES.items() if policy().pushes_gradients]
+COMPRESSING = [name for name, policy in POLICIES.items() if policy().compresses]
 
 
 class Signs(Compressor):

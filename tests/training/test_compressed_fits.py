@@ -20,9 +20,9 @@ from daskml_dist.compression import (
 )
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
-from daskml_dist.policies import POLICIES, Asynchronous, Synchronous
+from daskml_dist.policies import POLICIES, Asynchronous, LocalSGD, Synchronous
 from daskml_dist.ps.shard import Shard
-from tests.maths.compressors import ALL, PROMISED, PUSHING
+from tests.maths.compressors import ALL, COMPRESSING, PROMISED
 
 
 def _rows(n_features: int = 20, n_rows: int = 800) -> tuple[Any, Any]:
@@ -47,16 +47,18 @@ def _classifier(**params: Any) -> SGDClassifier:
 def _cases() -> Iterator[Any]:
     """Each compressor under each policy; by default, under one."""
     for number, compression in enumerate(ALL):
-        for policy in PUSHING:
-            quick = policy == PUSHING[number % len(PUSHING)]
+        for policy in COMPRESSING:
+            quick = policy == COMPRESSING[number % len(COMPRESSING)]
             yield pytest.param(compression, policy, marks=[] if quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("compression", "policy"), list(_cases()))
 def test_the_optimum_is_that_without_compression(compression: Any, policy: str) -> None:
     X, y = _rows()
-    plain = _classifier(policy=policy).fit(X, y)
-    small = _classifier(policy=policy, run__compression=compression).fit(X, y)
+    # Lanes that meet rarely stop farther from the optimum, compressed or not.
+    how: Any = LocalSGD(sync_every=2) if policy == "local" else policy
+    plain = _classifier(policy=how).fit(X, y)
+    small = _classifier(policy=how, run__compression=compression).fit(X, y)
     assert not np.array_equal(small.coef_, plain.coef_)
     expected = log_loss(y, plain.predict_proba(X))
     assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.01)
@@ -183,13 +185,30 @@ def test_a_cluster_pushes_fewer_bytes(client: Client) -> None:
         assert expected < ratio < expected + 0.02
 
 
+def test_lanes_that_meet_send_compressed_ways(client: Client) -> None:
+    """Wherever lanes run, the same bits; and hardly more bytes than were promised."""
+    X, y = _lazy(1_000, 400)
+    params = {"policy": LocalSGD(sync_every=5), "batch_size": 5, "max_iter": 4}
+    plain = _classifier(**params, run__n_lanes=4).fit(X, y)
+    for name in ("8bit", "topk"):
+        told = {"run__compression": name, "run__n_lanes": 4}
+        small = _classifier(**params, **told).fit(X, y)
+        alone = _classifier(**params, **told).fit(X.compute(), y.compute())
+        np.testing.assert_array_equal(small.coef_, alone.coef_)
+        pushed = [fit.history_.records[1]["bytes_pushed"] for fit in (small, plain)]
+        # Two lanes of a trainer each send their own way, where plain ones send their mean.
+        assert pushed[0] < 2 * (PROMISED[name, "float64"] + 0.05) * pushed[1]
+        if name == "8bit":  # the largest hundredth of a few ways is not all
+            np.testing.assert_allclose(small.coef_, plain.coef_, atol=0.01 * np.ptp(plain.coef_))
+
+
 @pytest.mark.parametrize("bad", ["gzip", 8, TopK])
 def test_unknown_compression_is_told(bad: Any) -> None:
     with pytest.raises(InvalidParameterError, match="'8bit', 'fp16', 'significant', 'topk'"):
         _classifier(run__compression=bad).fit(*_rows())
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in PUSHING])
-def test_policies_that_push_no_gradients_are_told(policy: str) -> None:
-    with pytest.raises(InvalidParameterError, match=r"\['sync', 'ssp', 'async'\]"):
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in COMPRESSING])
+def test_policies_that_send_nothing_to_compress_are_told(policy: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"\['sync', 'ssp', 'async', 'local'\]"):
         _classifier(run__compression="fp16").fit(*_rows(), policy=policy)

@@ -68,11 +68,16 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
 
 
 @pytest.mark.slow
-def test_outer_steps_go_on_from_their_momentum(crew_client: Client) -> None:
+@pytest.mark.parametrize("compression", [None, "8bit"])
+def test_outer_steps_go_on_from_their_momentum(
+    compression: str | None, crew_client: Client
+) -> None:
+    """And from what lanes had yet to send."""
     policy = LocalSGD(7, outer_rate=0.7, outer_momentum=0.5)
-    calm = make_classifier(policy).fit(*lazy_rows())
+    params = {"run": Run(n_lanes=3, compression=compression)}
+    calm = make_classifier(policy, **params).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, "trainer"))
-    struck = make_classifier(policy, strike).fit(*lazy_rows())
+    struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.comm.server_connections import ShardedConnection
+from daskml_dist.compression import Compressor, Feedback, Packed
 from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard
@@ -35,6 +37,8 @@ from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors,
 #: Rows in one call where each row is a step: a few milliseconds, so that Ctrl-C and lost workers
 #: are noticed soon.
 _SINGLE_ROWS_PER_CALL = 1 << 14
+#: State of an outer step that a lane's compressed way is made from.
+_WAY = ("outer_origin", "outer_residual")
 
 
 def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
@@ -250,6 +254,10 @@ class AveragedSteps:
         self._own = [
             make_lane_steps(context, lane, self.replicas[lane.number]) for lane in context.lanes
         ]
+        if self._fit.work.compression is not None:
+            # What lanes of an earlier fit had left out is not this fit's.
+            for replica in self.replicas.values():
+                replica.opt_state["outer_residual"][...] = 0
         self._every = context.fit.steps.policy.average_every
         # Allocated once: a write to new memory takes longer than the mean.
         w = self.replicas[context.lanes[0].number].w
@@ -262,8 +270,11 @@ class AveragedSteps:
         if self._every and (clock + count) % self._every == 0:
             # Lazily regularised parameters are averaged as they are: each lane catches up on the
             # penalty when it touches them.
-            values = {n: replica.w for n, replica in self.replicas.items()}
-            mean = self._average_lanes(values, self._mean_buffer)
+            if self._fit.work.compression is not None:
+                mean = self._average_compressed(self._fit.work.compression)
+            else:
+                values = {n: replica.w for n, replica in self.replicas.items()}
+                mean = self._average_lanes(values, self._mean_buffer)
             for replica in self.replicas.values():
                 replica.meet(self._home.to_device(mean))
         return count
@@ -284,6 +295,39 @@ class AveragedSteps:
             return self._context.communicator.allreduce(self._sum_weighted(values, out))
         parts = [(n, self._home.to_host(values[n] * self._shares[n])) for n in sorted(values)]
         return sum_in_lane_order(gather_lane_parts(self._context.communicator, parts))[1]
+
+    def _average_compressed(self, compressor: Compressor) -> NDArray[Any]:
+        """Return the mean over all lanes, of which each sends a compressed difference.
+
+        A lane sends how far it came since the last meeting; what the compressor left out is added
+        to its next way. Lanes are packed one by one, so that nothing depends on who runs them.
+        """
+        packed = [(n, self._pack_way(replica, compressor)) for n, replica in self.replicas.items()]
+        sizes = np.array([(n, len(parts.arrays)) for n, parts in packed], np.int64)
+        own = [sizes, *(array for _, parts in packed for array in parts.arrays)]
+        ways = {}
+        for theirs, *arrays in self._context.communicator.allgather(own):
+            rest = iter(arrays)
+            for n, count in theirs.tolist():
+                ways[n] = Packed(tuple(islice(rest, count)))
+        first = self.replicas[min(self.replicas)]
+        # All lanes set out from the same parameters.
+        mean: NDArray[Any] = self._home.to_host(first.opt_state["outer_origin"]).copy()
+        rows, way = self._context.lane_rows, np.empty_like(mean)
+        for n in sorted(ways):
+            compressor.decompress(ways[n], way.reshape(-1))
+            mean += rows[n] / sum(rows) * way
+        return mean
+
+    def _pack_way(self, replica: Shard, compressor: Compressor) -> Packed:
+        """Return how far a lane came since the last meeting, compressed, and keep the rest."""
+        state = {name: self._home.to_host(replica.opt_state[name]) for name in _WAY}
+        way = self._home.to_host(replica.w) - state["outer_origin"]
+        feedback = Feedback(compressor, way.shape, way.dtype)
+        feedback.residual = state["outer_residual"].copy()
+        packed = feedback.pack(way)
+        replica.opt_state["outer_residual"][...] = self._home.to_device(feedback.residual)
+        return packed
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
         """Return the own lanes' part of the mean, in `out` where given."""
