@@ -19,6 +19,13 @@ MOMENTUM: dict[str, Any] = {"solver": "sgd", "learning_rate_init": 0.1}
 RELATIVES: dict[str, dict[str, Any]] = {
     "local, 100 steps": {"policy": LocalSGD(100)},
     "DiLoCo, 100 steps": {"policy": LocalSGD(100, outer_rate=0.7, outer_momentum=0.5)},
+    **{
+        f"DiLoCo, 100 steps, {name}": {
+            "policy": LocalSGD(100, outer_rate=0.7, outer_momentum=0.5),
+            "run": Run(compression=compression),
+        }
+        for name, compression in {"8bit": "8bit", "topk 5 %": TopK(0.05)}.items()
+    },
     "Downpour, 4 steps, Adagrad": {
         "policy": Asynchronous(push_every=4, pull_every=4),
         "optimizer": "adagrad",
