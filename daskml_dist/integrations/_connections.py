@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 #: Seconds between two looks at whether the group has ended.
 _LOOK_SECONDS = 0.2
 #: Looks after the end of the group, within which a library returns unless it never does: XGBoost
-#: 3.4 waits for ever where it hears of a lost peer between two messages (`Loop::Block`).
+#: 3.2 waits for ever where it hears of a lost peer between two messages (`Loop::Block`).
 _PATIENCE_LOOKS = 5
 _DESCRIPTORS = "/proc/self/fd"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,9 @@ from daskml_dist.integrations._connections import break_connections
 from daskml_dist.models.torch_modules.library import load_torch
 
 __all__ = ["open_process_group"]
+
+#: Seconds to reach a store that listens: far more than a busy machine takes to accept.
+_CONNECT_SECONDS = 10.0
 
 
 @contextmanager
@@ -55,20 +57,29 @@ def open_process_group(
     """
     torch = load_torch()
     distributed = torch.distributed
-    port = _find_free_port(group.own_host) if group.rank == 0 else None
-    host, port = group.broadcast((group.own_host, port))
+    limit = timedelta(seconds=timeout)
     try:
         with break_connections(group):
-            store = distributed.TCPStore(
-                host, port, group.size, group.rank == 0, timeout=timedelta(seconds=timeout)
-            )
+            store = _open_store(group, distributed.TCPStore)
+            store.set_timeout(limit)
             distributed.init_process_group(
                 backend, store=store, rank=group.rank, world_size=group.size,
-                timeout=timedelta(seconds=timeout),
+                timeout=limit,
             )  # fmt: skip
             yield distributed
     finally:
         _close_process_group(distributed)
+
+
+def _open_store(group: RankGroup, make: Callable[..., Any]) -> Any:
+    """Return PyTorch's store, whose server is with rank 0."""
+    limit = timedelta(seconds=_CONNECT_SECONDS)
+    own = None
+    if group.rank == 0:
+        own = make(group.own_host, 0, group.size, True, timeout=limit, wait_for_workers=False)
+    # It listens by now: PyTorch would try for long to reach one that does not yet, or no more.
+    host, port = group.broadcast(None if own is None else (group.own_host, own.port))
+    return own or make(host, port, group.size, False, timeout=limit)
 
 
 def _close_process_group(distributed: Any) -> None:
@@ -79,11 +90,3 @@ def _close_process_group(distributed: Any) -> None:
         # Ranks find each other by the group's name, which is a count. PyTorch counts a group that
         # failed, too; a process that begins anew would wait for another name than this one.
         distributed.distributed_c10d._world.group_count = 0
-
-
-def _find_free_port(host: str) -> int:
-    """Return a port of this host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
