@@ -24,7 +24,7 @@ RELATIVES: dict[str, dict[str, Any]] = {
             "policy": LocalSGD(100, outer_rate=0.7, outer_momentum=0.5),
             "run": Run(compression=compression),
         }
-        for name, compression in {"8bit": "8bit", "topk 5 %": TopK(0.05)}.items()
+        for name, compression in {"8bit": "8bit", "4bit": "4bit", "topk 5 %": TopK(0.05)}.items()
     },
     "Downpour, 4 steps, Adagrad": {
         "policy": Asynchronous(push_every=4, pull_every=4),

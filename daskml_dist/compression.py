@@ -24,6 +24,7 @@ __all__ = [
     "EightBit",
     "Feedback",
     "Float16",
+    "FourBit",
     "Packed",
     "SignificantlyModified",
     "TopK",
@@ -153,7 +154,59 @@ class Float16(Compressor):
 
 
 @dataclass(frozen=True)
-class EightBit(Compressor):
+class _Levels(Compressor):
+    """Base class of linear quantisers: levels on both sides of 0, and a scale for each block.
+
+    Attributes
+    ----------
+    n_levels : int
+        Levels on each side of 0.
+    """
+
+    n_levels: ClassVar[int]
+    block_size: int = 256
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidParameterError(
+                f"{type(self).__name__}(block_size={size!r}): give an integer >= 1."
+            )
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Return the scale of each block, and the level of each entry."""
+        starts = np.arange(0, len(array), self.block_size)
+        if not len(starts):
+            return Packed((np.empty(0, array.dtype), self._pack_levels(np.empty(0, np.int8))))
+        scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(self.n_levels)
+        # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
+        # blocks with NaN or infinity: their scale tells the server, which reports divergence.
+        divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
+        levels = np.rint(array / self._spread_over_entries(divisors, len(array)))
+        levels = np.nan_to_num(np.clip(levels, -self.n_levels, self.n_levels))
+        return Packed((scales, self._pack_levels(levels.astype(np.int8))))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Multiply levels by the scales of their blocks."""
+        scales, levels = packed.arrays
+        entries = self._unpack_levels(levels, len(out))
+        np.multiply(entries, self._spread_over_entries(scales, len(out)), out=out)
+
+    def _pack_levels(self, levels: NDArray[np.int8]) -> NDArray[Any]:
+        """Return the levels as they travel."""
+        return levels
+
+    def _unpack_levels(self, packed: NDArray[Any], n: int) -> NDArray[np.int8]:
+        """Return the levels of `n` entries."""
+        return packed
+
+    def _spread_over_entries(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
+        """Return the scale of each entry, given one scale for each block."""
+        return np.repeat(scales, self.block_size)[:n]
+
+
+@dataclass(frozen=True)
+class EightBit(_Levels):
     """Linear quantisation to 8 bits: ``"8bit"``, a byte an entry and a scale a block.
 
     An entry becomes the nearest of 255 levels between minus and plus the largest of its block.
@@ -182,35 +235,50 @@ class EightBit(Compressor):
     """
 
     name = "8bit"
-    block_size: int = 256
+    # Without int8's -128 the levels are symmetric, and 0 stays 0.
+    n_levels = 127
 
-    def __post_init__(self) -> None:
-        size = self.block_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidParameterError(f"EightBit(block_size={size!r}): give an integer >= 1.")
 
-    def compress(self, array: NDArray[Any]) -> Packed:
-        """Return the scale of each block, and the level of each entry from -127 to 127."""
-        starts = np.arange(0, len(array), self.block_size)
-        if not len(starts):
-            return Packed((np.empty(0, array.dtype), np.empty(0, np.int8)))
-        # 127 levels on each side of 0: without int8's -128 they are symmetric, and 0 stays 0.
-        scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(127)
-        # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
-        # blocks with NaN or infinity: their scale tells the server, which reports divergence.
-        divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
-        levels = np.rint(array / self._spread_over_entries(divisors, len(array)))
-        levels = np.nan_to_num(np.clip(levels, -127, 127))
-        return Packed((scales, levels.astype(np.int8)))
+@dataclass(frozen=True)
+class FourBit(_Levels):
+    """Linear quantisation to 4 bits: ``"4bit"``, half a byte an entry and a scale a block.
 
-    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Multiply levels by the scales of their blocks."""
-        scales, levels = packed.arrays
-        np.multiply(levels, self._spread_over_entries(scales, len(out)), out=out)
+    As `EightBit`, with 15 levels and smaller blocks. Choose it for what lanes send when they meet
+    seldom (``"local"``); the rounding error is added to what they send next.
 
-    def _spread_over_entries(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
-        """Return the scale of each entry, given one scale for each block."""
-        return np.repeat(scales, self.block_size)[:n]
+    Parameters
+    ----------
+    block_size : int, default=64
+        Entries that share a scale.
+
+    References
+    ----------
+    A. Douillard et al., "Streaming DiLoCo with Overlapping Communication", 2025 (4 bits an entry
+    of an outer gradient). S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other
+    Gradient Compression Schemes", ICML 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.compression import FourBit
+    >>> FourBit().compress(np.linspace(-1, 1, 64)).nbytes
+    40
+    """
+
+    name = "4bit"
+    n_levels = 7
+    block_size: int = 64
+
+    def _pack_levels(self, levels: NDArray[np.int8]) -> NDArray[Any]:
+        # Two entries a byte; an odd last one is followed by a 0.
+        pairs = np.zeros(len(levels) + len(levels) % 2, np.uint8)
+        pairs[: len(levels)] = levels + 8
+        return pairs[::2] << 4 | pairs[1::2]
+
+    def _unpack_levels(self, packed: NDArray[Any], n: int) -> NDArray[np.int8]:
+        levels = np.empty(2 * len(packed), np.int8)
+        levels[::2], levels[1::2] = packed >> 4, packed & 15
+        return levels[:n] - np.int8(8)
 
 
 @dataclass(frozen=True)
@@ -412,7 +480,8 @@ class Feedback:
 
 #: Compressors that ``Run(compression=...)`` may name.
 COMPRESSORS: dict[str, type[Compressor]] = {
-    compressor.name: compressor for compressor in (Float16, EightBit, TopK, SignificantlyModified)
+    compressor.name: compressor
+    for compressor in (Float16, EightBit, FourBit, TopK, SignificantlyModified)
 }
 
 

@@ -61,10 +61,10 @@ class Run(NamedParameters):
         by steps under ``"sync"`` or ``"allreduce"``; see :doc:`/columns`.
     compression : str, Compressor or None, default=None
         Compression, with error feedback, of what trainers push to servers, and under ``"local"`` of
-        what lanes send when they meet: ``"fp16"``, ``"8bit"``, ``"topk"``, ``"significant"`` or an
-        object; see :mod:`daskml_dist.compression`. For the policies ``"sync"``, ``"ssp"``,
-        ``"async"`` and ``"local"``. The coefficients then depend a little on the number of workers,
-        unless the run is `deterministic` or the policy ``"local"``.
+        what lanes send when they meet: ``"fp16"``, ``"8bit"``, ``"4bit"``, ``"topk"``,
+        ``"significant"`` or an object; see :mod:`daskml_dist.compression`. For the policies
+        ``"sync"``, ``"ssp"``, ``"async"`` and ``"local"``. The coefficients then depend a little on
+        the number of workers, unless the run is `deterministic` or the policy ``"local"``.
 
     Examples
     --------

@@ -178,7 +178,7 @@ def test_a_cluster_pushes_fewer_bytes(client: Client) -> None:
         return float(last["bytes_pushed"] / last["bytes_pulled"])
 
     before = share(_classifier(**params, policy=Served()).fit(X, y))
-    for name in ("fp16", "8bit", "topk"):
+    for name in ("fp16", "8bit", "4bit", "topk"):
         ratio = share(_classifier(**params, run__compression=name).fit(X, y)) / before
         # The last of 40 pushes goes whole; a message has a header of about 100 bytes.
         expected = (39 * PROMISED[name, "float64"] + 1) / 40
@@ -190,7 +190,7 @@ def test_lanes_that_meet_send_compressed_ways(client: Client) -> None:
     X, y = _lazy(1_000, 400)
     params = {"policy": LocalSGD(sync_every=5), "batch_size": 5, "max_iter": 4}
     plain = _classifier(**params, run__n_lanes=4).fit(X, y)
-    for name in ("8bit", "topk"):
+    for name in ("8bit", "4bit", "topk"):
         told = {"run__compression": name, "run__n_lanes": 4}
         small = _classifier(**params, **told).fit(X, y)
         alone = _classifier(**params, **told).fit(X.compute(), y.compute())
@@ -204,7 +204,9 @@ def test_lanes_that_meet_send_compressed_ways(client: Client) -> None:
 
 @pytest.mark.parametrize("bad", ["gzip", 8, TopK])
 def test_unknown_compression_is_told(bad: Any) -> None:
-    with pytest.raises(InvalidParameterError, match="'8bit', 'fp16', 'significant', 'topk'"):
+    with pytest.raises(
+        InvalidParameterError, match="'4bit', '8bit', 'fp16', 'significant', 'topk'"
+    ):
         _classifier(run__compression=bad).fit(*_rows())
 
 
