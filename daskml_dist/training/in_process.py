@@ -197,7 +197,8 @@ def _make_result(fit: FitSpec, servers: list[ShardServer], result: TrainerResult
     ledger = servers[0].ledger
     assert ledger is not None
     state = join_final_states(fit, [server.state() for server in servers], [result])
-    return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows)
+    dropped = servers[0].dropped
+    return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
 
 def _keep_interrupted(
@@ -210,4 +211,5 @@ def _keep_interrupted(
     if left is None:
         return None
     partial = ledger.partial_rows + left.rows
-    return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
+    dropped = servers[0].dropped
+    return FitResult(left.state, ledger.records, ledger.rule, partial, dropped, interrupted=error)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 from scipy import sparse
 
 from daskml_dist import Run
@@ -38,10 +36,9 @@ def test_corrected_and_bounded_delays_find_the_classes(is_sparse: bool) -> None:
     assert found.score(X, y) > (0.8 if is_sparse else 0.95)
 
 
-def test_what_is_too_old_is_counted(client: Client) -> None:
+def test_what_is_too_old_is_counted() -> None:
     X, y = _rows(False)
-    rows = da.from_array(X, chunks=(150, 8)), da.from_array(y, chunks=150)
-    found = _fit(Asynchronous(max_delay=0), *rows, n_lanes=4)
+    found = _fit(Asynchronous(max_delay=0), X, y, n_lanes=4)
     history = found.history_
     n_dropped = history.extra["dropped_pushes"]
     assert n_dropped > 0
