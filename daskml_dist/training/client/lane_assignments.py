@@ -311,17 +311,11 @@ class LaneAssignments:
     def assign_lanes(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
         """Return the lanes of each trainer: of those that stay, then of new ones."""
         self._move_lanes(trainers, even)
-        stay = {n.lane for t in trainers for n in t.lanes if self.workers[n.lane] == t.address}
-        # A function runs once in a process: where a worker is given further lanes, one new trainer
-        # takes all of its lanes.
-        more = {self.workers[lane.lane] for lane in self.lanes if lane.lane not in stay}
-        replaced = more if self._fit.work.call is not None else set()
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []
         seated: set[int] = set()
         for trainer in trainers:
-            mine = [] if trainer.address in replaced else trainer.lanes
-            here = [lanes[n.lane] for n in mine if self.workers[n.lane] == trainer.address]
+            here = [lanes[n.lane] for n in trainer.lanes if self.workers[n.lane] == trainer.address]
             parts.append(TrainerLanes(trainer.address, here, trainer))
             seated.update(lane.lane for lane in here)
         # Lanes without a running trainer: one new trainer a worker.
@@ -329,6 +323,14 @@ class LaneAssignments:
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
+        if self._fit.work.call is not None:
+            # A function runs once in a process: the new trainer takes all lanes of its worker.
+            for part in parts:
+                if part.address in rest:
+                    rest[part.address] = sorted(
+                        rest[part.address] + part.lanes, key=lambda lane: lane.lane
+                    )
+                    part.lanes = []
         return parts + [TrainerLanes(address, here) for address, here in rest.items()]
 
     def _move_lanes(self, trainers: list[TrainerTask], even: bool) -> None:

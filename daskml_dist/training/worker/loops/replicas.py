@@ -37,8 +37,6 @@ from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors,
 #: Rows in one call where each row is a step: a few milliseconds, so that Ctrl-C and lost workers
 #: are noticed soon.
 _SINGLE_ROWS_PER_CALL = 1 << 14
-#: State of an outer step that a lane's compressed way is made from.
-_WAY = ("outer_origin", "outer_residual")
 
 
 def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
@@ -314,19 +312,22 @@ class AveragedSteps:
         # All lanes set out from the same parameters.
         mean: NDArray[Any] = self._home.to_host(first.opt_state["outer_origin"]).copy()
         rows, way = self._context.lane_rows, np.empty_like(mean)
+        n_rows = sum(rows)
         for n in sorted(ways):
             compressor.decompress(ways[n], way.reshape(-1))
-            mean += rows[n] / sum(rows) * way
+            mean += rows[n] / n_rows * way
         return mean
 
     def _pack_way(self, replica: Shard, compressor: Compressor) -> Packed:
         """Return how far a lane came since the last meeting, compressed, and keep the rest."""
-        state = {name: self._home.to_host(replica.opt_state[name]) for name in _WAY}
-        way = self._home.to_host(replica.w) - state["outer_origin"]
-        feedback = Feedback(compressor, way.shape, way.dtype)
-        feedback.residual = state["outer_residual"].copy()
+        to_host, residual = self._home.to_host, replica.opt_state["outer_residual"]
+        way = to_host(replica.w) - to_host(replica.opt_state["outer_origin"])
+        feedback = Feedback(compressor, (0,), way.dtype)
+        # On the host this is the state itself, which packing changes; a device gets it back.
+        feedback.residual = to_host(residual)
         packed = feedback.pack(way)
-        replica.opt_state["outer_residual"][...] = self._home.to_device(feedback.residual)
+        if feedback.residual is not residual:
+            residual[...] = self._home.to_device(feedback.residual)
         return packed
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
