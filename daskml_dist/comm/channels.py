@@ -14,6 +14,7 @@ import errno
 import hashlib
 import hmac
 import os
+import select
 import socket
 import struct
 import threading
@@ -164,6 +165,17 @@ class Inbox:
             target[have : have + take] = self._buffer[:take]
             self._start = take
             have += take
+
+    def has_arrived(self) -> bool:
+        """Return whether there is something to read, or the connection has ended."""
+        if self._start < self._end:
+            return True
+        # TLS may have deciphered more than was asked for.
+        if getattr(self.sock, "pending", lambda: 0)() or self.sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _receive_some(self, target: memoryview) -> int:
         """Read what has arrived, at least a byte, into `target` from its start; return its size."""
@@ -460,6 +472,12 @@ class RingInbox(Inbox):
             self._tail += take
             if self._tail - self._told >= _NOTIFY_BYTES:
                 self._publish_tail()
+
+    def has_arrived(self) -> bool:
+        """Return whether there is something to read, or the ring has ended."""
+        # The socket of a ring carries nothing: it can be read once it has ended.
+        written = self._head != self._tail or self._words[_HEAD_WORD] != self._tail
+        return bool(written) or super().has_arrived()
 
     def _count_ready(self) -> int:
         """Return the bytes that can be read; wait for the writer where there are none."""

@@ -81,6 +81,10 @@ class ServerConnection(ABC):
         """Wait for the next answer, whichever lane's."""
 
     @abstractmethod
+    def _has_reply(self) -> bool:
+        """Return whether :meth:`_next_reply` need not wait, or raises."""
+
+    @abstractmethod
     def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
 
@@ -107,6 +111,15 @@ class ServerConnection(ABC):
         while lane not in self._early:
             self._keep(self._next_reply())
         return self._early.pop(lane)
+
+    def has_answer(self, lane: int) -> bool:
+        """Return whether the answer to the open request of `lane` has come; never waits for it.
+
+        Not while the answer to a control call is open.
+        """
+        while lane not in self._early and self._has_reply():
+            self._keep(self._next_reply())
+        return lane in self._early
 
     def _keep(self, reply: ServerReply) -> None:
         """Keep an answer that came before it was waited for; raise for one that is not OK."""
@@ -181,6 +194,9 @@ class RemoteConnection(ServerConnection):
     def _next_reply(self) -> ServerReply:
         reply: ServerReply = self._read_message()
         return reply
+
+    def _has_reply(self) -> bool:
+        return self._in.has_arrived()
 
     def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
@@ -338,6 +354,9 @@ class LocalConnection(ServerConnection):
         reply: ServerReply = self._take_answer(self._replies, "a server of this process")
         return reply
 
+    def _has_reply(self) -> bool:
+        return not self._replies.empty()
+
     def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
         self._asked = op
@@ -433,8 +452,8 @@ class ShardedConnection:
         self._slices = layout.slices()
         self._layout = layout
         self._generation = generation
-        #: Version of each shard that a lane pulled last.
-        self._versions: dict[int, list[int]] = {}
+        #: Version that each lane pulled last, of each shard.
+        self._versions: dict[tuple[int, int], int] = {}
         self._compression = compression
         #: Residual of each lane and shard.
         self._feedback: dict[tuple[int, int], Feedback] = {}
@@ -470,8 +489,6 @@ class ShardedConnection:
 
         With `whole` the push is not compressed, and takes along what earlier ones left out.
         """
-        # The versions that the lane pulled last, by which servers tell how stale its gradient is.
-        versions = self._versions.get(lanes[0])
         pushes = None if index is None else self._layout.split_index(index)
         pulls = None if pull_index is None else self._layout.split_index(pull_index)
         # All parts are sent before any answer is waited for.
@@ -488,7 +505,7 @@ class ShardedConnection:
                     lanes,
                     self._generation,
                     clock,
-                    versions[s] if versions else 0,
+                    self._versions.get((lanes[0], s), 0),
                     rows,
                     part,
                     at,
@@ -499,6 +516,42 @@ class ShardedConnection:
                     packed=packed,
                 )
             )
+
+    def push_to_shard(
+        self,
+        s: int,
+        lane: int,
+        clock: int,
+        rows: float,
+        values: NDArray[Any] | None,
+        packed: Packed | None,
+        progress: NDArray[np.float64] | None,
+    ) -> None:
+        """Push values, or packed ones, to one shard alone, and pull from it."""
+        version = self._versions.get((lane, s), 0)
+        request = ServerRequest(
+            (lane,), self._generation, clock, version, rows, values, progress=progress,
+            packed=packed,
+        )  # fmt: skip
+        self._connections[s].send(request)
+
+    def pull_from_shard(self, s: int, lane: int, clock: int) -> None:
+        """Pull from one shard alone."""
+        self._connections[s].send(ServerRequest((lane,), self._generation, clock))
+
+    def has_answer_of_shard(self, s: int, lane: int) -> bool:
+        """Return whether the answer of one shard to a lane has come."""
+        return self._connections[s].has_answer(lane)
+
+    def leave_shard(self, s: int, lane: int) -> None:
+        """Tell one shard that a lane is done."""
+        self._connections[s].call("leave", {"generation": self._generation, "lanes": [lane]})
+
+    def receive_from_shard(self, s: int, lane: int) -> ServerReply:
+        """Wait for the answer of one shard to a lane."""
+        reply = self._connections[s].receive(lane)
+        self._versions[lane, s] = reply.version
+        return reply
 
     def _compress_part(
         self,
@@ -523,8 +576,7 @@ class ShardedConnection:
 
     def receive(self, lane: int) -> PulledParameters:
         """Wait for the answers of all shards to the open pull of `lane`."""
-        replies: list[ServerReply] = [c.receive(lane) for c in self._connections]
-        self._versions[lane] = [reply.version for reply in replies]
+        replies = [self.receive_from_shard(s, lane) for s in range(len(self._connections))]
         parts = [reply.values for reply in replies if reply.values is not None]
         w = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return PulledParameters(w, replies[0].clock, replies[0].stop)

@@ -35,10 +35,10 @@ from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 #: First byte of a frame: its kind.
 REQUEST, REPLY, CALL = 1, 2, 3
 
-# kind, pull, whether progress follows, lanes, generation, clock, version, rows, loss; then the
-# lengths of values, index (-1: none, -2: what was pulled last) and pull_index (-1: none), and how
-# many arrays `packed` has (0: none)
-_REQUEST = struct.Struct("<B??HqqqddqqqB")
+# kind, pull, lanes, generation, clock, version, rows, loss; then the lengths of progress (-1:
+# none), values, index (-1: none, -2: what was pulled last) and pull_index (-1: none), and how many
+# arrays `packed` has (0: none)
+_REQUEST = struct.Struct("<B?HqqqddqqqqB")
 # dtype and length of an array of `packed`
 _ARRAY = struct.Struct("<8sq")
 # kind, status, stop, lane, version, clock, values (-1: none)
@@ -48,6 +48,8 @@ _CALL = struct.Struct("<BI")
 
 #: In the place of a number of rows: there is no such array; the rows of the lane's last pull.
 _NO_ROWS, _PULLED_LAST = -1, -2
+#: Clocks that a push may tell a lane's progress at: one a pass, so that there are few.
+_MOST_CLOCKS = 1 << 16
 #: What a call may bring along besides plain values.
 _CALL_CLASSES = name_classes(SNAPSHOT_CLASSES)
 
@@ -83,9 +85,9 @@ def encode_request(request: ServerRequest, keys: PulledKeys) -> Buffers:
     if wanted is not None:
         keys[lane] = wanted.copy()
     header = _REQUEST.pack(
-        REQUEST, request.pull, request.progress is not None, len(request.lanes),
+        REQUEST, request.pull, len(request.lanes),
         request.generation, request.clock, request.version, request.rows, request.loss,
-        _count_rows(values), n_index, _count_rows(wanted),
+        _count_rows(request.progress), _count_rows(values), n_index, _count_rows(wanted),
         0 if request.packed is None else len(request.packed.arrays),
     )  # fmt: skip
     arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
@@ -208,8 +210,8 @@ class FrameReader:
     def _read_request(self) -> ServerRequest:
         """Read a push, a pull or both."""
         (
-            _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
-            n, n_index, n_wanted, n_packed,
+            _, pull, n_lanes, generation, clock, version, rows, loss,
+            n_progress, n, n_index, n_wanted, n_packed,
         ) = self._read_header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
             raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
@@ -217,7 +219,7 @@ class FrameReader:
         lanes = tuple(self._read_array((n_lanes,), "<i8").tolist())
         if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
             raise make_malformed_error(f"a push of the lanes {lanes[:5]}")
-        progress = self._read_array((n_lanes, 3), np.float64) if has_progress else None
+        progress = self._read_progress(n_progress, n_lanes)
         n_values = self._check_row_count(n)
         values = None if n_values is None else self._read_matrix(n_values)
         index = self._keys[lanes[0]] if n_index == _PULLED_LAST else self._read_index(n_index)
@@ -234,6 +236,14 @@ class FrameReader:
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
             owned=True, packed=packed,
         )  # fmt: skip
+
+    def _read_progress(self, n: int, n_lanes: int) -> NDArray[np.float64] | None:
+        """Read what lanes have done, or one lane from clock to clock; None where it is not told."""
+        if n == _NO_ROWS:
+            return None
+        if n != n_lanes and not (n_lanes == 1 and 2 <= n <= _MOST_CLOCKS):
+            raise make_malformed_error(f"progress of {n} parts")
+        return self._read_array((n, 3), np.float64)
 
     def _count_pushed_rows(self, index: NDArray[np.int64] | None) -> int:
         """Return the rows of the parameters that a push belongs to."""

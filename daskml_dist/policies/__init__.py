@@ -20,6 +20,8 @@ from daskml_dist.policies.base import (
     Gate,
     Pipeline,
     Policy,
+    PolicyLoop,
+    QuorumGate,
     RoundGate,
     TrainerGate,
     is_number,
@@ -38,6 +40,7 @@ __all__ = [
     "ModelAveraging",
     "Pipeline",
     "Policy",
+    "QuorumGate",
     "RoundGate",
     "Synchronous",
     "get_policy",
@@ -266,7 +269,9 @@ class LocalSGD(Policy):
     weighted by the lanes' numbers of rows.
 
     Choose it when the network is slow next to a gradient: it sends `sync_every` times less than
-    ``"allreduce"``.
+    ``"allreduce"``. Where workers are of unequal speed, or come and go, give a `quorum`; where
+    lanes are not to wait for the network, `fragments`. Lanes then meet at the servers and no more
+    step by step with each other: who is late, stopped or lost holds nobody up (decoupled DiLoCo).
 
     Parameters
     ----------
@@ -277,25 +282,73 @@ class LocalSGD(Policy):
     outer_momentum : float, default=0.0
         Nesterov's momentum of these steps (DiLoCo; 0.9 with ``outer_rate=0.7`` there, for some
         hundred local steps of Adam).
+    quorum : int or None, default=None
+        Lanes that an average takes at least, weighted by the rows that they stepped on. Later ones
+        are part of the next average: nothing that a lane learned is lost. None: all lanes.
+    grace : float, default=0.0
+        Seconds that an average waits for more lanes once it has its quorum.
+    fragments : int, default=0
+        Parts of the parameters that are averaged one after the other, spread over the `sync_every`
+        steps, while the lanes step on: what they learn meanwhile is added to the average. Each part
+        has a server of its own. 0: lanes wait for the average.
 
     References
     ----------
     P. Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016.
-    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023;
+    "Streaming DiLoCo with Overlapping Communication", 2025 (fragments); "Decoupled DiLoCo for
+    Resilient Distributed Pre-training", 2026 (quorum, grace).
+    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024.
 
     Examples
     --------
     >>> from daskml_dist.policies import LocalSGD
     >>> from daskml_dist.linear_model import SGDClassifier
     >>> SGDClassifier(policy=LocalSGD(sync_every=64)).policy
-    LocalSGD(sync_every=64, outer_rate=1.0, outer_momentum=0.0)
+    LocalSGD(sync_every=64, outer_rate=1.0, outer_momentum=0.0, quorum=None, grace=0.0, fragments=0)
     """
 
     name = "local"
-    loop = "replicas"
     sync_every: int = 16
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
+    quorum: int | None = None  # type: ignore[misc]
+    grace: float = 0.0
+    fragments: int = field(default=0, metadata={"least": 0})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        quorum, grace = self.quorum, self.grace
+        whole = isinstance(quorum, int) and not isinstance(quorum, bool)
+        if quorum is not None and not (whole and quorum >= 1):
+            raise InvalidParameterError(
+                f"LocalSGD(quorum={quorum!r}): give an integer >= 1, or None for all lanes."
+            )
+        if not (is_number(grace) and grace >= 0):
+            raise InvalidParameterError(
+                f"LocalSGD(grace={grace!r}): give a finite number of seconds >= 0."
+            )
+        if grace and quorum is None:
+            raise InvalidParameterError(
+                f"LocalSGD(grace={grace!r}) is the time after the quorum, and without `quorum` all "
+                "lanes are waited for. Give a quorum, or leave out grace."
+            )
+        if self.fragments > self.sync_every:
+            raise InvalidParameterError(
+                f"LocalSGD(fragments={self.fragments}, sync_every={self.sync_every}): at most one "
+                "part is exchanged after each step. Use fewer fragments, or a larger sync_every."
+            )
+
+    @property
+    def loop(self) -> PolicyLoop:  # type: ignore[override]
+        """Return the loop: that of the servers where lanes do not wait for all others."""
+        return "replicas" if self.quorum is None and not self.fragments else "decoupled"
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """Return the state machine of one shard (or of the pass reports)."""
+        if self.loop == "replicas":
+            return super().gate(lanes, clock)
+        return QuorumGate(lanes, clock, quorum=self.quorum, grace=self.grace)
 
     @property
     def average_every(self) -> int:  # type: ignore[override]

@@ -9,9 +9,10 @@ their next step. Clocks count finished steps, so that a repeated push has no eff
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -71,6 +72,10 @@ class Gate(ABC):
         """Return the clock from which `lane` continues."""
         return self.clocks.get(lane, 0)
 
+    def seconds_to_due(self) -> float | None:
+        """Return in how many seconds pushes are due without another; None: they are not."""
+        return None
+
 
 class RoundGate(Gate):
     """Gate of rounds: a round is applied once all lanes but `spare` have pushed their step.
@@ -119,6 +124,90 @@ class RoundGate(Gate):
 
     def clock(self, lane: int) -> int:
         return self._round
+
+
+class QuorumGate(Gate):
+    """Gate of rounds that are applied soon after `quorum` lanes have pushed; late ones join later.
+
+    Unlike those of a `RoundGate`, rounds have no clocks: a push belongs to the round that is open
+    when it arrives, and none is refused for being late. A lane's clock is that of its last push
+    that was applied.
+
+    Parameters
+    ----------
+    lanes : iterable of int
+    clock : int, default=0
+    quorum : int or None, default=None
+        Lanes whose pushes make a round; None: all.
+    grace : float, default=0.0
+        Seconds that a round stays open for others once it has its quorum.
+    now : callable, default=time.monotonic
+        Returns the time in seconds.
+
+    References
+    ----------
+    A. Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", 2026.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import QuorumGate
+    >>> gate = QuorumGate([0, 1, 2], quorum=2)
+    >>> gate.push(0, 16), gate.pop_due_lanes(), gate.push(2, 16), gate.pop_due_lanes()
+    (True, [], True, [0, 2])
+    """
+
+    def __init__(
+        self,
+        lanes: Iterable[int],
+        clock: int = 0,
+        *,
+        quorum: int | None = None,
+        grace: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(lanes, clock)
+        self._quorum = quorum
+        self._grace = grace
+        self._now = now
+        #: Clock of the push of each lane in the open round.
+        self._arrived: dict[int, int] = {}
+        #: When the open round is due; None before it has its quorum.
+        self._due: float | None = None
+
+    def push(self, lane: int, clock: int) -> bool:
+        # A lane that has moved to another trainer may repeat pushes that were applied.
+        if lane in self._arrived or clock <= self.clocks.get(lane, clock):
+            return False
+        self._arrived[lane] = clock
+        return True
+
+    def pop_due_lanes(self) -> list[int]:
+        """Return the lanes of the open round once it is due, and open the next one."""
+        if not self._arrived:
+            return []
+        # Lanes that have left may be in the round; of the others, no more are waited for than are.
+        missing = sum(lane not in self._arrived for lane in self.clocks)
+        quorum = len(self.clocks) if self._quorum is None else self._quorum
+        if missing and len(self._arrived) < quorum:
+            return []
+        if missing and self._grace:
+            if self._due is None:
+                self._due = self._now() + self._grace
+            if self._now() < self._due:
+                return []
+        self._due = None
+        group = sorted(self._arrived)
+        # Left lanes have no clock any more.
+        self.clocks |= {n: clock for n, clock in self._arrived.items() if n in self.clocks}
+        self._arrived.clear()
+        return group
+
+    def seconds_to_due(self) -> float | None:
+        """Return the rest of the grace of the open round; None before it has its quorum."""
+        return None if self._due is None else max(0.0, self._due - self._now())
+
+    def may_proceed(self, lane: int) -> bool:
+        return lane not in self._arrived
 
 
 class ArrivalGate(Gate):
@@ -192,10 +281,11 @@ class TrainerGate(ArrivalGate):
         return min(own.values()) - min(others) <= self._staleness
 
 
-_Loop = Literal["bulk", "replicas", "free", "shared"]
+#: Names of the loops that lanes may run.
+PolicyLoop = Literal["bulk", "replicas", "free", "shared", "decoupled"]
 
 #: Settings that loops read, and the smallest meaningful value of each.
-_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0}
+_CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0, "fragments": 0}
 
 
 class Consistency(Protocol):
@@ -235,11 +325,12 @@ class Policy(NamedParameters):
     ----------
     name : str
         The string by which the policy is chosen, and which ``history_`` shows.
-    loop : {"bulk", "replicas", "free", "shared"}
+    loop : {"bulk", "replicas", "free", "shared", "decoupled"}
         ``"bulk"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
-        and processes meet at the server.
+        and processes meet at the server. ``"decoupled"``: every lane steps alone, and sends how
+        far it came to the server, which makes an outer step of it.
     push_every : int, default=1
         ``"free"``: steps whose gradients are summed before a push.
     pull_every : int, default=1
@@ -249,14 +340,21 @@ class Policy(NamedParameters):
         is nothing to average.
     average_every : int, default=0
         ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
+        ``"decoupled"``: steps of a lane between two pushes.
+    quorum : int or None, default=None
+        ``"decoupled"``: lanes whose pushes make an outer step; None: all.
+    fragments : int, default=0
+        ``"decoupled"``: parts of the parameters that lanes exchange one after the other, while they
+        step on; 0: they exchange all at once, and wait for the answer.
     meet_every : int, default=0
         ``"shared"``, where each row is a step: most batches of a lane between two meetings at the
         server; 0: trainers meet so that it takes at most 5 % of the time.
     outer_rate : float, default=1.0
-        ``"replicas"``: length of the step from the last average to the new one, in units of their
-        distance.
+        ``"replicas"``, ``"decoupled"``: length of the step from the last average to the new one,
+        in units of their distance.
     outer_momentum : float, default=0.0
-        ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
+        ``"replicas"``, ``"decoupled"``: Nesterov's momentum of these steps (DiLoCo, Douillard et
+        al. 2023).
     delay_compensation : float, default=0.0
         ``"free"``: how far the server corrects a gradient for the updates that were applied since
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
@@ -270,13 +368,15 @@ class Policy(NamedParameters):
     """
 
     name: ClassVar[str]
-    loop: ClassVar[_Loop]
+    loop: ClassVar[PolicyLoop]
     sums_gradients: ClassVar[bool] = False
     # No annotations: a subclass may make fields of these, or properties.
     push_every = 1
     pull_every = 1
     average_every = 0
     meet_every = 0
+    fragments = 0
+    quorum: ClassVar[Any] = None
     outer_rate = 1.0
     outer_momentum = 0.0
     delay_compensation = 0.0
@@ -312,7 +412,7 @@ class Policy(NamedParameters):
 
     def _check_declaration(self) -> None:
         """Raise for a subclass without a name or a known loop."""
-        loops = get_args(_Loop)
+        loops = get_args(PolicyLoop)
         if not hasattr(self, "name") or getattr(self, "loop", None) not in loops:
             raise InvalidParameterError(
                 f"The policy {type(self).__name__} needs a `name`, and a `loop` out of {loops}."
@@ -336,7 +436,7 @@ class Policy(NamedParameters):
     @property
     def averages(self) -> bool:
         """Return whether lanes step alone, and their parameters are averaged."""
-        return self.loop == "replicas" and not self.sums_gradients
+        return self.loop == "decoupled" or (self.loop == "replicas" and not self.sums_gradients)
 
     @property
     def uses_threads(self) -> bool:
@@ -348,8 +448,11 @@ class Policy(NamedParameters):
 
         Gradients that are not pushed yet at the end of a pass are pushed there.
         """
-        # In lockstep a step is one update; else each lane's pushes, rounded up, are updates.
-        return n_steps if self.lockstep else -(-n_steps // self.push_every) * n_lanes
+        # In lockstep, or on a replica, a step is one update.
+        if self.lockstep or self.averages:
+            return n_steps
+        # Else each lane's pushes, rounded up, are updates.
+        return -(-n_steps // self.push_every) * n_lanes
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
         """Return the state machine of one shard (or of the pass reports)."""

@@ -54,9 +54,10 @@ class ServerRequest:
         Whether an answer is wanted.
     pull_index : ndarray of int64, optional
         The rows wanted; None: all.
-    progress : ndarray of float64 of shape (len(lanes), 3), optional
+    progress : ndarray of float64 of shape (n, 3), optional
         Where lanes push together but step apart: clock, and rows and loss since the last push,
-        of each.
+        of each. Where a lane's push is of many steps: the clock at which they begin, and the clock,
+        rows and loss at the end of each pass among them, and of the push.
     owned : bool
         Whether the server may overwrite `values`, of which it has the only reference.
     packed : Packed, optional

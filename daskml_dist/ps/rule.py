@@ -17,6 +17,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 from daskml_dist.optimizers.adagrad import Adagrad
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
+from daskml_dist.optimizers.sgd import SGD, Nesterov
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule
@@ -243,6 +244,29 @@ class UpdateRule:
         (rate,) = {group.rates[column] for group in self.groups if group.rates}
         groups = tuple(replace(group, rates=()) for group in self.groups)
         return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
+
+    @property
+    def of_lanes_alone(self) -> UpdateRule:
+        """Return the rule of lanes whose meetings, and averages, are the servers'."""
+        return replace(self, outer=None, average_after=None)
+
+    @property
+    def of_meetings(self) -> UpdateRule:
+        """Return the rule of servers whose gradient is how far lanes came, with the sign changed.
+
+        A lane has applied penalties, rates and clipping by itself.
+        """
+        outer = self.outer or OuterStep(1.0, 0.0)
+        rate, momentum = outer.rate, outer.momentum
+        optimizer = Nesterov(momentum) if momentum else SGD()
+        nothing = Penalty(0.0, 0.0)
+        groups = tuple(
+            replace(g, optimizer=optimizer, penalty=nothing, n_penalised=0, rate=1.0, rates=())
+            for g in self.groups
+        )
+        return replace(
+            self, groups=groups, schedule=Constant(rate), coordinates=False, clip=None, outer=None
+        )
 
     def scale_to_share(self, share: float) -> UpdateRule:
         """Return the rule of a replica that sees this share of the rows until replicas meet.

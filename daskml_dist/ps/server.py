@@ -94,6 +94,8 @@ class ShardServer:
         self._callers = WaitingCallers()
         self._aborted: str | None = None
         self._paused = False
+        #: Of pushes that become due by time; None while there are none.
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
 
     @property
@@ -127,6 +129,7 @@ class ShardServer:
             if refusal is None:
                 if request.values is not None:
                     self._state.accept(request)
+                    self._call_when_due()
                 if request.pull:
                     self._callers.pulls.append((request, reply))
                 ready = self._release_callers()
@@ -134,6 +137,26 @@ class ShardServer:
             if request.pull:
                 reply(ServerReply(request.lanes[0], refusal))
             return
+        for answer in ready:
+            answer()
+
+    def _call_when_due(self) -> None:
+        """See that pushes are applied that become due by time alone; the caller holds the lock."""
+        seconds = self._state.seconds_to_due()
+        if seconds is not None and self._timer is None:
+            self._timer = threading.Timer(seconds, self._apply_late)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _apply_late(self) -> None:
+        """Apply the pushes that have become due; the body of a timer's thread."""
+        ready: ReadyAnswers = []
+        with self._lock:
+            self._timer = None
+            if not (self.is_over or self._paused):
+                self._state.apply_due()
+                ready = self._release_callers()
+                self._call_when_due()
         for answer in ready:
             answer()
 
@@ -501,7 +524,7 @@ class ServerState:
 
     def accept(self, request: ServerRequest) -> None:
         """Take a push, and apply what is due with it."""
-        if request.progress is not None:
+        if self._policy.loop == "shared":
             self._accept_change(request)
             return
         # The policy's gate counts the push of each lane; it refuses clocks that it has seen.
@@ -510,9 +533,13 @@ class ServerState:
             self.dropped += 1
             return
         self._pending[request.lanes[0]] = request
-        self._apply_due()
+        self.apply_due()
 
-    def _apply_due(self) -> None:
+    def seconds_to_due(self) -> float | None:
+        """Return in how many seconds pushes are due without another; None: they are not."""
+        return self._gate.seconds_to_due()
+
+    def apply_due(self) -> None:
         """Apply the pushes that the policy's gate says are due."""
         # A push may complete a round, and the round let another begin.
         while group := self._gate.pop_due_lanes():
@@ -533,8 +560,7 @@ class ServerState:
         rows = sum(push.rows for push in pushes) if applies else 0.0
         if self._ledger is not None:
             self._ledger.observe_staleness(staleness)
-            loss = sum(push.loss for push in pushes) if applies else 0.0
-            self._ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
+            self._count_pushes(self._ledger, pushes, applies)
         if not applies:
             # Ringmaster ASGD: the lane's step counts, its gradient does not.
             self.dropped += 1
@@ -549,6 +575,21 @@ class ServerState:
             {p.lanes[0] for p in pushes if p.owned},
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+
+    def _count_pushes(self, ledger: PassLedger, pushes: list[ServerRequest], applies: bool) -> None:
+        """Count the steps of pushes in their passes, with rows and losses where these apply."""
+        if pushes[0].progress is None:
+            rows = sum(push.rows for push in pushes) if applies else 0.0
+            loss = sum(push.loss for push in pushes) if applies else 0.0
+            ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
+            return
+        # Lanes that step alone are in passes of their own, and a push may be of several.
+        for push in pushes:
+            assert push.progress is not None
+            (clock, _, _), *parts = push.progress.tolist()
+            for reached, rows, loss in parts:
+                ledger.count(self._find_pass(int(reached)), rows, loss, int(reached - clock))
+                clock = reached
 
     def _compensate_delay(self, shard: Shard, push: ServerRequest) -> None:
         """Correct a gradient for the updates since its lane pulled (Zheng et al. 2017, eq. 10)."""
@@ -612,7 +653,7 @@ class ServerState:
             self._left[lane] = self._gate.clock(lane)
             self._gate.leave(lane)
         if self._shard is not None:
-            self._apply_due()
+            self.apply_due()
 
     # -- snapshots --------------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ def make_fit(
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
         policy = policy_of_columns(settings, model, streaming)
+    _check_meetings(policy, len(lanes), run.n_servers, model)
     work = StepWork(
         model=model,
         policy=policy,
@@ -125,7 +126,7 @@ def make_fit(
             coordinates=single_rows or is_indexed,
         ),
         # One shard of the parameters a server.
-        layout=ShardLayout(*model.parameters.shape, run.n_servers),
+        layout=ShardLayout(*model.parameters.shape, max(run.n_servers, policy.fragments)),
         stopping=PassStoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
@@ -169,7 +170,8 @@ def _make_update_rule(
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
     # Each server knows the gradient of its own shard only, so none knows the norm of the whole.
-    if settings.clip is not None and settings.run.n_servers > 1:
+    steps_alone = settings.policy.averages
+    if settings.clip is not None and settings.run.n_servers > 1 and not steps_alone:
         raise InvalidParameterError(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
             f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
@@ -204,6 +206,27 @@ def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Poli
     if needs_server or (n_lanes > 1 and not on_one_host):
         return settings.policy
     return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
+
+
+def _check_meetings(policy: Policy, n_lanes: int, n_servers: int, model: StepModel) -> None:
+    """Raise for a quorum of more lanes, or parts of more rows, than there are."""
+    if policy.quorum is not None and n_servers > 1 and not policy.fragments:
+        raise InvalidParameterError(
+            f"LocalSGD(quorum={policy.quorum}) with n_servers={n_servers}: each server would have "
+            "its own quorum, and lanes could wait for each other at two of them. Use fragments="
+            f"{n_servers}, under which no lane waits, or n_servers=1."
+        )
+    if (policy.quorum or 0) > n_lanes:
+        raise InvalidParameterError(
+            f"LocalSGD(quorum={policy.quorum}) waits for more lanes than the {n_lanes} of this "
+            "fit. Lower quorum, raise n_lanes, or cut the rows into more blocks."
+        )
+    n_rows = model.parameters.shape[0]
+    if policy.fragments > n_rows:
+        raise InvalidParameterError(
+            f"fragments={policy.fragments} is more than the {n_rows} rows of the parameters. "
+            f"Use fragments={n_rows} or fewer."
+        )
 
 
 def _choose_default_rate(optimizer: Optimizer, single_rows: bool, is_indexed: bool) -> float:
@@ -251,7 +274,8 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
     lane_rows = count_training_rows(lanes, settings.validation_fraction)
     largest, policy = max(lane_rows), settings.policy
     # Lanes in lock-step share a step's rows; others step alone, once for several of their batches.
-    step_rows = sum(lane_rows) if policy.lockstep else largest * policy.push_every
+    shared = policy.lockstep or policy.averages
+    step_rows = sum(lane_rows) if shared else largest * policy.push_every
     n_steps = -(-step_rows // batch)
     return max(1, -(-largest // max(n_steps, 1)))
 

@@ -487,6 +487,11 @@ class StepWork(FitWork):
         return self.policy.gate(lanes, clock)
 
     @property
+    def server_rule(self) -> UpdateRule:
+        """Return the rule by which servers apply what lanes push."""
+        return self.rule.of_meetings if self.policy.loop == "decoupled" else self.rule
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Return the shape of the parameter matrix."""
         return self.model.parameters.shape

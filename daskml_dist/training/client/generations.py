@@ -392,6 +392,8 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
         return 8 * every
+    if policy.loop == "decoupled":
+        return max(1, every // policy.average_every)  # an update is that of many steps
     if not policy.uses_shards:
         every *= 2  # trainers wait at the next one until the standby has what they handed over
     if policy.averages:

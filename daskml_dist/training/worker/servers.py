@@ -46,7 +46,11 @@ def make_server(
     if fit.work.uses_shards:
         rows = fit.work.layout.slices()[number]
         # A server with a shard holds a slice of the parameters and the optimizer's state for it.
-        shard = Shard(fit.steps.rule, fit.make_start_state(rows), rows.start)
+        start = fit.make_start_state(rows)
+        if fit.work.loop == "decoupled":
+            # An earlier fit's optimizer state is that of the lanes' own steps.
+            start = ShardState(start.w, {}, rows=start.rows)
+        shard = Shard(fit.steps.server_rule, start, rows.start)
     if number == 0:
         # The first server also collects the lanes' reports and decides the end of the fit.
         ledger = PassLedger(

@@ -8,6 +8,7 @@ from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.worker.loops.bulk import run_bulk_loop
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.decoupled import run_decoupled_loop
 from daskml_dist.training.worker.loops.free import run_free_loop
 from daskml_dist.training.worker.loops.function import run_function_loop
 from daskml_dist.training.worker.loops.keyed import run_keyed_loop
@@ -25,6 +26,7 @@ LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]]
     "replicas": run_replicas_loop,
     "free": run_free_loop,
     "shared": run_shared_loop,
+    "decoupled": run_decoupled_loop,
     "solver": run_solver_loop,
     "ranges": run_ranges_loop,
     "keyed": run_keyed_loop,

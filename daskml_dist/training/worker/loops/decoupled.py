@@ -1,0 +1,393 @@
+"""Loop *decoupled*: lanes step alone, and no lane waits for a particular other (``"local"``).
+
+Each lane has a replica. Every `average_every` steps it sends the server of each shard how far it
+came (its *way*), and the server makes an outer step of the mean way of those lanes that its gate
+says make a round. Where the policy has `fragments`, shards have their turns one after the other,
+and a lane steps on while an answer is under way; what it learns meanwhile is its next way. So each
+step counts once, whenever an answer comes (Streaming DiLoCo, Douillard et al. 2025; Decoupled
+DiLoCo 2026).
+
+A trainer keeps its lanes' replicas when others are lost, and sends again what a server has not
+applied. A lane of a lost trainer goes on from the servers' parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.server_connections import ShardedConnection
+from daskml_dist.compression import Feedback, Packed
+from daskml_dist.ps.messages import ServerReply
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState, copy_array
+from daskml_dist.training.spec import InterruptedState
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context, DevicePlacement
+from daskml_dist.training.worker.loops.replicas import make_lane_steps
+
+#: Times that a lane looks for an answer between two pushes: an answer is then at most an eighth of
+#: the steps between them older than it need be.
+_LOOKS_PER_PUSH = 8
+#: Seconds between two looks of a thread all of whose lanes wait: by so much more each time, up to
+#: the longest, which is short next to a round of many steps.
+_PAUSE_SECONDS, _LONGEST_PAUSE = 2e-5, 1e-3
+#: Of one lane: a trainer's memory of it, under this name and the lane's number.
+_MEMORY = "decoupled"
+
+
+def run_decoupled_loop(context: Context) -> ShardState | None:
+    """Run all lanes; the trainer of the first returns its optimizer state (servers hold `w`)."""
+    home = DevicePlacement(context, alone=True)
+    memory: dict[int, LaneMemory] = context.memory.setdefault(_MEMORY, {})
+    own = {lane.number for lane in context.lanes}
+    for number in set(memory) - own:  # another trainer has the lane now
+        del memory[number]
+    context.set_left_behind(
+        lambda: InterruptedState(_leave_state(home, memory[min(memory)])) if memory else None
+    )
+    context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, home, memory, lanes))
+    return _leave_state(home, memory[0]) if 0 in own else None
+
+
+def _leave_state(home: DevicePlacement, memory: LaneMemory) -> ShardState:
+    """Return the state of a lane's replica, on the host."""
+    return home.leave(memory.replica.state())
+
+
+def _run_lanes_of_thread(
+    context: Context, home: DevicePlacement, memory: dict[int, LaneMemory], lanes: list[Lane]
+) -> None:
+    """Run the lanes of one compute thread until all are done."""
+    connection = context.connect()
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            open_lanes = [DecoupledLane(context, home, memory, connection, lane) for lane in lanes]
+            since, pause = time.monotonic(), 0.0
+            while open_lanes and not context.failed:
+                context.raise_if_stopped()
+                # What a lane waits for may be the next push of another lane of this thread, or come
+                # after an answer of another shard: no lane blocks the thread.
+                if any([lane.step() for lane in open_lanes]):
+                    since, pause = time.monotonic(), 0.0
+                    open_lanes = [lane for lane in open_lanes if not lane.is_done]
+                    continue
+                context.wait.check(since, "the servers")
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause + _PAUSE_SECONDS)
+    finally:
+        connection.close()
+
+
+@dataclass(slots=True)
+class _OpenPush:
+    """Push whose answer has not come, kept to be sent again after a loss."""
+
+    clock: int
+    rows: float
+    values: NDArray[Any] | None
+    packed: Packed | None
+    progress: NDArray[np.float64] | None
+
+
+@dataclass(slots=True)
+class _ShardView:
+    """What a lane knows of one shard.
+
+    Parameters
+    ----------
+    origin : array
+        Where the way begins that the lane has not sent yet.
+    applied : int
+        Clock of the last push that the server has applied.
+    feedback : Feedback or None
+        What compression left out of the pushes.
+    push : _OpenPush or None
+        The one whose answer has not come.
+    """
+
+    origin: Any
+    applied: int
+    feedback: Feedback | None
+    push: _OpenPush | None = None
+
+    @property
+    def sent(self) -> int:
+        """Return the clock of the last push."""
+        return self.applied if self.push is None else self.push.clock
+
+
+@dataclass(slots=True)
+class LaneMemory:
+    """A lane's replica, and what it has exchanged: all that goes on in the next generation.
+
+    Parameters
+    ----------
+    replica : Shard
+    clock : int
+    views : list of _ShardView
+    reported : int
+        Passes that were reported.
+    parts : list of (int, float, float)
+        Stretches of steps that some server has not been told of: the clock at their end, their rows
+        and their summed loss.
+    """
+
+    replica: Shard
+    clock: int
+    views: list[_ShardView]
+    reported: int
+    parts: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+class DecoupledLane:
+    """Steps of one lane, and its meetings with the servers.
+
+    Parameters
+    ----------
+    context : Context
+    home : DevicePlacement
+    memory : dict of int to LaneMemory
+        Of the trainer's lanes, from the last generation on.
+    connection : ShardedConnection
+    lane : Lane
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        home: DevicePlacement,
+        memory: dict[int, LaneMemory],
+        connection: ShardedConnection,
+        lane: Lane,
+    ) -> None:
+        self._context, self._home, self._connection, self._lane = context, home, connection, lane
+        work, policy = context.fit.work, context.fit.steps.policy
+        self._slices = work.layout.slices()
+        self._every, self._n_fragments = policy.average_every, policy.fragments
+        self._in_order = context.fit.run.deterministic
+        self._n_steps = work.n_steps
+        self._end = work.stopping.max_iter * work.n_steps
+        #: Whether a lane waits for an answer before its next push: not where others might then wait
+        #: for it at another shard, a quorum at each, without end.
+        self._waits = len(self._slices) == 1 or policy.quorum is None
+        self._left: set[int] = set()
+        self._memories = memory
+        self._is_new = lane.number not in memory
+        if self._is_new:
+            self._begin(context.fit.make_start_state())
+        #: Shards that a new generation pulls from first.
+        self._joining = range(len(self._slices)) if context.generation else range(0)
+        self._attach()
+        for s in self._joining:
+            connection.pull_from_shard(s, lane.number, self._memory.clock)
+
+    def _begin(self, state: ShardState) -> None:
+        """Make a new replica at the lane's clock, of a state on the host."""
+        fit, number = self._context.fit, self._lane.number
+        clock, first = self._context.clocks[number], fit.work.first_clock
+        state.step += clock - first
+        replica = self._home.make_replica(state, rule=fit.steps.rule.of_lanes_alone)
+        compressor, dtype = fit.work.compression, np.dtype(fit.rows.dtype)
+        views = [
+            _ShardView(
+                copy_array(replica.w[rows, ...]),
+                clock,
+                Feedback(compressor, replica.w[rows, ...].shape, dtype) if compressor else None,
+            )
+            for rows in self._slices
+        ]
+        # Reports of passes before may have been lost with a trainer; servers know repeated ones.
+        again = clock // self._n_steps - 1 - self._every // self._n_steps
+        self._memories[number] = LaneMemory(replica, clock, views, max(fit.work.first_pass, again))
+
+    def _attach(self) -> None:
+        """Go on with the lane from its memory."""
+        self._memory = memory = self._memories[self._lane.number]
+        self._lane.seek(memory.clock)
+        self._own = make_lane_steps(self._context, self._lane, memory.replica)
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do what can be done without waiting; return whether that was anything."""
+        memory, number = self._memory, self._lane.number
+        if self._joining:
+            if not all(self._connection.has_answer_of_shard(s, number) for s in self._joining):
+                return False
+            self._join_generation()
+        done = self._merge_answers()
+        self._report_passes()
+        memory = self._memory
+        for s, view in enumerate(memory.views):
+            if view.push is None and self._is_due(s, view):
+                view.push = self._make_push(s, view)
+                self._send(s, view.push)
+                done = True
+        if memory.clock >= self._end:
+            return self._leave_shards() or done
+        if any(self._find_latest_merge(s) <= memory.clock for s in range(len(memory.views))):
+            return done
+        self._take_steps()
+        return True
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the lane has made all its steps, and every server has applied them."""
+        return len(self._left) == len(self._slices)
+
+    def _find_latest_merge(self, s: int) -> float:
+        """Return the clock up to which a lane steps on without an answer; infinity: it need not."""
+        push = self._memory.views[s].push
+        if push is None:
+            return math.inf
+        if not self._n_fragments:
+            return push.clock
+        # At a clock that follows from the push alone, so that the fit is the same in each run.
+        if self._in_order:
+            return push.clock + max(1, self._every // self._n_fragments)
+        return self._find_next_push(s, push.clock) if self._waits else math.inf
+
+    def _find_next_push(self, s: int, clock: int) -> int:
+        """Return the clock of the next push to a shard after `clock`, were there no end."""
+        # Fragments are spread evenly; the last one is due when the first steps are made.
+        n = self._n_fragments or 1
+        offset = (s * n // len(self._slices) + 1) * self._every // n % self._every
+        return clock + self._every - (clock - offset) % self._every
+
+    def _take_steps(self) -> None:
+        """Make the steps up to the next meeting, the end of the pass, or the next look."""
+        memory, (loss, rows, _) = self._memory, self._lane.sums
+        clock = memory.clock
+        stops = [self._end, clock + self._n_steps - clock % self._n_steps]
+        for s, view in enumerate(memory.views):
+            stops.append(self._find_next_push(s, clock))
+            if view.push is not None and self._in_order:
+                stops.append(int(self._find_latest_merge(s)))
+            elif view.push is not None:
+                gap = self._every // self._n_fragments
+                stops.append(clock + max(1, gap // _LOOKS_PER_PUSH))
+        self._own.take(min(stops) - clock)
+        self._lane.clock = memory.clock = min(stops)
+        loss, rows = self._lane.sums[0] - loss, self._lane.sums[1] - rows
+        # Servers count in passes: stretches of one pass are one.
+        sent = [view.sent for view in memory.views]
+        if memory.parts and clock % self._n_steps and clock not in sent:
+            _, more, lost = memory.parts.pop()
+            rows, loss = more + rows, lost + loss
+        memory.parts = [part for part in memory.parts if part[0] > min(sent)]
+        memory.parts.append((memory.clock, rows, loss))
+
+    # -- meetings ------------------------------------------------------------------------------
+
+    def _is_due(self, s: int, view: _ShardView) -> bool:
+        """Return whether it is a shard's turn to get a push, or the end."""
+        clock = self._memory.clock
+        # Steps that are made again, since another shard has not seen them, are known here.
+        if clock == view.applied:
+            view.origin = copy_array(self._memory.replica.w[self._slices[s], ...])
+        is_turn = clock == self._end or clock == self._find_next_push(s, clock - 1)
+        return view.applied < clock and is_turn
+
+    def _make_push(self, s: int, view: _ShardView) -> _OpenPush:
+        """Return the push of the lane's way since the last one, and begin the next way."""
+        memory, at = self._memory, self._slices[s]
+        memory.replica.apply_pending_penalty()
+        w = memory.replica.w[at, ...]
+        parts = [part for part in memory.parts if part[0] > view.applied]
+        rows = float(sum(n for _, n, _ in parts))
+        # In the place of a gradient: servers divide the sum of all pushes by their rows.
+        back = self._home.to_host(view.origin - w)
+        values = back * rows
+        for group in memory.replica.rule.groups:
+            if group.additive:  # sums are added up as they are
+                own = group.part_within(at.start, at.stop).rows
+                values[own] = back[own]
+        view.origin = copy_array(w)
+        packed, progress = None, None
+        if s == 0:
+            progress = np.array([(view.applied, 0.0, 0.0), *parts], np.float64)
+        if view.feedback is not None and rows:
+            # The last push brings all that was left out.
+            if memory.clock == self._end:
+                values, _ = view.feedback.flush(values)
+            else:
+                packed = view.feedback.pack(values)
+        return _OpenPush(
+            memory.clock, rows, None if packed is not None else values, packed, progress
+        )
+
+    def _send(self, s: int, push: _OpenPush) -> None:
+        """Send a push, whose answer is then open."""
+        self._connection.push_to_shard(
+            s, self._lane.number, push.clock, push.rows, push.values, push.packed, push.progress
+        )
+
+    def _merge_answers(self) -> bool:
+        """Merge the answers that have come; return whether there were any."""
+        memory, number, found = self._memory, self._lane.number, False
+        for s, view in enumerate(memory.views):
+            may_merge = view.push is not None and (
+                not self._in_order or memory.clock >= min(self._end, self._find_latest_merge(s))
+            )
+            if may_merge and self._connection.has_answer_of_shard(s, number):
+                self._merge(s, view, self._connection.receive_from_shard(s, number))
+                found = True
+        return found
+
+    def _merge(self, s: int, view: _ShardView, reply: ServerReply) -> None:
+        """Go on from a shard's parameters, with what the lane has learned since its push."""
+        w = self._memory.replica.w[self._slices[s], ...]
+        assert reply.values is not None
+        found = self._home.to_device(reply.values)
+        w[...] = found + (w - view.origin)
+        view.origin, view.applied, view.push = found, reply.clock, None
+        # The fit has ended while this lane was computing.
+        if reply.stop:
+            self._end = min(self._end, self._memory.clock)
+
+    def _report_passes(self) -> None:
+        """Report the passes whose steps the first server has counted."""
+        memory = self._memory
+        while memory.reported < memory.views[0].applied // self._n_steps:
+            memory.reported += 1
+            w = memory.replica.w if self._context.fit.rows.validation_fraction else None
+            if self._context.report(self._connection, memory.reported, [self._lane], [w]):
+                self._end = min(self._end, memory.clock)
+
+    def _leave_shards(self) -> bool:
+        """Leave the servers that have applied all; return whether there were any."""
+        found = False
+        for s, view in enumerate(self._memory.views):
+            # At once, since others may wait for a quorum there.
+            if view.push is None and s not in self._left:
+                self._connection.leave_shard(s, self._lane.number)
+                self._left.add(s)
+                found = True
+        return found
+
+    def _join_generation(self) -> None:
+        """Go on from where the servers are, with what the lane has kept."""
+        number = self._lane.number
+        replies = [self._connection.receive_from_shard(s, number) for s in self._joining]
+        self._joining = range(0)
+        views = self._memory.views
+        known = [
+            reply.clock in (view.applied, view.sent)
+            for view, reply in zip(views, replies, strict=True)
+        ]
+        # A server that had to go back has forgotten what the lane built on.
+        if not (self._is_new or all(known)):
+            self._begin(self._context.fit.make_start_state())
+            self._attach()
+            views = self._memory.views
+        for s, (view, reply) in enumerate(zip(views, replies, strict=True)):
+            if view.push is not None and reply.clock != view.push.clock:
+                self._send(s, view.push)  # it was lost with the open round
+            else:
+                self._merge(s, view, reply)
