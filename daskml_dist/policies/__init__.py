@@ -312,7 +312,7 @@ class LocalSGD(Policy):
     sync_every: int = 16
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
-    quorum: int | None = None  # type: ignore[misc]
+    quorum: int | None = None
     grace: float = 0.0
     fragments: int = field(default=0, metadata={"least": 0})
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
@@ -376,7 +376,7 @@ class Policy(NamedParameters):
     average_every = 0
     meet_every = 0
     fragments = 0
-    quorum: ClassVar[Any] = None
+    quorum = cast("int | None", None)
     outer_rate = 1.0
     outer_momentum = 0.0
     delay_compensation = 0.0

@@ -114,7 +114,7 @@ def make_fit(
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
         policy = policy_of_columns(settings, model, streaming)
-    _check_meetings(policy, len(lanes), run.n_servers, model)
+    _check_meetings(policy, len(lanes), run, model)
     work = StepWork(
         model=model,
         policy=policy,
@@ -208,13 +208,20 @@ def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Poli
     return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
 
 
-def _check_meetings(policy: Policy, n_lanes: int, n_servers: int, model: StepModel) -> None:
+def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepModel) -> None:
     """Raise for a quorum of more lanes, or parts of more rows, than there are."""
+    n_servers = run.n_servers
     if policy.quorum is not None and n_servers > 1 and not policy.fragments:
         raise InvalidParameterError(
             f"LocalSGD(quorum={policy.quorum}) with n_servers={n_servers}: each server would have "
             "its own quorum, and lanes could wait for each other at two of them. Use fragments="
             f"{n_servers}, under which no lane waits, or n_servers=1."
+        )
+    if policy.quorum is not None and policy.quorum < n_lanes and run.deterministic:
+        raise InvalidParameterError(
+            f"LocalSGD(quorum={policy.quorum}) averages those lanes that come first, so no two "
+            f"fits are alike, and the run is deterministic. Use quorum={n_lanes}, all lanes, or "
+            "deterministic=False."
         )
     if (policy.quorum or 0) > n_lanes:
         raise InvalidParameterError(

@@ -1,0 +1,262 @@
+"""Decoupled local SGD: lanes step alone, and meet at the servers when they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.metrics import log_loss
+
+from daskml_dist import Run
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.policies import LocalSGD, Policy
+from tests.lost_workers import wait_for_three
+
+STEPS, RATE = 14, 0.2
+_draw = np.random.default_rng(0)
+X = _draw.normal(size=(80, 4))
+Y = X @ _draw.normal(size=4) + np.repeat([0.0, 1.0], 40) * X[:, 0]
+
+
+def _blocks() -> tuple[Any, Any]:
+    return da.from_array(X, chunks=(40, -1)), da.from_array(Y, chunks=40)
+
+
+def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
+    """A fit of two lanes, of 40 rows each; every step is a pass."""
+    settings: dict[str, Any] = {
+        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
+        "batch_size": None, "max_iter": STEPS, "tol": None,
+        "run": Run(n_lanes=2, deterministic=True),
+    }  # fmt: skip
+    reg = SGDRegressor(policy=policy, random_state=0, **settings | params)
+    return reg.fit(*(rows or _blocks()))
+
+
+def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDArray[Any]:
+    """Streaming DiLoCo of two lanes, by hand: each step counts once, whenever an answer comes."""
+    shards = np.array_split(np.arange(4), fragments)
+    center, velocity = np.zeros(4), np.zeros(4)
+    lanes = np.zeros((2, 4))
+    origins = np.zeros((2, 4))
+    due: dict[tuple[int, int], NDArray[Any]] = {}
+    for clock in range(1, STEPS + 1):
+        for s, at in enumerate(shards):
+            if (clock - 1, s) in due:
+                lanes[:, at] = due[clock - 1, s] + lanes[:, at] - origins[:, at]
+                origins[:, at] = due[clock - 1, s]
+        for lane in range(2):
+            half = slice(40 * lane, 40 * lane + 40)
+            lanes[lane] -= RATE * X[half].T @ (X[half] @ lanes[lane] - Y[half]) / 40
+        for s, at in enumerate(shards):
+            if (clock - (s + 1) * every // fragments) % every and clock < STEPS:
+                continue
+            back = (origins[:, at] - lanes[:, at]).mean(axis=0)
+            origins[:, at] = lanes[:, at]
+            velocity[at] = momentum * velocity[at] + back
+            center[at] -= rate * (back + momentum * velocity[at])
+            due[clock + every // fragments, s] = center[at].copy()
+    return center
+
+
+@pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.4)])
+@pytest.mark.parametrize(("every", "fragments"), [(4, 2), (3, 1), (8, 4)])
+def test_fragments_that_stream(every: int, fragments: int, rate: float, momentum: float) -> None:
+    policy = LocalSGD(every, fragments=fragments, outer_rate=rate, outer_momentum=momentum)
+    reg = _fit(policy)
+    np.testing.assert_allclose(reg.coef_, _exchanged(every, fragments, rate, momentum), rtol=1e-9)
+    assert [record["rows"] for record in reg.history_] == [80] * STEPS
+    assert [record["steps"] for record in reg.history_] == [2] * STEPS
+
+
+@pytest.mark.parametrize("every", [1, 5, 16])
+def test_a_quorum_of_all_is_local_sgd(every: int) -> None:
+    whole = {"outer_rate": 0.7, "outer_momentum": 0.4}
+    met = _fit(LocalSGD(every, **whole), max_iter=20)
+    served = _fit(LocalSGD(every, quorum=2, **whole), max_iter=20)
+    # The last meeting of local SGD is a mean; that of the servers is an outer step.
+    if 20 % every == 0:
+        np.testing.assert_allclose(served.coef_, met.coef_, rtol=1e-9)
+    plain = [_fit(LocalSGD(every, quorum=q), max_iter=20).coef_ for q in (None, 2)]
+    np.testing.assert_allclose(plain[1], plain[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("policy", [LocalSGD(6, fragments=2), LocalSGD(6, quorum=2)])
+def test_wherever_lanes_run(policy: Policy, client: Client) -> None:
+    batches: dict[str, Any] = {"batch_size": 8, "max_iter": 6}
+    two = _fit(policy, **batches)
+    one = _fit(policy, rows=(X, Y), **batches)  # of this process
+    np.testing.assert_array_equal(two.coef_, one.coef_)
+
+
+def _rows(n_rows: int = 4_000, n_features: int = 20) -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(n_rows, n_features))
+    return rows, rows @ rng.normal(size=n_features) + 2 * rng.normal(size=n_rows) > 0
+
+
+SOME = [
+    LocalSGD(8, quorum=2),
+    LocalSGD(8, quorum=3, grace=0.01),
+    LocalSGD(8, fragments=3),
+    LocalSGD(8, quorum=2, fragments=2, outer_rate=0.8, outer_momentum=0.3),
+    LocalSGD(1_000, quorum=2, fragments=1),
+]
+
+
+@pytest.mark.parametrize("compression", [None, "8bit", "topk"])
+@pytest.mark.parametrize("policy", SOME, ids=range(len(SOME)))
+def test_the_optimum_is_that_of_local_sgd(policy: LocalSGD, compression: str | None) -> None:
+    rows, y = _rows()
+    run = {"n_lanes": 4, "compression": compression}
+    params: dict[str, Any] = {"max_iter": 10, "tol": None, "random_state": 0}
+    plain = SGDClassifier(policy="local", run=Run(n_lanes=4), **params).fit(rows, y)
+    clf = SGDClassifier(policy=policy, run=Run(**run), **params).fit(rows, y)
+    expected = log_loss(y, plain.predict_proba(rows))
+    assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.03)
+    assert [record["rows"] for record in clf.history_] == [len(rows)] * 10
+    assert clf.history_.extra["dropped_pushes"] == 0
+
+
+def test_sparse_rows_networks_and_several_classes() -> None:
+    rng = np.random.default_rng(0)
+    wide = sparse.random_array((2_000, 5_000), density=0.004, rng=0, format="csr")
+    y = wide @ rng.normal(size=5_000) > 0
+    policy = LocalSGD(8, quorum=2, fragments=2)
+    for batch_size in ("auto", 16):
+        clf = SGDClassifier(
+            policy=policy, run=Run(n_lanes=3), max_iter=12, batch_size=batch_size, random_state=0
+        )
+        assert clf.fit(wide, y).score(wide, y) > 0.9
+        untouched = np.setdiff1d(np.arange(5_000), wide.indices)
+        assert not clf.coef_[0, untouched].any()
+    rows, z = _rows(n_features=6)
+    labels = z + (rows[:, 0] > 0)
+    net = MLPClassifier(
+        (16,), policy=policy, run=Run(n_lanes=3), max_iter=30, random_state=0, early_stopping=True
+    )
+    many = SGDClassifier(policy=policy, run=Run(n_lanes=3), random_state=0)
+    for model in (net, many):
+        assert model.fit(rows, labels).score(rows, labels) > 0.6
+
+
+def test_a_fit_that_ends_early_has_all_that_lanes_learned() -> None:
+    rows, y = _rows()
+    ended = SGDClassifier(
+        policy=LocalSGD(50, quorum=1, fragments=2), run=Run(n_lanes=3), max_iter=500, tol=1e-3,
+        random_state=0,
+    ).fit(rows, y)  # fmt: skip
+    assert ended.n_iter_ < 500
+    whole = SGDClassifier(run=Run(n_lanes=3), random_state=0).fit(rows, y)
+    expected = log_loss(y, whole.predict_proba(rows))
+    assert log_loss(y, ended.predict_proba(rows)) == pytest.approx(expected, rel=0.03)
+
+
+def test_going_on_with_another_fit() -> None:
+    rows, y = _rows()
+    clf = SGDClassifier(
+        policy=LocalSGD(8, fragments=1), optimizer="adam", learning_rate=0.01, warm_start=True,
+        max_iter=3, tol=None, run=Run(n_lanes=2, deterministic=True), random_state=0,
+    )  # fmt: skip
+    first = clf.fit(rows, y).coef_
+    again = clf.fit(rows, y)
+    assert not np.array_equal(again.coef_, first)
+    again.partial_fit(rows, y).set_params(policy="sync").fit(rows, y)
+    assert again.score(rows, y) > 0.75
+
+
+@pytest.fixture
+def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
+    """A client that finds three workers, and leaves nothing behind."""
+    with Client(crew) as client:
+        wait_for_three(client)
+        yield client
+        assert_clean(client)
+
+
+class _Strike:
+    """Strikes a worker that holds no server after the second pass."""
+
+    def __init__(self, client: Client, number: signal.Signals) -> None:
+        self._client, self._number = client, number
+        self.pid = 0
+        self.events: list[Any] = []
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if record["pass"] == 2 and not self.pid:
+            (address, *_) = set(run.trainer_addresses) - set(run.server_addresses)
+            (self.pid,) = self._client.run(os.getpid, workers=[address]).values()
+            os.kill(self.pid, self._number)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+class _Rest:
+    """Lets each step take half a millisecond longer, so that fits are struck in their midst."""
+
+    def on_step_end(self, step: Any) -> None:
+        time.sleep(5e-4)
+
+
+@pytest.mark.parametrize("policy", [SOME[1], SOME[3]], ids=["waiting", "streaming"])
+def test_a_killed_worker_costs_its_own_steps_alone(policy: LocalSGD, crew_client: Client) -> None:
+    rows, y = _rows()
+    lazy = da.from_array(rows, chunks=(400, -1)), da.from_array(y, chunks=400)
+    strike = _Strike(crew_client, signal.SIGKILL)
+    clf = SGDClassifier(
+        policy=policy, run=Run(n_lanes=6), max_iter=12, tol=None, batch_size=16, random_state=0,
+        callbacks=[strike, _Rest()],
+    ).fit(*lazy)  # fmt: skip
+    assert strike.events
+    assert [record["rows"] for record in clf.history_] == [len(rows)] * 12
+    whole = SGDClassifier(run=Run(n_lanes=6), random_state=0).fit(rows, y)
+    expected = log_loss(y, whole.predict_proba(rows))
+    assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.05)
+    # Trainers that were not lost went on from where they were.
+    assert strike.events[0].anew is False
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"quorum": 0}, "give an integer >= 1"),
+        ({"quorum": True}, "give an integer >= 1"),
+        ({"quorum": 2.0}, "give an integer >= 1"),
+        ({"grace": -1.0, "quorum": 1}, "seconds >= 0"),
+        ({"grace": np.inf, "quorum": 1}, "seconds >= 0"),
+        ({"grace": 1.0}, "Give a quorum"),
+        ({"fragments": -1}, "give an integer >= 0"),
+        ({"fragments": 17}, "larger sync_every"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        LocalSGD(16, **bad)
+
+
+@pytest.mark.parametrize(
+    ("policy", "run", "words"),
+    [
+        (LocalSGD(quorum=3), {"n_lanes": 2}, "Lower quorum"),
+        (LocalSGD(fragments=9), {"n_lanes": 2}, "Use fragments=4"),
+        (LocalSGD(quorum=2), {"n_lanes": 2, "n_servers": 2}, "Use fragments=2"),
+        (LocalSGD(quorum=1), {"n_lanes": 2, "deterministic": True}, "deterministic"),
+    ],
+)
+def test_what_does_not_fit_the_rows_is_refused(
+    policy: LocalSGD, run: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        _fit(policy, run=Run(**run))
