@@ -326,7 +326,7 @@ class LocalSGD(Policy):
             )
         if not (is_number(grace) and grace >= 0):
             raise InvalidParameterError(
-                f"LocalSGD(grace={grace!r}): give a finite number of seconds >= 0."
+                f"LocalSGD(grace={grace!r}): give a finite number >= 0 of seconds."
             )
         if grace and quorum is None:
             raise InvalidParameterError(

@@ -52,14 +52,13 @@ def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDAr
     origins = np.zeros((2, 4))
     due: dict[tuple[int, int], NDArray[Any]] = {}
     for clock in range(1, STEPS + 1):
-        for s, at in enumerate(shards):
-            if (clock - 1, s) in due:
-                lanes[:, at] = due[clock - 1, s] + lanes[:, at] - origins[:, at]
-                origins[:, at] = due[clock - 1, s]
         for lane in range(2):
             half = slice(40 * lane, 40 * lane + 40)
             lanes[lane] -= RATE * X[half].T @ (X[half] @ lanes[lane] - Y[half]) / 40
         for s, at in enumerate(shards):
+            if (clock, s) in due:
+                lanes[:, at] = due[clock, s] + lanes[:, at] - origins[:, at]
+                origins[:, at] = due[clock, s]
             if (clock - (s + 1) * every // fragments) % every and clock < STEPS:
                 continue
             back = (origins[:, at] - lanes[:, at]).mean(axis=0)
@@ -234,8 +233,8 @@ def test_a_killed_worker_costs_its_own_steps_alone(policy: LocalSGD, crew_client
         ({"quorum": 0}, "give an integer >= 1"),
         ({"quorum": True}, "give an integer >= 1"),
         ({"quorum": 2.0}, "give an integer >= 1"),
-        ({"grace": -1.0, "quorum": 1}, "seconds >= 0"),
-        ({"grace": np.inf, "quorum": 1}, "seconds >= 0"),
+        ({"grace": -1.0, "quorum": 1}, "number >= 0 of seconds"),
+        ({"grace": np.inf, "quorum": 1}, "number >= 0 of seconds"),
         ({"grace": 1.0}, "Give a quorum"),
         ({"fragments": -1}, "give an integer >= 0"),
         ({"fragments": 17}, "larger sync_every"),

@@ -41,9 +41,9 @@ def _request(**changed: Any) -> bytes:
 def _head(**changed: Any) -> bytes:
     """A request's header with some of its numbers changed."""
     names = (
-        "kind pull progress lanes generation clock version rows loss n n_index n_wanted n_packed"
+        "kind pull lanes generation clock version rows loss n_progress n n_index n_wanted n_packed"
     ).split()
-    plain = [wire.REQUEST, True, False, 1, 0, 1, 0, 1.0, 0.0, -1, -1, -1, 0]
+    plain = [wire.REQUEST, True, 1, 0, 1, 0, 1.0, 0.0, -1, -1, -1, -1, 0]
     values = {**dict(zip(names, plain, strict=True)), **changed}
     return wire._REQUEST.pack(*values.values()) + struct.pack("<q", 0)
 
@@ -71,6 +71,8 @@ MALFORMED = {
     "many rows": _head(n=1 << 50),
     "negative rows": _head(n=-7),
     "other rows": _head(n=3) + bytes(24),
+    "many clocks": _head(n_progress=1 << 20),
+    "a negative number of clocks": _head(n_progress=-2),
     "no number of rows": _head(rows=float("nan")),
     "keys never pulled": _head(n=0, n_index=-2),
     "many keys": _head(n_wanted=1 << 40),

@@ -97,7 +97,7 @@ class _OpenPush:
 
 @dataclass(slots=True)
 class _ShardView:
-    """What a lane knows of one shard.
+    """View of one shard that a lane has.
 
     Parameters
     ----------
@@ -355,10 +355,11 @@ class DecoupledLane:
         """Report the passes whose steps the first server has counted."""
         memory = self._memory
         while memory.reported < memory.views[0].applied // self._n_steps:
-            memory.reported += 1
             w = memory.replica.w if self._context.fit.rows.validation_fraction else None
-            if self._context.report(self._connection, memory.reported, [self._lane], [w]):
+            number = memory.reported + 1
+            if self._context.report(self._connection, number, [self._lane], [w]):
                 self._end = min(self._end, memory.clock)
+            memory.reported = number  # not before the server has taken it
 
     def _leave_shards(self) -> bool:
         """Leave the servers that have applied all; return whether there were any."""
