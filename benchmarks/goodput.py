@@ -1,0 +1,170 @@
+"""Goodput under faults: rows a second of fits whose workers are killed and stopped all the time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
+
+from benchmarks._common import markdown
+from benchmarks._strikes import Until
+from daskml_dist import Run
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.policies import LocalSGD, Policy
+
+WORKERS, LANES = 8, 32
+N_ROWS, FEATURES = 65_536, 40
+#: Steps between two meetings; lanes of which a meeting may do without: those of one worker, and a
+#: few more.
+EVERY, ABSENT = 64, 8
+#: Seconds of each fit, and between two faults: 62 in half an hour, as in Decoupled DiLoCo's
+#: experiment with one machine.
+SECONDS, FAULT_EVERY = 1_800.0, 29.0
+#: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
+STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
+HOW = "`python -m benchmarks goodput`"
+
+POLICIES: dict[str, str | Policy] = {
+    "allreduce": "allreduce",
+    f"local, {EVERY} steps": LocalSGD(EVERY),
+    f"local, {EVERY} steps, quorum {LANES - ABSENT}": LocalSGD(EVERY, quorum=LANES - ABSENT),
+    f"local, {EVERY} steps, quorum {LANES - ABSENT}, 2 fragments": LocalSGD(
+        EVERY, quorum=LANES - ABSENT, fragments=2
+    ),
+}
+
+
+def run(tiny: bool = False, seconds: float = SECONDS) -> str:
+    """One table: a row for each policy, calm and under faults."""
+    seconds = 4.0 if tiny else seconds
+    policies = list(POLICIES.items())[-1:] if tiny else POLICIES.items()
+    rows = []
+    for name, policy in policies:
+        calm, struck = (_fit(policy, seconds, faults, tiny) for faults in (False, True))
+        n = min(len(calm.losses), len(struck.losses))
+        rows.append([
+            name,
+            calm.rate,
+            struck.rate,
+            f"{struck.rate / calm.rate:.1%}",
+            f"{struck.kills} + {struck.stops}",
+            struck.generations,
+            f"{struck.losses[n - 1] / calm.losses[n - 1] - 1:+.2%}",
+        ])  # fmt: skip
+    columns = [
+        "policy", "rows/s, calm", "rows/s, under faults", "kept", "kills + stops", "generations",
+        "loss after as many passes",
+    ]  # fmt: skip
+    title = (
+        f"Perceptron of {FEATURES} x 32 x 2, {LANES} lanes on {WORKERS} processes, fits of "
+        f"{seconds:,.0f} s, a fault every {FAULT_EVERY:.0f} s"
+    )
+    return markdown(title, columns, rows)
+
+
+@dataclass
+class _Found:
+    """What became of a fit."""
+
+    rate: float
+    losses: list[float]
+    generations: int
+    kills: int
+    stops: int
+
+
+def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Found:
+    with _workers() as client:
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(N_ROWS, FEATURES)).astype(np.float32)
+        y = (X[:, :5] ** 2).sum(axis=1) + rng.normal(size=N_ROWS) > 5
+        chunk = N_ROWS // LANES
+        lazy = da.from_array(X, chunks=(chunk, -1)), da.from_array(y, chunks=chunk)
+        striker = _Striker(client, 1.0 if tiny else FAULT_EVERY) if faults else None
+        callbacks = [Until(seconds), *([striker] if striker else [])]
+        net = MLPClassifier(
+            (32,), policy=policy, max_iter=10**6, tol=None, batch_size=512, random_state=0,
+            learning_rate_init=1e-3, run=Run(n_lanes=LANES), callbacks=callbacks,
+        )  # fmt: skip
+        net.fit(*lazy)
+    records = net.history_.records[1:]
+    rows = sum(record["rows"] for record in records)
+    generations = len(net.history_.extra.get("generations", []))
+    return _Found(
+        rows / sum(record["seconds"] for record in records),
+        [record["loss"] for record in net.history_.records],
+        generations,
+        striker.kills if striker else 0,
+        striker.stops if striker else 0,
+    )
+
+
+class _Striker:
+    """Kills or stops a drawn worker at even times, from the first pass of a fit to its end."""
+
+    def __init__(self, client: Client, every: float) -> None:
+        self._client, self._every = client, every
+        self._draw = random.Random(0)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.kills = self.stops = 0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._strike_on)
+            self._thread.start()
+
+    def on_fit_end(self, run: Any) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _strike_on(self) -> None:
+        due = time.monotonic()
+        while not self._over.wait(max(0.0, (due := due + self._every) - time.monotonic())):
+            with contextlib.suppress(OSError, ProcessLookupError):
+                self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
+
+    def _strike(self, pid: int) -> None:
+        if self._draw.random() < KILLED_SHARE:
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
+            return
+        os.kill(pid, signal.SIGSTOP)
+        self.stops += 1
+        self._over.wait(self._draw.uniform(*STOPPED))
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _workers() -> Iterator[Client]:
+    config = {
+        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
+        "distributed.deploy.lost-worker-timeout": "1h",
+        "distributed.worker.multiprocessing-method": "forkserver",
+    }
+    with dask.config.set(config):
+        # Lost workers come back without importing all again, which leaves the cores to the fit.
+        get_mp_context().set_forkserver_preload([__name__])
+        cluster = LocalCluster(
+            n_workers=WORKERS,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=50,
+            memory_limit=0,
+        )
+        with cluster, Client(cluster) as client:
+            yield client
