@@ -35,7 +35,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.policies.base import Pipeline, Policy
-from daskml_dist.ps.rule import OuterStep, UpdateRule
+from daskml_dist.ps.rule import OUTER_PREFIX, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.streaming.drift import DriftWatch
@@ -399,11 +399,12 @@ class BaseSteps(BaseOnRows):
         w = self._parameters_of_state(state).astype(dtype)
         # An optimizer whose state has other names begins anew. State of outer steps does not count:
         # it may be absent on either side.
-        if opt_state.keys() - OuterStep.all_names != settings.state_names:
+        own = {name for name in opt_state if not name.startswith(OUTER_PREFIX)}
+        if own != settings.state_names:
             opt_state = {}
         # Without `average` now, an average of the last fit is dropped.
         if self._params()["average"] is False:
-            return ShardState(w, opt_state, state.step, state.rows)
+            state = dataclasses.replace(state, average=None, n_averaged=0)
         return dataclasses.replace(state, w=w, opt_state=opt_state)
 
     # -- streams -------------------------------------------------------------------------------

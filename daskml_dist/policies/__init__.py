@@ -14,6 +14,7 @@ from typing import Literal
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.policies.base import (
     ArrivalGate,
     Consistency,
@@ -272,30 +273,40 @@ class LocalSGD(Policy):
     ----------
     sync_every : int, default=16
         Local steps between two averages.
-    outer_rate : float, default=1.0
-        Length of the step from the last average to the new one, in units of their distance.
-    outer_momentum : float, default=0.0
-        Nesterov's momentum of these steps (DiLoCo; 0.9 with ``outer_rate=0.7`` there, for some
-        hundred local steps of Adam).
+    outer : {"nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, Optimizer or None, \
+default=None
+        Optimizer of the step from the last average, which takes the lanes' mean progress for a
+        gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"adam"`` and
+        ``"adagrad"`` are those of federated optimisation, for lanes whose rows differ. ``"muon"``
+        makes the progress of each matrix orthogonal, for networks. None: go to the new average, or
+        with one of the next two parameters towards it by Nesterov's momentum.
+    outer_rate : float or None, default=None
+        Learning rate of these steps, of SGD and momentum in units of the distance to the new
+        average. None: 0.7 for ``"nesterov"`` and ``"momentum"``, 0.01 for ``"adam"`` and
+        ``"muon"``, 0.03 for ``"adagrad"``, else 1.
+    outer_momentum : float or None, default=None
+        Momentum of these steps, or Adam's first decay. None: 0.9, and 0 without `outer`.
 
     References
     ----------
     P. Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016.
     A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (outer Adam and Adagrad).
 
     Examples
     --------
     >>> from daskml_dist.policies import LocalSGD
     >>> from daskml_dist.linear_model import SGDClassifier
-    >>> SGDClassifier(policy=LocalSGD(sync_every=64)).policy
-    LocalSGD(sync_every=64, outer_rate=1.0, outer_momentum=0.0)
+    >>> SGDClassifier(policy=LocalSGD(sync_every=64, outer="nesterov")).policy
+    LocalSGD(sync_every=64, outer='nesterov', outer_rate=None, outer_momentum=None)
     """
 
     name = "local"
     loop = "replicas"
     sync_every: int = 16
-    outer_rate: float = 1.0
-    outer_momentum: float = 0.0
+    outer: str | Optimizer | None = None
+    outer_rate: float | None = None
+    outer_momentum: float | None = None
 
     @property
     def average_every(self) -> int:  # type: ignore[override]

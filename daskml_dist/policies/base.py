@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
 
 
 class Gate(ABC):
@@ -252,11 +253,13 @@ class Policy(NamedParameters):
     meet_every : int, default=0
         ``"shared"``, where each row is a step: most batches of a lane between two meetings at the
         server; 0: trainers meet so that it takes at most 5 % of the time.
-    outer_rate : float, default=1.0
-        ``"replicas"``: length of the step from the last average to the new one, in units of their
-        distance.
-    outer_momentum : float, default=0.0
-        ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
+    outer : str, Optimizer or None, default=None
+        ``"replicas"``: optimizer of the step from the last average towards the new one; None: to
+        the new one itself.
+    outer_rate : float or None, default=None
+        ``"replicas"``: learning rate of these steps; None: the optimizer's default, 1 for the mean.
+    outer_momentum : float or None, default=None
+        ``"replicas"``: momentum of these steps; None: the optimizer's default, 0 for the mean.
     delay_compensation : float, default=0.0
         ``"free"``: how far the server corrects a gradient for the updates that were applied since
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
@@ -277,8 +280,9 @@ class Policy(NamedParameters):
     pull_every = 1
     average_every = 0
     meet_every = 0
-    outer_rate = 1.0
-    outer_momentum = 0.0
+    outer = cast(Any, None)
+    outer_rate = cast(Any, None)
+    outer_momentum = cast(Any, None)
     delay_compensation = 0.0
 
     def __post_init__(self) -> None:
@@ -296,18 +300,18 @@ class Policy(NamedParameters):
     def _check_outer_step(self) -> None:
         """Raise for an outer step that is out of range, or that the policy does not take."""
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
-        if not (is_number(rate) and rate > 0):
+        if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
-        if not (is_number(momentum) and 0 <= momentum < 1):
+        if momentum is not None and not (is_number(momentum) and 0 <= momentum < 1):
             raise InvalidParameterError(
                 f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
             )
         # There is a last average to step from only if averages are taken during the fit.
-        if (rate != 1 or momentum != 0) and not (self.averages and self.average_every):
+        if self.outer_optimizer is not None and not (self.averages and self.average_every):
             raise InvalidParameterError(
-                f"{name} has outer_rate={rate!r} and outer_momentum={momentum!r}, which are for "
-                "policies whose lanes step alone and meet every `average_every` steps, such as "
-                "LocalSGD."
+                f"{name} has outer_rate={rate!r}, outer_momentum={momentum!r} and "
+                f"outer={self.outer!r}, which are for policies whose lanes step alone and meet "
+                "every `average_every` steps, such as LocalSGD."
             )
 
     def _check_declaration(self) -> None:
@@ -317,6 +321,11 @@ class Policy(NamedParameters):
             raise InvalidParameterError(
                 f"The policy {type(self).__name__} needs a `name`, and a `loop` out of {loops}."
             )
+
+    @property
+    def outer_optimizer(self) -> OuterOptimizer | None:
+        """Return the optimizer of the steps between averages; None: lanes take the average."""
+        return resolve_outer(type(self).__name__, self.outer, self.outer_rate, self.outer_momentum)
 
     @property
     def lockstep(self) -> bool:

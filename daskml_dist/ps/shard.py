@@ -21,7 +21,7 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import soft_threshold
-from daskml_dist.ps.rule import ParameterGroup, UpdateRule
+from daskml_dist.ps.rule import OUTER_PREFIX, ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
 #: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
@@ -330,8 +330,8 @@ class Shard:
         self._fused = False
         self.w = state.w
         self.opt_state = state.opt_state or rule.init(state.w, start)
-        if rule.outer is not None:
-            self.opt_state = rule.outer.init(state.w) | self.opt_state
+        self._n_meetings = state.n_meetings if state.opt_state else 0
+        self._take_outer_state()
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
@@ -354,6 +354,24 @@ class Shard:
         if state.average is not None and state.n_averaged:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
+
+    def _take_outer_state(self) -> None:
+        """Keep what outer steps of an earlier fit left only where all of it serves this rule."""
+        outer, found = self.rule.outer, self.opt_state
+        needed = () if outer is None else outer.state_names
+        theirs = {name for name in found if name.startswith(OUTER_PREFIX)}
+        if theirs == {*needed}:
+            return
+        own = {name: array for name, array in found.items() if name not in theirs}
+        fresh = {} if outer is None else outer.init(self.w)
+        # After other policies or optimizers, lanes set out from other parameters than those kept.
+        # What compression left out may be missing, or be there in vain.
+        residual = {"outer_residual"}
+        if theirs - residual == {*needed} - residual:
+            fresh |= {name: found[name] for name in theirs & fresh.keys()}
+        else:
+            self._n_meetings = 0
+        self.opt_state = own | fresh
 
     def _bind_steps(self) -> list[_GroupSteps]:
         """Return the steps of the groups, in the arrays that hold the parameters now."""
@@ -595,7 +613,8 @@ class Shard:
         if self.rule.outer is None:
             self.replace(mean)
             return
-        self.rule.outer.take(self.w, mean, self.opt_state)
+        self._n_meetings += 1
+        self.rule.outer.take(self.w, mean, self.opt_state, self._n_meetings)
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
@@ -621,6 +640,7 @@ class Shard:
             None if self._row_rate_sums is None else copy_array(self._row_rate_sums),
             None if self._sum is None else copy_array(self._sum),
             self._n_summed,
+            self._n_meetings,
         )
 
     def restore(self, snapshot: ShardSnapshot) -> None:
@@ -633,7 +653,7 @@ class Shard:
             None if snapshot.row_rate_sums is None else copy_array(snapshot.row_rate_sums)
         )
         self._sum = None if snapshot.total is None else copy_array(snapshot.total)
-        self._n_summed = snapshot.n_summed
+        self._n_summed, self._n_meetings = snapshot.n_summed, snapshot.n_meetings
         self._steps, self._applied_rate_sum = self._bind_steps(), None
         self._published = None
 
@@ -653,5 +673,7 @@ class Shard:
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
-        whole = ShardState(self.w, self.opt_state, self.step, self.rows, average, self._n_summed)
+        whole = ShardState(
+            self.w, self.opt_state, self.step, self.rows, average, self._n_summed, self._n_meetings
+        )
         return whole.part(slice(None)) if copy else whole

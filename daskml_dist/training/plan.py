@@ -177,13 +177,7 @@ def _make_update_rule(
     groups = make_parameter_groups(
         model.parameters, settings.optimizer, settings.penalty, settings.groups
     )
-    # Outer step (DiLoCo, Douillard et al. 2023) where lanes meet; at rate 1 without momentum it is
-    # their mean.
-    policy, outer = settings.policy, None
-    # Compressed, lanes send how far they came from where they set out, which the step remembers.
-    compressed = policy.averages and settings.run.compression is not None
-    if policy.outer_rate != 1 or policy.outer_momentum != 0 or compressed:
-        outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum), compressed)
+    compressed = settings.policy.averages and settings.run.compression is not None
     rule = UpdateRule(
         groups,
         settings.schedule,
@@ -191,7 +185,7 @@ def _make_update_rule(
         settings.average,
         coordinates,
         clip=settings.clip,
-        outer=outer,
+        outer=OuterStep.of(settings.policy, model.parameters, compressed),
         flushes=model.flushes,
     )
     return rule if rates is None else rule.with_constant_rates(rates)

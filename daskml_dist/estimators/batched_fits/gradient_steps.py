@@ -511,4 +511,8 @@ def _settings_can_batch(settings: Settings) -> bool:
         return False
     if settings.schedule.scales_with_staleness:
         return False
+    # Fits are columns of one matrix, which an outer step of whole matrices would mix.
+    outer = policy.outer_optimizer
+    if outer is not None and outer.optimizer.elementwise_update is None:
+        return False
     return not settings.penalty.l1 or isinstance(settings.schedule, _POSITIVE_SCHEDULES)

@@ -68,12 +68,14 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", [None, "8bit"])
+@pytest.mark.parametrize(
+    ("outer", "compression"), [("nesterov", None), ("nesterov", "8bit"), ("adam", None)]
+)
 def test_outer_steps_go_on_from_their_momentum(
-    compression: str | None, crew_client: Client
+    outer: str, compression: str | None, crew_client: Client
 ) -> None:
     """And from what lanes had yet to send."""
-    policy = LocalSGD(7, outer_rate=0.7, outer_momentum=0.5)
+    policy = LocalSGD(7, outer=outer, outer_momentum=0.5)
     params = {"run": Run(n_lanes=3, compression=compression)}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, "trainer"))
