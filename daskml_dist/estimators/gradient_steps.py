@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.callbacks.eval_monitor import make_eval_monitor
+from daskml_dist.compression import COMPRESSORS, Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
 from daskml_dist.data.row_checks import check_feature_names, check_row_shape
@@ -577,6 +578,31 @@ class BaseSteps(BaseOnRows):
         return {name: value for name, value in state.items() if name != "_stream"}
 
 
+def _check_compression(compressor: Compressor, policy: Policy) -> None:
+    """Raise for a compressor that the policy has no use for, or under which much would be lost."""
+    given = f"compression={compressor.name!r}"
+    if not policy.compresses:
+        names = [name for name, kind in POLICIES.items() if kind().compresses]
+        raise InvalidParameterError(
+            f"{given} is for gradients, and for what lanes that step alone send when they meet. "
+            f"Under {policy.name!r} threads write to parameters that they share. Use one of the "
+            f"policies {names}, or compression=None."
+        )
+    if compressor.needs_allreduce and not policy.sums_gradients:
+        raise InvalidParameterError(
+            f"{given}: {compressor!r} is for gradients that all lanes sum at each step, since all "
+            f"must know the same of them. Use policy='allreduce', or another compression under "
+            f"{policy.name!r}, such as '8bit'."
+        )
+    # The rest of what a lane sends waits for its next message, and there is none.
+    if policy.averages and not policy.average_every and not compressor.keeps_all_entries:
+        names = [name for name, kind in COMPRESSORS.items() if kind.keeps_all_entries]
+        raise InvalidParameterError(
+            f"{given} under {policy.name!r}: lanes send one message, at the end, and most of their "
+            f"way would be lost. Use one of {names}, or policy='local'."
+        )
+
+
 def make_step_settings(
     params: dict[str, Any], policy: str | Policy | None, run: RunSettings
 ) -> Settings:
@@ -589,13 +615,8 @@ def make_step_settings(
     # parameters would lose updates of it.
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
-    if run.compression is not None and not policy.compresses:
-        names = [name for name, kind in POLICIES.items() if kind().compresses]
-        raise InvalidParameterError(
-            f"compression={run.compression.name!r} is for pushes of gradients to servers, and for "
-            f"what lanes that step alone send when they meet. The policy {policy.name!r} has "
-            f"neither. Use one of the policies {names}, or compression=None."
-        )
+    if run.compression is not None:
+        _check_compression(run.compression, policy)
     schedule = get_schedule(
         rate,
         default=optimizer.default_learning_rate,

@@ -339,8 +339,8 @@ class Policy(NamedParameters):
 
     @property
     def compresses(self) -> bool:
-        """Return whether what lanes send can be compressed: pushes of gradients, and local ways."""
-        return self.loop in {"bulk", "free"} or (self.averages and self.average_every > 0)
+        """Return whether what lanes send can be compressed: gradients, and ways of local steps."""
+        return self.loop in {"bulk", "free", "replicas"}
 
     @property
     def averages(self) -> bool:

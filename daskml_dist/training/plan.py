@@ -108,6 +108,12 @@ def make_fit(
     # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
+    is_sparse = single_rows or is_indexed
+    if is_sparse and run.compression is not None and run.compression.needs_allreduce:
+        raise InvalidParameterError(
+            f"compression={run.compression!r} is for whole gradients, and batches of these rows "
+            "touch few of the parameters. Use another one, such as 'topk', or compression=None."
+        )
     # 3. Who holds the parameters, and when lanes meet.
     policy = _resolve_policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
@@ -122,7 +128,7 @@ def make_fit(
             model,
             rates=_automatic_learning_rates(settings, summary, model, single_rows, is_indexed),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
-            coordinates=single_rows or is_indexed,
+            coordinates=is_sparse,
         ),
         # One shard of the parameters a server.
         layout=ShardLayout(*model.parameters.shape, run.n_servers),

@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.compression import TopK
+from daskml_dist.compression import EF21, OneBit, TopK
 from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.policies import POLICIES, LocalSGD
 from daskml_dist.training.worker.lane import Lane
@@ -80,6 +80,23 @@ def test_outer_steps_go_on_from_their_momentum(
     calm = make_classifier(policy, **params).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, "trainer"))
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compression",
+    [TopK(0.2), OneBit(4, momentum=0.5), EF21(0.2, momentum=0.5)],
+    ids=lambda compression: compression.name,
+)
+def test_a_compressed_allreduce_goes_on_from_what_lanes_left_out(
+    compression: Any, crew_client: Client
+) -> None:
+    params = {"run": Run(n_lanes=3, compression=compression, deterministic=True)}
+    calm = make_classifier("allreduce", **params).fit(*lazy_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier("allreduce", strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
