@@ -337,7 +337,7 @@ def test_steps_of_compressed_sums_are_averaged() -> None:
 
 
 @pytest.mark.parametrize("compression", ["8bit", TopK(0.2)])
-def test_gradients_of_touched_coefficients(compression: Any, client: Client) -> None:
+def test_gradients_of_touched_coefficients(compression: Any) -> None:
     """Sparse rows of many features: each lane sends the values of the rows that it touches."""
     X = sparse.random_array((800, 3000), density=0.002, format="csr", random_state=0)
     y = np.asarray(X.sum(axis=1)).ravel() > 2.9
