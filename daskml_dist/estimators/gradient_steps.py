@@ -272,7 +272,11 @@ class BaseSteps(BaseOnRows):
         """Return the plan of the fit: its lanes, and the steps that suit them and the rows."""
         # A lane that is a thread pays off however few rows it has; another costs messages.
         threads = settings.policy.uses_threads
-        job.lay_out_lanes(settings.max_iter, bytes_per_lane=1 if threads else None)
+        job.lay_out_lanes(
+            settings.max_iter,
+            bytes_per_lane=1 if threads else None,
+            by_block=settings.policy.draws_lanes,
+        )
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
         settings, model = self._adapt_rate_to_rows(job, settings, model)
         fit = job.plan_steps(settings, model, initial)

@@ -25,6 +25,7 @@ from daskml_dist.policies.base import (
     TrainerGate,
     is_number,
 )
+from daskml_dist.policies.federated import FederatedAveraging
 
 __all__ = [
     "POLICIES",
@@ -33,6 +34,7 @@ __all__ = [
     "Asynchronous",
     "BoundedStaleness",
     "Consistency",
+    "FederatedAveraging",
     "Gate",
     "Hogwild",
     "LocalSGD",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
@@ -260,6 +260,10 @@ class Policy(NamedParameters):
         ``"replicas"``: learning rate of these steps; None: the optimizer's default, 1 for the mean.
     outer_momentum : float or None, default=None
         ``"replicas"``: momentum of these steps; None: the optimizer's default, 0 for the mean.
+    draws_lanes : bool, default=False
+        ``"replicas"``: whether some lanes, drawn for each round, step and are averaged.
+    proximal : float, default=0.0
+        ``"replicas"``: factor on the distance to the last average that is added to each gradient.
     delay_compensation : float, default=0.0
         ``"free"``: how far the server corrects a gradient for the updates that were applied since
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
@@ -275,6 +279,7 @@ class Policy(NamedParameters):
     name: ClassVar[str]
     loop: ClassVar[_Loop]
     sums_gradients: ClassVar[bool] = False
+    draws_lanes: ClassVar[bool] = False
     # No annotations: a subclass may make fields of these, or properties.
     push_every = 1
     pull_every = 1
@@ -283,6 +288,7 @@ class Policy(NamedParameters):
     outer = cast(Any, None)
     outer_rate = cast(Any, None)
     outer_momentum = cast(Any, None)
+    proximal = 0.0
     delay_compensation = 0.0
 
     def __post_init__(self) -> None:
@@ -376,6 +382,19 @@ class Policy(NamedParameters):
     def by_single_rows(self) -> Policy:
         """Return a policy of the same guarantees by which each sparse row may be a step."""
         return self
+
+    def count_client_steps(self, n_rows: int, batch_size: int | None) -> tuple[int, int]:
+        """Return a drawn lane's batches in a pass of its own, and its steps in a round."""
+        n_batches = 1 if batch_size is None else max(1, -(-n_rows // batch_size))
+        return n_batches, n_batches
+
+    def for_round(self, n_steps: int) -> Policy:
+        """Return the policy of a fit whose rounds have `n_steps` steps."""
+        return self
+
+    def draw_clients(self, seed: int, number: int, rows: Sequence[int]) -> list[int]:
+        """Return the lanes that step in a round; `rows` are those of each lane."""
+        return list(range(len(rows)))
 
     def for_one_lane(self) -> Policy:
         """Return a policy by which a fit of one lane makes the same steps without waiting."""

@@ -183,6 +183,9 @@ class UpdateRule:
         Step towards the mean where lanes meet; None: they take the mean.
     flushes : bool
         Whether numbers too small to be normal count as 0, as in the model's gradients.
+    proximal : float
+        Factor on the distance from a replica's anchor, the parameters where lanes met last, that
+        is added to each mean gradient (FedProx, Li et al. 2020).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -194,6 +197,7 @@ class UpdateRule:
     clip: float | None = None
     outer: OuterStep | None = None
     flushes: bool = False
+    proximal: float = 0.0
 
     @property
     def only_group(self) -> ParameterGroup:
@@ -274,7 +278,7 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Return whether several steps may be made at once."""
-        if len(self._not_beside) > 1 or self.clip is not None:
+        if len(self._not_beside) > 1 or self.clip is not None or self.proximal:
             return False
         # Compiled loops take one learning rate for all parameters.
         if self.only_group.rate != 1 or self.only_group.rates:

@@ -335,6 +335,10 @@ class Shard:
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
+        #: Step after which the optimizer began: it counts its steps from there.
+        self._optimizer_since = 0
+        #: Parameters from which `rule.proximal` pulls back; None: none.
+        self.anchor: Any = None
         stop = start + state.w.shape[0]
         parts = [group.part_within(start, stop) for group in rule.groups]
         #: The own part of each group.
@@ -428,6 +432,8 @@ class Shard:
         """Apply one step."""
         rate = self._count_step(rows, scale)
         if rows > 0:
+            if self.anchor is not None and self.rule.proximal:
+                self._add_pull_back(grad, rows)
             # Clipping scales the gradient before the optimizer sees it.
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
@@ -441,14 +447,36 @@ class Shard:
                     )
                 for steps in self._steps:
                     part = grad if steps.covers_shard else grad[steps.rows, ...]
-                    steps(part, rows, rate, self.step, self._fused)
+                    steps(part, rows, rate, self._optimizer_step, self._fused)
             elif len(index):
                 if self._few is None:
                     given = self.w, self.opt_state, self._row_rate_sums, self._backend
                     self._few = [TouchedRowSteps(group, *given) for group in self._groups]
                 for few in self._few:
-                    few(grad, rows, index, rate, self.step, self._rate_sum)
+                    few(grad, rows, index, rate, self._optimizer_step, self._rate_sum)
         self._add_to_average()
+
+    def _add_pull_back(self, grad: Any, rows: float) -> None:
+        """Add the gradient of half the squared distance from the anchor (FedProx)."""
+        # Gradients are sums over rows. Running means and sums are no gradients.
+        for group in (group for group in self._groups if group.descends):
+            at = group.rows
+            grad[at] += self.rule.proximal * rows * (self.w[at] - self.anchor[at])
+
+    def skip(self, steps: int, rows: float = 0.0) -> None:
+        """Count steps that others make, so that schedules go on."""
+        self.version += steps
+        self.rows += rows
+        self._published = None
+
+    def restart_optimizer(self) -> None:
+        """Let the optimizer count its steps from here; its state is a new one."""
+        self._optimizer_since = self.step
+
+    @property
+    def _optimizer_step(self) -> int:
+        """Return the number of steps that the optimizer has made."""
+        return self.step - self._optimizer_since
 
     def _count_step(self, rows: float, scale: float = 1.0) -> float:
         """Count a step, and return its learning rate."""
@@ -474,7 +502,7 @@ class Shard:
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
-        return replace(self._describe_step(0.0, 0.0), number=self.step + 1)
+        return replace(self._describe_step(0.0, 0.0), number=self._optimizer_step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps of these numbers of rows that are made at once, and return them."""
@@ -491,7 +519,7 @@ class Shard:
         """Return a step over all rows, without its gradient, as backends take it."""
         group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        number = max(self.step, 1)  # an empty one may be described before the first
+        number = max(self._optimizer_step, 1)  # an empty one may be described before the first
         return Step(
             self.w,
             None,

@@ -14,7 +14,12 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec, count_held_out_rows, count_pass_steps
+from daskml_dist.data.batches import (
+    ClientSteps,
+    LaneSpec,
+    count_held_out_rows,
+    count_pass_steps,
+)
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses.base import Loss
@@ -103,11 +108,19 @@ def make_fit(
     if single_rows and not settings.policy.average_every:
         batch_size = _count_rows_per_turn(lanes)
     steps = count_pass_steps(lanes, batch_size, fraction)
+    clients: tuple[ClientSteps, ...] = ()
+    if settings.policy.draws_lanes:
+        # A pass is a round: the steps of the client that makes the most.
+        clients = _plan_clients(settings, lanes, batch_size)
+        steps = max(client.n_steps for client in clients)
+        settings = replace(settings, policy=settings.policy.for_round(steps))
     # 2. Whether steps read and change only the parameters that a batch touches.
     dtype = settings.dtype_of(summary)
     # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
+    # The pull towards the last average moves all parameters.
+    is_indexed = is_indexed and not settings.policy.proximal
     is_sparse = single_rows or is_indexed
     if is_sparse and run.compression is not None and run.compression.needs_allreduce:
         raise InvalidParameterError(
@@ -144,6 +157,7 @@ def make_fit(
         micro_batch=settings.micro_batch,
         pipeline=settings.pipeline,
         columns=columns,
+        clients=clients,
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
     return FitSpec(spec, work, RunSpec.of(run, summary))
@@ -193,8 +207,42 @@ def _make_update_rule(
         clip=settings.clip,
         outer=OuterStep.of(settings.policy, model.parameters, compressed),
         flushes=model.flushes,
+        proximal=float(settings.policy.proximal),
     )
     return rule if rates is None else rule.with_constant_rates(rates)
+
+
+def _plan_clients(
+    settings: Settings, lanes: list[LaneSpec], batch_size: int | None
+) -> tuple[ClientSteps, ...]:
+    """Return the steps that each client makes in a round, if it is drawn."""
+    _check_clients(settings, lanes)
+    return tuple(
+        ClientSteps(*settings.policy.count_client_steps(n, batch_size))
+        for n in count_training_rows(lanes, settings.validation_fraction)
+    )
+
+
+def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
+    """Raise where a policy draws clients and the rows have none, or settings do not suit it."""
+    wanted, found = settings.run.n_lanes, len(lanes)
+    if wanted is not None and found < wanted:
+        raise InvalidParameterError(
+            f"Run(n_lanes={wanted}) asks for more clients than there are rows, {found}. Use "
+            f"n_lanes={found} at most."
+        )
+    if found < 2:
+        raise InvalidParameterError(
+            f"{type(settings.policy).__name__} draws from clients, and the rows are one block: one "
+            "client. Give Dask collections with a chunk or partition for each client, as "
+            "daskml_dist.datasets.partition_by_class and partition_by_column make, or "
+            "Run(n_lanes=...) for so many even clients."
+        )
+    if settings.average is not None:
+        raise InvalidParameterError(
+            f"average={settings.average!r} averages over the steps of a replica, and clients' "
+            "replicas end with each round. Use average=False."
+        )
 
 
 def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
@@ -250,8 +298,10 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
     """Return the batch rows of the largest lane for `batch` rows in one step of the parameters."""
     lane_rows = count_training_rows(lanes, settings.validation_fraction)
     largest, policy = max(lane_rows), settings.policy
-    # Lanes in lock-step share a step's rows; others step alone, once for several of their batches.
-    step_rows = sum(lane_rows) if policy.lockstep else largest * policy.push_every
+    # Lanes in lock-step share a step's rows; others step alone, once for several of their batches,
+    # and clients have batches of their own.
+    together = policy.lockstep and not policy.draws_lanes
+    step_rows = sum(lane_rows) if together else largest * policy.push_every
     n_steps = -(-step_rows // batch)
     return max(1, -(-largest // max(n_steps, 1)))
 
@@ -334,8 +384,9 @@ def largest_batch_rows(model: StepModel) -> int:
 
 def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:
     """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
-    # Not where lanes sum or push the gradient of every step.
-    meets_seldom = settings.policy.loop == "shared" or settings.policy.averages
+    # Not where lanes sum or push the gradient of every step, nor where replicas end with a round.
+    policy = settings.policy
+    meets_seldom = policy.loop == "shared" or (policy.averages and not policy.draws_lanes)
     return meets_seldom and _may_step_row_by_row(settings, summary, model)
 
 

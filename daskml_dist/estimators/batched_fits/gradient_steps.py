@@ -504,6 +504,8 @@ def _settings_can_batch(settings: Settings) -> bool:
     # whose end a policy that averages replicas would average once more.
     if policy.uses_threads or (policy.averages and settings.tol is not None):
         return False
+    if policy.draws_lanes:
+        return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False
     # Rates by column need an elementwise update, and the scales of features are a plan's own.

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 from daskml_dist import Run
 from daskml_dist.compression import EF21, OneBit, TopK
 from daskml_dist.dask_internals.cluster import list_workers
-from daskml_dist.policies import POLICIES, LocalSGD
+from daskml_dist.policies import POLICIES, FederatedAveraging, LocalSGD
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
     EXACT,
@@ -25,6 +25,7 @@ from tests.training.recovery.strikes import (
     N_ROWS,
     Strike,
     check_fit,
+    first_of,
     kill_worker,
     lazy_rows,
     lazy_sparse_rows,
@@ -82,6 +83,20 @@ def test_outer_steps_go_on_from_their_momentum(
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
+
+
+@pytest.mark.parametrize("outer", first_of(None, "adam"))
+def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, outer: Any) -> None:
+    """Neither who is drawn, nor a bit."""
+    policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
+    params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 12}
+    calm = make_classifier(policy, **params).fit(*lazy_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    for key in ("clients", "rows"):
+        assert [r[key] for r in struck.history_] == [r[key] for r in calm.history_]
 
 
 @pytest.mark.slow

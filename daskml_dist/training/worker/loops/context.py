@@ -252,6 +252,8 @@ class Context:
             total.rows += part.rows
             total.steps += part.steps
             total.busy += part.busy
+            if self.fit.work.clients and part.rows:
+                total.clients.append(lane.number)
             total.add_validation(part.validation)
         if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)

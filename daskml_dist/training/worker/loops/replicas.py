@@ -2,15 +2,16 @@
 
 ``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`). Under
 ``"local"`` and ``"average"`` each lane steps alone, and parameters are averaged every few steps, or
-once at the end (`AveragedSteps`). A lane alone on its replica takes several steps in one call
-(`OwnSteps`), and so do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes
-that hold columns or pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
+once at the end (`AveragedSteps`); of federated averaging some lanes, drawn for each round
+(`FederatedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
+do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
+pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from daskml_dist.compression import (
 from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
@@ -83,9 +84,10 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
         return PipelineSteps(context)
     if context.fit.steps.columns is not None:
         return ColumnSteps(context)
-    return (
-        SummedSteps(context) if context.fit.steps.policy.sums_gradients else AveragedSteps(context)
-    )
+    policy = context.fit.steps.policy
+    if policy.draws_lanes:
+        return FederatedSteps(context)
+    return SummedSteps(context) if policy.sums_gradients else AveragedSteps(context)
 
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
@@ -483,7 +485,123 @@ class AveragedSteps:
         return first
 
 
-_ReplicaSteps = SummedSteps | AveragedSteps | PipelineSteps | ColumnSteps
+class FederatedSteps:
+    """Steps of clients that are drawn for each round, from common parameters to their mean.
+
+    Federated averaging (McMahan et al. 2017); a pass is a round. A trainer holds the common
+    parameters, and replicas of its drawn lanes alone, until the round ends. Which lanes are drawn
+    follows from seed and round, so all trainers know.
+
+    Parameters
+    ----------
+    context : Context
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._home = DevicePlacement(context, alone=True)
+        #: Common parameters, with the state of the outer step; its optimizer state stays as it is.
+        self.common = self._home.make_replica(self._fit.make_start_state())
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the steps of the round that begins at a clock; return how many."""
+        count, rows = self._fit.work.n_steps, self._context.lane_rows
+        # Snapshots, reports and ends of fits are between passes, and so between rounds.
+        assert clock % count == 0, "steps from within a round"
+        assert most == count, "steps from within a round"
+        work = self._fit.steps
+        drawn = work.policy.draw_clients(work.seed, clock // count, rows)
+        total = sum(rows[n] for n in drawn)
+        clients = [
+            self._begin_client(lane, rows[lane.number] / total)
+            for lane in self._lanes
+            if lane.number in drawn
+        ]
+        self._context.map(lambda client: client.take(), clients)
+        mean = self._average(clients)
+        # Undrawn lanes count the steps, too, so that all lanes have one clock.
+        for lane in self._lanes:
+            lane.skip(clock + count - lane.reached)
+        self.common.skip(count, total)
+        self.common.meet(self._home.to_device(mean))
+        return count
+
+    def _begin_client(self, lane: Lane, share: float) -> _Client:
+        """Return a drawn lane with a replica of its own, at the common parameters."""
+        work, common = self._fit.steps, self.common
+        rule = replace(work.rule, outer=None).scale_to_share(share)
+        state = ShardState(copy_array(common.w), {}, common.step, common.rows)
+        replica = self._home.make_replica(state, rule=rule)
+        # Each round begins with a fresh state of the optimizer; units of features are none.
+        if "scale" in replica.opt_state:
+            replica.opt_state["scale"][...] = common.opt_state["scale"]
+        replica.restart_optimizer()
+        replica.anchor = common.w
+        own = OwnSteps(lane, replica, self._context.raise_if_stopped)
+        return _Client(replica, own, share, lane.number, work.clients[lane.number].n_steps)
+
+    def _average(self, clients: list[_Client]) -> Any:
+        """Return the mean of all drawn lanes' parameters, weighted by their rows."""
+        parts = [(c.number, self._home.to_host(c.replica.w * c.share)) for c in clients]
+        communicator = self._context.communicator
+        if self._fit.run.deterministic:
+            return sum_in_lane_order(gather_lane_parts(communicator, parts))[1]
+        total = np.zeros(self._fit.steps.shape, self._fit.rows.dtype)
+        for _, part in parts:
+            total += part
+        return communicator.allreduce(total)
+
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
+        """Do nothing: whose rows are next, the next round says."""
+
+    def left(self) -> InterruptedState:
+        """Return the common parameters at an interruption; what the open round did is lost."""
+        return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
+
+    def snapshots(self) -> dict[int, LaneSnapshot]:
+        """Return every lane's sums, and the common parameters with those of lane 0."""
+        return {
+            lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._take_snapshot())
+            for lane in self._lanes
+        }
+
+    def _take_snapshot(self) -> ShardSnapshot:
+        """Return a snapshot of the common parameters, on the host."""
+        return self._home.leave(self.common.snapshot())
+
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
+        """Restore the common parameters from the snapshot of lane 0."""
+        self.common.restore(self._home.enter(lanes[0].held))
+
+    def validation_weights(self) -> list[Any | None]:
+        """Return the common parameters for each lane."""
+        return [self.common.w] * len(self._lanes)
+
+    def state(self) -> ShardState:
+        """Return the state of the common parameters, on the host."""
+        return self._home.leave(self.common.state())
+
+
+@dataclass
+class _Client:
+    """Drawn lane, with its replica, its share of the mean, and the steps that it makes."""
+
+    replica: Shard
+    own: OwnSteps
+    share: float
+    number: int
+    n_steps: int
+
+    def take(self) -> None:
+        """Take the steps of the round."""
+        self.own.take(self.n_steps)
+        # The replica ends here, so that penalties of untouched rows have no later step.
+        self.replica.apply_pending_penalty()
+
+
+_ReplicaSteps = SummedSteps | AveragedSteps | FederatedSteps | PipelineSteps | ColumnSteps
 
 
 class DelayedAnswers:
