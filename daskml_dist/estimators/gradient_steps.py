@@ -587,10 +587,12 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
     given = f"compression={compressor.name!r}"
     if not policy.compresses:
         names = [name for name, kind in POLICIES.items() if kind().compresses]
+        # What compression leaves out must wait for the next time, and a client may have none.
+        shared = "threads write to parameters that they share"
+        reason = "drawn clients send their parameters whole" if policy.draws_lanes else shared
         raise InvalidParameterError(
             f"{given} is for gradients, and for what lanes that step alone send when they meet. "
-            f"Under {policy.name!r} threads write to parameters that they share. Use one of the "
-            f"policies {names}, or compression=None."
+            f"Under {policy.name!r} {reason}. Use one of the policies {names}, or compression=None."
         )
     if compressor.needs_allreduce and not policy.sums_gradients:
         raise InvalidParameterError(
