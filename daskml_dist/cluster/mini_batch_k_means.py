@@ -173,10 +173,10 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         self._check_init(_INITS)
         settings = super()._check_settings(policy)
         # Outer steps extrapolate; counts and sums would then be of no rows.
-        if settings.policy.outer_rate != 1 or settings.policy.outer_momentum != 0:
+        if settings.policy.outer_optimizer is not None:
             raise InvalidParameterError(
                 f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
-                "means of rows. Leave out outer_rate and outer_momentum."
+                "means of rows. Leave out outer, outer_rate and outer_momentum."
             )
         # Counts and sums over many rows need the digits of float64; the rows keep their dtype.
         return dataclasses.replace(settings, dtype="float64", tol=None)

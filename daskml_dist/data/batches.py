@@ -166,6 +166,12 @@ def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
     ]
 
 
+def make_block_lanes(rows: Mapping[int, int]) -> list[LaneSpec]:
+    """Return a lane for each block that has rows."""
+    filled = [Segment(block, 0, rows[block]) for block in sorted(rows) if rows[block]]
+    return [LaneSpec(i, (segment,)) for i, segment in enumerate(filled)]
+
+
 def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
     """Return lanes of whole blocks, each of equally many blocks that follow each other."""
     each = len(rows) // n_lanes
@@ -225,6 +231,8 @@ class LaneRows:
         in_turn: bool = False,
     ) -> None:
         self._n_steps = n_steps
+        #: Whether a batch is all rows, as they lie.
+        self._is_full = n_steps == 1
         self._seed = seed
         self._shuffle = shuffle
         self._size = group or SHUFFLED_BLOCKS
@@ -239,6 +247,11 @@ class LaneRows:
         self._run = max(1, self.n_rows // n_steps // RUNS_PER_BATCH)
         if in_turn:
             self._run = min(max(1, self.n_rows // _MIN_RUNS_IN_TURN), _MAX_RUN_IN_TURN)
+
+    @property
+    def n_batches(self) -> int:
+        """Return the number of batches that the rows are cut into."""
+        return self._n_steps
 
     @property
     def numbers(self) -> list[int]:
@@ -276,7 +289,7 @@ class LaneRows:
     def _visit(self, pass_: int) -> list[list[int]]:
         """Return the segments in the order of a pass, in groups that are shuffled together."""
         visit = [i for i, segment in enumerate(self.segments) if len(segment)]
-        if self._n_steps == 1:
+        if self._is_full:
             # A full batch needs no order; views of the blocks, one after the other, are enough.
             return [[i] for i in visit]
         # Blocks of one group need no order of their own: their rows are shuffled together.
@@ -299,7 +312,7 @@ class LaneRows:
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
         """Yield the batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
-        if self._n_steps == 1:
+        if self._is_full:
             if start == 0:
                 yield list(self._whole(groups))
             return
@@ -339,6 +352,71 @@ class LaneRows:
         return sum(sizes), _GroupOrder(
             list(zip(segments, kept, strict=True)), sizes, order, self._run
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSteps:
+    """Steps of a drawn client in a round.
+
+    Parameters
+    ----------
+    n_batches : int
+        Batches that its rows are cut into, in each of its own passes.
+    n_steps : int
+        Steps that it makes; where they are more than the batches, it goes through its rows again.
+    """
+
+    n_batches: int
+    n_steps: int
+
+    @property
+    def n_passes(self) -> int:
+        """Return the passes that the steps begin."""
+        return -(-self.n_steps // self.n_batches)
+
+
+class ClientRows(LaneRows):
+    """Batches of a client: in a pass of the fit, which is a round, some passes of its own.
+
+    Parameters
+    ----------
+    spec : LaneSpec
+    steps : ClientSteps
+    seed, shuffle, fraction, group
+        As of `LaneRows`.
+    alone : bool
+        Whether a round is one step, of all rows as they lie.
+    """
+
+    def __init__(
+        self,
+        spec: LaneSpec,
+        steps: ClientSteps,
+        seed: int,
+        shuffle: bool,
+        fraction: float = 0.0,
+        group: int | None = None,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(spec, steps.n_batches, seed, shuffle, fraction, group)
+        self._steps = steps
+        self._is_full = alone
+
+    def _own_passes(self, pass_: int) -> range:
+        """Return the numbers of the client's own passes in a pass of the fit."""
+        n = self._steps.n_passes
+        return range((pass_ - 1) * n + 1, pass_ * n + 1)
+
+    def blocks(self, pass_: int) -> list[list[int]]:
+        return [
+            group
+            for own in self._own_passes(pass_)
+            for group in super(ClientRows, self).blocks(own)
+        ]
+
+    def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
+        drawn = itertools.chain.from_iterable(map(super().batches, self._own_passes(pass_)))
+        return itertools.islice(drawn, start, self._steps.n_steps)
 
 
 class _GroupOrder:

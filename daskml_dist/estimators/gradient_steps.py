@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.callbacks.eval_monitor import make_eval_monitor
+from daskml_dist.compression import COMPRESSORS, Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import check_client
 from daskml_dist.data.row_checks import check_feature_names, check_row_shape
@@ -35,7 +36,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.policies.base import Pipeline, Policy
-from daskml_dist.ps.rule import OuterStep, UpdateRule
+from daskml_dist.ps.rule import OUTER_PREFIX, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import get_schedule
 from daskml_dist.streaming.drift import DriftWatch
@@ -271,7 +272,11 @@ class BaseSteps(BaseOnRows):
         """Return the plan of the fit: its lanes, and the steps that suit them and the rows."""
         # A lane that is a thread pays off however few rows it has; another costs messages.
         threads = settings.policy.uses_threads
-        job.lay_out_lanes(settings.max_iter, bytes_per_lane=1 if threads else None)
+        job.lay_out_lanes(
+            settings.max_iter,
+            bytes_per_lane=1 if threads else None,
+            by_block=settings.policy.draws_lanes,
+        )
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
         settings, model = self._adapt_rate_to_rows(job, settings, model)
         fit = job.plan_steps(settings, model, initial)
@@ -399,11 +404,12 @@ class BaseSteps(BaseOnRows):
         w = self._parameters_of_state(state).astype(dtype)
         # An optimizer whose state has other names begins anew. State of outer steps does not count:
         # it may be absent on either side.
-        if opt_state.keys() - OuterStep.all_names != settings.state_names:
+        own = {name for name in opt_state if not name.startswith(OUTER_PREFIX)}
+        if own != settings.state_names:
             opt_state = {}
         # Without `average` now, an average of the last fit is dropped.
         if self._params()["average"] is False:
-            return ShardState(w, opt_state, state.step, state.rows)
+            state = dataclasses.replace(state, average=None, n_averaged=0)
         return dataclasses.replace(state, w=w, opt_state=opt_state)
 
     # -- streams -------------------------------------------------------------------------------
@@ -576,6 +582,33 @@ class BaseSteps(BaseOnRows):
         return {name: value for name, value in state.items() if name != "_stream"}
 
 
+def _check_compression(compressor: Compressor, policy: Policy) -> None:
+    """Raise for a compressor that the policy has no use for, or under which much would be lost."""
+    given = f"compression={compressor.name!r}"
+    if not policy.compresses:
+        names = [name for name, kind in POLICIES.items() if kind().compresses]
+        # What compression leaves out must wait for the next time, and a client may have none.
+        shared = "threads write to parameters that they share"
+        reason = "drawn clients send their parameters whole" if policy.draws_lanes else shared
+        raise InvalidParameterError(
+            f"{given} is for gradients, and for what lanes that step alone send when they meet. "
+            f"Under {policy.name!r} {reason}. Use one of the policies {names}, or compression=None."
+        )
+    if compressor.needs_allreduce and not policy.sums_gradients:
+        raise InvalidParameterError(
+            f"{given}: {compressor!r} is for gradients that all lanes sum at each step, since all "
+            f"must know the same of them. Use policy='allreduce', or another compression under "
+            f"{policy.name!r}, such as '8bit'."
+        )
+    # The rest of what a lane sends waits for its next message, and there is none.
+    if policy.averages and not policy.average_every and not compressor.keeps_all_entries:
+        names = [name for name, kind in COMPRESSORS.items() if kind.keeps_all_entries]
+        raise InvalidParameterError(
+            f"{given} under {policy.name!r}: lanes send one message, at the end, and most of their "
+            f"way would be lost. Use one of {names}, or policy='local'."
+        )
+
+
 def make_step_settings(
     params: dict[str, Any], policy: str | Policy | None, run: RunSettings
 ) -> Settings:
@@ -588,13 +621,8 @@ def make_step_settings(
     # parameters would lose updates of it.
     if penalty.l1 and not policy.uses_threads:
         optimizer = optimizer.under_l1()
-    if run.compression is not None and not policy.compresses:
-        names = [name for name, kind in POLICIES.items() if kind().compresses]
-        raise InvalidParameterError(
-            f"compression={run.compression.name!r} is for pushes of gradients to servers, and for "
-            f"what lanes that step alone send when they meet. The policy {policy.name!r} has "
-            f"neither. Use one of the policies {names}, or compression=None."
-        )
+    if run.compression is not None:
+        _check_compression(run.compression, policy)
     schedule = get_schedule(
         rate,
         default=optimizer.default_learning_rate,

@@ -1,8 +1,9 @@
 """Optimizers: rules that turn a gradient into a step, in place.
 
-Every rule is elementwise, so the parameters that a sparse batch touches can be gathered, updated
-and put back. An optimizer holds no state itself: `Optimizer.init` makes the state, arrays of the
-shape of the parameters, which shards cut and move together with the parameters.
+Every rule of the table is elementwise, so the parameters that a sparse batch touches can be
+gathered, updated and put back. An optimizer holds no state itself: `Optimizer.init` makes the
+state, arrays of the shape of the parameters, which shards cut and move together with the
+parameters. :class:`Muon` steps whole matrices, and makes outer steps alone.
 
 Each family is a module (`sgd`, `adagrad`, `adam`, `ftrl`); the classes in its `__all__` are public
 here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FTRL's dual variables.
@@ -17,9 +18,10 @@ from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.ftrl import *  # noqa: F403
+from daskml_dist.optimizers.muon import Muon
 from daskml_dist.optimizers.sgd import *  # noqa: F403
 
-__all__ = ["OPTIMIZERS", "GroupOptions", "Optimizer", "get_optimizer"]
+__all__ = ["OPTIMIZERS", "GroupOptions", "Muon", "Optimizer", "get_optimizer"]
 __all__ += sgd.__all__
 __all__ += adagrad.__all__
 __all__ += adam.__all__
@@ -60,6 +62,8 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return optimizer
     if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer]()
+    if optimizer == Muon.name:
+        return Muon()
     raise InvalidParameterError(
         f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
         f"in daskml_dist.optimizers.{suggest_nearest(optimizer, OPTIMIZERS)}"

@@ -58,6 +58,9 @@ class Optimizer(NamedParameters):
         Names of the arrays of state that are kept for each parameter.
     uses_scales : bool
         Whether it needs the scale of each feature, from a pass over the rows before the first step.
+    whole_matrices : bool
+        Whether a step is of a whole matrix, so that it cannot be made of some rows or entries
+        alone.
     adaptive : bool
         Whether its steps have the size of the learning rate at any scale of the gradient.
     elementwise_update : function or None
@@ -92,6 +95,7 @@ class Optimizer(NamedParameters):
     rates_by_rows: ClassVar[bool] = False
     state_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
+    whole_matrices: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     elementwise_update: ClassVar[Any] = None
     elementwise_update_l1: ClassVar[Any] = None

@@ -14,6 +14,7 @@ from typing import Literal
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.policies.base import (
     ArrivalGate,
     Consistency,
@@ -26,6 +27,7 @@ from daskml_dist.policies.base import (
     TrainerGate,
     is_number,
 )
+from daskml_dist.policies.federated import FederatedAveraging
 
 __all__ = [
     "POLICIES",
@@ -34,6 +36,7 @@ __all__ = [
     "Asynchronous",
     "BoundedStaleness",
     "Consistency",
+    "FederatedAveraging",
     "Gate",
     "Hogwild",
     "LocalSGD",
@@ -277,11 +280,19 @@ class LocalSGD(Policy):
     ----------
     sync_every : int, default=16
         Local steps between two averages.
-    outer_rate : float, default=1.0
-        Length of the step from the last average to the new one, in units of their distance.
-    outer_momentum : float, default=0.0
-        Nesterov's momentum of these steps (DiLoCo; 0.9 with ``outer_rate=0.7`` there, for some
-        hundred local steps of Adam).
+    outer : {"nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, Optimizer or None, \
+default=None
+        Optimizer of the step from the last average, which takes the lanes' mean progress for a
+        gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"adam"`` and
+        ``"adagrad"`` are those of federated optimisation, for lanes whose rows differ. ``"muon"``
+        makes the progress of each matrix orthogonal, for networks. None: go to the new average, or
+        with one of the next two parameters towards it by Nesterov's momentum.
+    outer_rate : float or None, default=None
+        Learning rate of these steps, of SGD and momentum in units of the distance to the new
+        average. None: 0.7 for ``"nesterov"`` and ``"momentum"``, 0.01 for ``"adam"`` and
+        ``"muon"``, 0.03 for ``"adagrad"``, else 1.
+    outer_momentum : float or None, default=None
+        Momentum of these steps, or Adam's first decay. None: 0.9, and 0 without `outer`.
     quorum : int or None, default=None
         Lanes that an average takes at least, weighted by the rows that they stepped on. Later ones
         are part of the next average: nothing that a lane learned is lost. None: all lanes.
@@ -299,19 +310,21 @@ class LocalSGD(Policy):
     "Streaming DiLoCo with Overlapping Communication", 2025 (fragments); "Decoupled DiLoCo for
     Resilient Distributed Pre-training", 2026 (quorum, grace).
     B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024.
+    S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (outer Adam and Adagrad).
 
     Examples
     --------
     >>> from daskml_dist.policies import LocalSGD
     >>> from daskml_dist.linear_model import SGDClassifier
-    >>> SGDClassifier(policy=LocalSGD(sync_every=64)).policy
-    LocalSGD(sync_every=64, outer_rate=1.0, outer_momentum=0.0, quorum=None, grace=0.0, fragments=0)
+    >>> SGDClassifier(policy=LocalSGD(sync_every=64, outer="nesterov", quorum=6)).policy.quorum
+    6
     """
 
     name = "local"
     sync_every: int = 16
-    outer_rate: float = 1.0
-    outer_momentum: float = 0.0
+    outer: str | Optimizer | None = None
+    outer_rate: float | None = None
+    outer_momentum: float | None = None
     quorum: int | None = None
     grace: float = 0.0
     fragments: int = field(default=0, metadata={"least": 0})

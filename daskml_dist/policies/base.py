@@ -12,12 +12,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
 
 
 class Gate(ABC):
@@ -349,12 +350,19 @@ class Policy(NamedParameters):
     meet_every : int, default=0
         ``"shared"``, where each row is a step: most batches of a lane between two meetings at the
         server; 0: trainers meet so that it takes at most 5 % of the time.
-    outer_rate : float, default=1.0
-        ``"replicas"``, ``"decoupled"``: length of the step from the last average to the new one,
-        in units of their distance.
-    outer_momentum : float, default=0.0
-        ``"replicas"``, ``"decoupled"``: Nesterov's momentum of these steps (DiLoCo, Douillard et
-        al. 2023).
+    outer : str, Optimizer or None, default=None
+        ``"replicas"``, ``"decoupled"``: optimizer of the step from the last average towards the new
+        one; None: to the new one itself.
+    outer_rate : float or None, default=None
+        ``"replicas"``, ``"decoupled"``: learning rate of these steps; None: the optimizer's
+        default, 1 for the mean.
+    outer_momentum : float or None, default=None
+        ``"replicas"``, ``"decoupled"``: momentum of these steps; None: the optimizer's default, 0
+        for the mean.
+    draws_lanes : bool, default=False
+        ``"replicas"``: whether some lanes, drawn for each round, step and are averaged.
+    proximal : float, default=0.0
+        ``"replicas"``: factor on the distance to the last average that is added to each gradient.
     delay_compensation : float, default=0.0
         ``"free"``: how far the server corrects a gradient for the updates that were applied since
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
@@ -370,6 +378,7 @@ class Policy(NamedParameters):
     name: ClassVar[str]
     loop: ClassVar[PolicyLoop]
     sums_gradients: ClassVar[bool] = False
+    draws_lanes: ClassVar[bool] = False
     # No annotations: a subclass may make fields of these, or properties.
     push_every = 1
     pull_every = 1
@@ -377,8 +386,10 @@ class Policy(NamedParameters):
     meet_every = 0
     fragments = 0
     quorum = cast("int | None", None)
-    outer_rate = 1.0
-    outer_momentum = 0.0
+    outer = cast(Any, None)
+    outer_rate = cast(Any, None)
+    outer_momentum = cast(Any, None)
+    proximal = 0.0
     delay_compensation = 0.0
 
     def __post_init__(self) -> None:
@@ -396,18 +407,18 @@ class Policy(NamedParameters):
     def _check_outer_step(self) -> None:
         """Raise for an outer step that is out of range, or that the policy does not take."""
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
-        if not (is_number(rate) and rate > 0):
+        if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
-        if not (is_number(momentum) and 0 <= momentum < 1):
+        if momentum is not None and not (is_number(momentum) and 0 <= momentum < 1):
             raise InvalidParameterError(
                 f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
             )
         # There is a last average to step from only if averages are taken during the fit.
-        if (rate != 1 or momentum != 0) and not (self.averages and self.average_every):
+        if self.outer_optimizer is not None and not (self.averages and self.average_every):
             raise InvalidParameterError(
-                f"{name} has outer_rate={rate!r} and outer_momentum={momentum!r}, which are for "
-                "policies whose lanes step alone and meet every `average_every` steps, such as "
-                "LocalSGD."
+                f"{name} has outer_rate={rate!r}, outer_momentum={momentum!r} and "
+                f"outer={self.outer!r}, which are for policies whose lanes step alone and meet "
+                "every `average_every` steps, such as LocalSGD."
             )
 
     def _check_declaration(self) -> None:
@@ -417,6 +428,11 @@ class Policy(NamedParameters):
             raise InvalidParameterError(
                 f"The policy {type(self).__name__} needs a `name`, and a `loop` out of {loops}."
             )
+
+    @property
+    def outer_optimizer(self) -> OuterOptimizer | None:
+        """Return the optimizer of the steps between averages; None: lanes take the average."""
+        return resolve_outer(type(self).__name__, self.outer, self.outer_rate, self.outer_momentum)
 
     @property
     def lockstep(self) -> bool:
@@ -430,8 +446,8 @@ class Policy(NamedParameters):
 
     @property
     def compresses(self) -> bool:
-        """Return whether what lanes send can be compressed: pushes of gradients, and local ways."""
-        return self.loop in {"bulk", "free"} or (self.averages and self.average_every > 0)
+        """Return whether what lanes send can be compressed: gradients, and ways of local steps."""
+        return self.loop != "shared"
 
     @property
     def averages(self) -> bool:
@@ -470,6 +486,19 @@ class Policy(NamedParameters):
     def by_single_rows(self) -> Policy:
         """Return a policy of the same guarantees by which each sparse row may be a step."""
         return self
+
+    def count_client_steps(self, n_rows: int, batch_size: int | None) -> tuple[int, int]:
+        """Return a drawn lane's batches in a pass of its own, and its steps in a round."""
+        n_batches = 1 if batch_size is None else max(1, -(-n_rows // batch_size))
+        return n_batches, n_batches
+
+    def for_round(self, n_steps: int) -> Policy:
+        """Return the policy of a fit whose rounds have `n_steps` steps."""
+        return self
+
+    def draw_clients(self, seed: int, number: int, rows: Sequence[int]) -> list[int]:
+        """Return the lanes that step in a round; `rows` are those of each lane."""
+        return list(range(len(rows)))
 
     def for_one_lane(self) -> Policy:
         """Return a policy by which a fit of one lane makes the same steps without waiting."""

@@ -70,6 +70,8 @@ class PassReport:
     bytes_pulled: int = 0
     busy: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
+    #: Those of the lanes that made steps, where each round draws some.
+    clients: list[int] = field(default_factory=list)
     #: Scores of the model after the pass, where all lanes report together.
     scores: list[float] = field(default_factory=list)
 
@@ -278,6 +280,8 @@ class PassLedger:
             "staleness_counts": counts,
             "val_score": self._score_validation(reports),
         }
+        if clients := sorted(n for r in reports for n in r.clients):
+            record["clients"] = clients
         for report in reports:
             record.update(zip(self._score_names, report.scores, strict=False))
         if self._score_names:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from math import prod
+from typing import Any
 
 from daskml_dist.backends.namespace import namespace, numbers, zeros
 from daskml_dist.errors import InvalidParameterError
@@ -19,6 +20,7 @@ from daskml_dist.optimizers.adagrad import Adagrad
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.sgd import SGD, Nesterov
 from daskml_dist.penalties import Penalty
+from daskml_dist.policies.base import Policy
 from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule
 
@@ -122,6 +124,12 @@ def make_parameter_groups(
         given = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
         own = next(given, GroupOptions())
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
+        if (own.optimizer or optimizer).whole_matrices:
+            raise InvalidParameterError(
+                f"{own.optimizer or optimizer!r} steps whole matrices at once, which servers, and "
+                "batches that touch few rows, cut. Use it for the steps between averages, as in "
+                'policy=LocalSGD(outer="muon"), and another optimizer here, such as "adam".'
+            )
         new = ParameterGroup(
             rows.start,
             rows.stop,
@@ -175,6 +183,9 @@ class UpdateRule:
         Step towards the mean where lanes meet; None: they take the mean.
     flushes : bool
         Whether numbers too small to be normal count as 0, as in the model's gradients.
+    proximal : float
+        Factor on the distance from a replica's anchor, the parameters where lanes met last, that
+        is added to each mean gradient (FedProx, Li et al. 2020).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -186,6 +197,7 @@ class UpdateRule:
     clip: float | None = None
     outer: OuterStep | None = None
     flushes: bool = False
+    proximal: float = 0.0
 
     @property
     def only_group(self) -> ParameterGroup:
@@ -256,16 +268,21 @@ class UpdateRule:
 
         A lane has applied penalties, rates and clipping by itself.
         """
-        outer = self.outer or OuterStep(1.0, 0.0)
-        rate, momentum = outer.rate, outer.momentum
-        optimizer = Nesterov(momentum) if momentum else SGD()
+        outer = self.outer or OuterStep(SGD(), 1.0, ())
         nothing = Penalty(0.0, 0.0)
         groups = tuple(
-            replace(g, optimizer=optimizer, penalty=nothing, n_penalised=0, rate=1.0, rates=())
+            replace(
+                g, optimizer=outer.optimizer, penalty=nothing, n_penalised=0, rate=1.0, rates=()
+            )
             for g in self.groups
         )
         return replace(
-            self, groups=groups, schedule=Constant(rate), coordinates=False, clip=None, outer=None
+            self,
+            groups=groups,
+            schedule=Constant(outer.rate),
+            coordinates=False,
+            clip=None,
+            outer=None,
         )
 
     def scale_to_share(self, share: float) -> UpdateRule:
@@ -289,7 +306,7 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Return whether several steps may be made at once."""
-        if len(self._not_beside) > 1 or self.clip is not None:
+        if len(self._not_beside) > 1 or self.clip is not None or self.proximal:
             return False
         # Compiled loops take one learning rate for all parameters.
         if self.only_group.rate != 1 or self.only_group.rates:
@@ -306,48 +323,141 @@ class UpdateRule:
         )
 
 
-@dataclass(frozen=True)
-class OuterStep:
-    """Step with Nesterov's momentum from the last meeting towards the mean of the lanes.
+#: Prefix of the names of what outer steps keep.
+OUTER_PREFIX = "outer_"
 
-    A rate of 1 without momentum goes to the mean itself. All lanes make the same step, so that its
-    state is the same in each, but for what compression left out of the lane's own way.
+
+@dataclass(frozen=True)
+class OuterSection:
+    """Consecutive rows that an outer step moves alike.
 
     Parameters
     ----------
+    start, stop : int
+        The rows.
+    shape : tuple of int or None
+        Shape of the matrix that they are, for optimizers of whole matrices.
+    descends : bool
+        Whether the optimizer makes the step; running means and sums go to the lanes' mean.
+    """
+
+    start: int
+    stop: int
+    shape: tuple[int, int] | None
+    descends: bool
+
+    def cut(self, array: Any) -> Any:
+        """Return the section of an array, a view if possible."""
+        part = array[self.start : self.stop, ...]
+        return part if self.shape is None else namespace(array).reshape(part, self.shape)
+
+    def put(self, part: Any, array: Any) -> None:
+        """Write a changed section back, where it was no view."""
+        if self.shape is not None:
+            rows = array[self.start : self.stop, ...]
+            rows[...] = namespace(array).reshape(part, rows.shape)
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """Step of an optimizer from the last meeting towards the mean of the lanes.
+
+    The lanes' mean progress since the last meeting stands for a gradient. All lanes make the same
+    step, so that its state is the same in each, but for what compression left out of the lane's own
+    way.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
     rate : float
-    momentum : float
+    sections : tuple of OuterSection
+        All rows of the parameters, in order.
     keeps_residual : bool
         Whether lanes tell each other of their ways in compressed form.
 
     References
     ----------
     A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
     """
 
+    optimizer: Optimizer
     rate: float
-    momentum: float
+    sections: tuple[OuterSection, ...]
     keeps_residual: bool = False
 
-    #: State that there may be: where lanes set out, the velocity, what a lane has yet to send.
-    all_names: ClassVar = ("outer_origin", "outer_velocity", "outer_residual")
+    @classmethod
+    def of(
+        cls, policy: Policy, parameters: Parameters, compressed: bool = False
+    ) -> OuterStep | None:
+        """Return the outer step of a policy; None where lanes take their mean.
+
+        Compressed, lanes send how far they came from where they set out, which the step keeps.
+        """
+        found = policy.outer_optimizer
+        if found is None:
+            if not compressed:
+                return None
+            # SGD at rate 1 goes to the mean.
+            return cls(Nesterov(0.0), 1.0, _make_sections(parameters, whole=False), True)
+        sections = _make_sections(parameters, found.optimizer.whole_matrices)
+        return cls(found.optimizer, found.rate, sections, compressed)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the state."""
-        return self.all_names if self.keeps_residual else self.all_names[:2]
+        """Return the names of the state: where lanes set out, and the optimizer's own."""
+        own = (self._name_of(name) for name in self.optimizer.state_names)
+        residual = ("outer_residual",) if self.keeps_residual else ()
+        return ("outer_origin", *own, *residual)
+
+    def _name_of(self, name: str) -> str:
+        """Return the name under which the state of the optimizer is kept."""
+        # With the optimizer's name: another would take numbers of another meaning for its own.
+        return f"{OUTER_PREFIX}{self.optimizer.name}_{name}"
 
     def init(self, w: Any) -> dict[str, Any]:
-        """Return the state before the first meeting: the parameters then, and zeros."""
-        zeros = namespace(w).zeros_like
-        return {name: zeros(w) for name in self.state_names} | {"outer_origin": copy_array(w)}
+        """Return the state before the first meeting."""
+        own = {self._name_of(name): array for name, array in self.optimizer.init(w).items()}
+        residual = {"outer_residual": namespace(w).zeros_like(w)} if self.keeps_residual else {}
+        return {"outer_origin": copy_array(w)} | own | residual
 
-    def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:
-        """Move `w` from where lanes set out, given the mean of where they are."""
-        origin, velocity = opt_state["outer_origin"], opt_state["outer_velocity"]
-        # Nesterov's momentum, with the lanes' mean progress in the place of a gradient.
-        towards = mean - origin
-        velocity *= self.momentum
-        velocity += towards
-        origin += self.rate * (towards + self.momentum * velocity)
+    def take(self, w: Any, mean: Any, opt_state: dict[str, Any], number: int) -> None:
+        """Move `w` from where lanes set out, given the mean of where they are.
+
+        `number` counts the meetings, from 1.
+        """
+        origin = opt_state["outer_origin"]
+        progress = origin - mean  # in the place of a gradient, so with the sign of one
+        for section in self.sections:
+            if not section.descends:
+                section.cut(origin)[...] = section.cut(mean)
+                continue
+            part = section.cut(origin)
+            own = {
+                name: section.cut(opt_state[self._name_of(name)])
+                for name in self.optimizer.state_names
+            }
+            self.optimizer.update(part, section.cut(progress), own, self.rate, number)
+            section.put(part, origin)
+            for name, array in own.items():
+                section.put(array, opt_state[self._name_of(name)])
         w[...] = origin
+
+
+def _make_sections(parameters: Parameters, whole: bool) -> tuple[OuterSection, ...]:
+    """Return the sections of a model's parameters; each matrix is one, if they must be whole."""
+    sections: list[OuterSection] = []
+    for part in parameters.parts:
+        rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
+        size = prod(part.shape)
+        if not size:
+            continue
+        # Kernels of a convolution are a matrix: a row for each channel that they make.
+        shape = (part.shape[0], size // part.shape[0]) if part.shape else (1, 1)
+        new = OuterSection(rows.start, rows.stop, shape if whole and descends else None, descends)
+        last = sections[-1] if sections else None
+        if last and last.shape is new.shape is None and last.descends == descends:
+            sections[-1] = replace(last, stop=new.stop)
+        else:
+            sections.append(new)
+    return tuple(sections)

@@ -21,7 +21,7 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import soft_threshold
-from daskml_dist.ps.rule import ParameterGroup, UpdateRule
+from daskml_dist.ps.rule import OUTER_PREFIX, ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
 #: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
@@ -330,11 +330,15 @@ class Shard:
         self._fused = False
         self.w = state.w
         self.opt_state = state.opt_state or rule.init(state.w, start)
-        if rule.outer is not None:
-            self.opt_state = rule.outer.init(state.w) | self.opt_state
+        self._n_meetings = state.n_meetings if state.opt_state else 0
+        self._take_outer_state()
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
+        #: Step after which the optimizer began: it counts its steps from there.
+        self._optimizer_since = 0
+        #: Parameters from which `rule.proximal` pulls back; None: none.
+        self.anchor: Any = None
         stop = start + state.w.shape[0]
         parts = [group.part_within(start, stop) for group in rule.groups]
         #: The own part of each group.
@@ -354,6 +358,24 @@ class Shard:
         if state.average is not None and state.n_averaged:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
+
+    def _take_outer_state(self) -> None:
+        """Keep what outer steps of an earlier fit left only where all of it serves this rule."""
+        outer, found = self.rule.outer, self.opt_state
+        needed = () if outer is None else outer.state_names
+        theirs = {name for name in found if name.startswith(OUTER_PREFIX)}
+        if theirs == {*needed}:
+            return
+        own = {name: array for name, array in found.items() if name not in theirs}
+        fresh = {} if outer is None else outer.init(self.w)
+        # After other policies or optimizers, lanes set out from other parameters than those kept.
+        # What compression left out may be missing, or be there in vain.
+        residual = {"outer_residual"}
+        if theirs - residual == {*needed} - residual:
+            fresh |= {name: found[name] for name in theirs & fresh.keys()}
+        else:
+            self._n_meetings = 0
+        self.opt_state = own | fresh
 
     def _bind_steps(self) -> list[_GroupSteps]:
         """Return the steps of the groups, in the arrays that hold the parameters now."""
@@ -410,6 +432,8 @@ class Shard:
         """Apply one step."""
         rate = self._count_step(rows, scale)
         if rows > 0:
+            if self.anchor is not None and self.rule.proximal:
+                self._add_pull_back(grad, rows)
             # Clipping scales the gradient before the optimizer sees it.
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
@@ -423,14 +447,36 @@ class Shard:
                     )
                 for steps in self._steps:
                     part = grad if steps.covers_shard else grad[steps.rows, ...]
-                    steps(part, rows, rate, self.step, self._fused)
+                    steps(part, rows, rate, self._optimizer_step, self._fused)
             elif len(index):
                 if self._few is None:
                     given = self.w, self.opt_state, self._row_rate_sums, self._backend
                     self._few = [TouchedRowSteps(group, *given) for group in self._groups]
                 for few in self._few:
-                    few(grad, rows, index, rate, self.step, self._rate_sum)
+                    few(grad, rows, index, rate, self._optimizer_step, self._rate_sum)
         self._add_to_average()
+
+    def _add_pull_back(self, grad: Any, rows: float) -> None:
+        """Add the gradient of half the squared distance from the anchor (FedProx)."""
+        # Gradients are sums over rows. Running means and sums are no gradients.
+        for group in (group for group in self._groups if group.descends):
+            at = group.rows
+            grad[at] += self.rule.proximal * rows * (self.w[at] - self.anchor[at])
+
+    def skip(self, steps: int, rows: float = 0.0) -> None:
+        """Count steps that others make, so that schedules go on."""
+        self.version += steps
+        self.rows += rows
+        self._published = None
+
+    def restart_optimizer(self) -> None:
+        """Let the optimizer count its steps from here; its state is a new one."""
+        self._optimizer_since = self.step
+
+    @property
+    def _optimizer_step(self) -> int:
+        """Return the number of steps that the optimizer has made."""
+        return self.step - self._optimizer_since
 
     def _count_step(self, rows: float, scale: float = 1.0) -> float:
         """Count a step, and return its learning rate."""
@@ -456,7 +502,7 @@ class Shard:
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
-        return replace(self._describe_step(0.0, 0.0), number=self.step + 1)
+        return replace(self._describe_step(0.0, 0.0), number=self._optimizer_step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps of these numbers of rows that are made at once, and return them."""
@@ -473,7 +519,7 @@ class Shard:
         """Return a step over all rows, without its gradient, as backends take it."""
         group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        number = max(self.step, 1)  # an empty one may be described before the first
+        number = max(self._optimizer_step, 1)  # an empty one may be described before the first
         return Step(
             self.w,
             None,
@@ -595,7 +641,8 @@ class Shard:
         if self.rule.outer is None:
             self.replace(mean)
             return
-        self.rule.outer.take(self.w, mean, self.opt_state)
+        self._n_meetings += 1
+        self.rule.outer.take(self.w, mean, self.opt_state, self._n_meetings)
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
@@ -621,6 +668,7 @@ class Shard:
             None if self._row_rate_sums is None else copy_array(self._row_rate_sums),
             None if self._sum is None else copy_array(self._sum),
             self._n_summed,
+            self._n_meetings,
         )
 
     def restore(self, snapshot: ShardSnapshot) -> None:
@@ -633,7 +681,7 @@ class Shard:
             None if snapshot.row_rate_sums is None else copy_array(snapshot.row_rate_sums)
         )
         self._sum = None if snapshot.total is None else copy_array(snapshot.total)
-        self._n_summed = snapshot.n_summed
+        self._n_summed, self._n_meetings = snapshot.n_summed, snapshot.n_meetings
         self._steps, self._applied_rate_sum = self._bind_steps(), None
         self._published = None
 
@@ -653,5 +701,7 @@ class Shard:
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
-        whole = ShardState(self.w, self.opt_state, self.step, self.rows, average, self._n_summed)
+        whole = ShardState(
+            self.w, self.opt_state, self.step, self.rows, average, self._n_summed, self._n_meetings
+        )
         return whole.part(slice(None)) if copy else whole

@@ -31,6 +31,8 @@ class ShardState:
     #: Mean of the parameters over `n_averaged` steps (averaged SGD), or None.
     average: NDArray[Any] | None = None
     n_averaged: int = 0
+    #: Outer steps that were made, at meetings of lanes that step alone.
+    n_meetings: int = 0
 
     @property
     def final(self) -> NDArray[Any]:
@@ -51,6 +53,7 @@ class ShardState:
             self.rows,
             None if self.average is None else copy_array(self.average[rows, ...]),
             self.n_averaged,
+            self.n_meetings,
         )
 
     @staticmethod
@@ -68,6 +71,7 @@ class ShardState:
             if any(p.average is None for p in parts)
             else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
+            first.n_meetings,
         )
 
 
@@ -103,6 +107,8 @@ class ShardSnapshot:
     #: Sum of the parameters over `n_summed` steps, for their average, or None.
     total: NDArray[np.float64] | None
     n_summed: int
+    #: Outer steps that were made.
+    n_meetings: int = 0
 
     def part(self, rows: slice) -> ShardSnapshot:
         """Return the snapshot of a slice of rows; its arrays are views of these."""

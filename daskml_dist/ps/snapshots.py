@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
 from daskml_dist.ps.shard_state import ShardSnapshot
@@ -39,6 +42,8 @@ class LaneSnapshot:
         None where all lanes share the parameters, and another lane has them.
     start : int, default=0
         First row of the parameters that the shard holds.
+    kept : dict of str to ndarray
+        What the lane has left out of messages that were compressed.
     """
 
     loss: float
@@ -46,6 +51,7 @@ class LaneSnapshot:
     steps: int
     shard: ShardSnapshot | None = None
     start: int = 0
+    kept: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def held(self) -> ShardSnapshot:

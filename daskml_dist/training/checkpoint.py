@@ -448,7 +448,12 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
     }
     if state.average is not None:
         arrays["average"] = state.average
-    course = {"step": state.step, "rows_seen": state.rows, "n_averaged": state.n_averaged}
+    course = {
+        "step": state.step,
+        "rows_seen": state.rows,
+        "n_averaged": state.n_averaged,
+        "n_meetings": state.n_meetings,
+    }
     return _make_archive(arrays, {**facts, **course})
 
 
@@ -519,7 +524,7 @@ def decode_checkpoint(
     }
     state = ShardState(
         arrays["w"], opt_state, facts["step"], facts["rows_seen"],
-        arrays.get("average"), facts["n_averaged"],
+        arrays.get("average"), facts["n_averaged"], facts.get("n_meetings", 0),
     )  # fmt: skip
     return state, facts
 
@@ -568,7 +573,8 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
             return f"{key} is not finite"
     if average is not None and average.shape != w.shape:
         return "its average has another shape than its parameters"
-    if not (is_count_fact(facts.get("step")) and is_count_fact(facts.get("n_averaged"))):
+    counts = facts.get("step"), facts.get("n_averaged"), facts.get("n_meetings", 0)
+    if not all(map(is_count_fact, counts)):
         return "its steps are no numbers of steps"
     if average is None and facts["n_averaged"]:
         return "it has no average"

@@ -217,12 +217,19 @@ class Engine(ABC):
 
     @abstractmethod
     def choose_lanes(
-        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+        self,
+        n_lanes: int | None,
+        *,
+        share: int | None,
+        passes: int,
+        device: str = "cpu",
+        by_block: bool = False,
     ) -> list[LaneSpec]:
         """Choose the lanes, for a fit of at most `passes` passes.
 
         In one process another lane is worth a thread for each `share` bytes; None: never. Where
-        `device`, the name of the fit's, is a GPU there, one lane's kernels fill it.
+        `device`, the name of the fit's, is a GPU there, one lane's kernels fill it. `by_block`:
+        each block is a lane, where the user gives no number of them.
         """
 
     @abstractmethod

@@ -12,7 +12,13 @@ from daskml_dist.backends.host_threads import count_cores
 from daskml_dist.comm.base import Endpoint, WaitBound
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.server_connections import publish_server
-from daskml_dist.data.batches import LaneSpec, make_column_lanes, make_even_lanes, make_whole_lanes
+from daskml_dist.data.batches import (
+    LaneSpec,
+    make_block_lanes,
+    make_column_lanes,
+    make_even_lanes,
+    make_whole_lanes,
+)
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import (
@@ -96,7 +102,13 @@ class InProcessEngine(Engine):
         return join_column_infos(infos, len(self.columns) - 1)
 
     def choose_lanes(
-        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+        self,
+        n_lanes: int | None,
+        *,
+        share: int | None,
+        passes: int,
+        device: str = "cpu",
+        by_block: bool = False,
     ) -> list[LaneSpec]:
         """Choose one lane by default; up to one a core where threads pay."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
@@ -105,6 +117,9 @@ class InProcessEngine(Engine):
             return self._lanes
         if self.columns is not None:
             self._lanes = make_column_lanes(rows, len(self.columns) - 1)
+            return self._lanes
+        if by_block and n_lanes is None:
+            self._lanes = make_block_lanes(rows)
             return self._lanes
         # By default one lane: more only where the work is large enough for threads.
         if n_lanes is None:

@@ -139,14 +139,20 @@ class FitJob:
         return summary
 
     def lay_out_lanes(
-        self, passes: int, *, bytes_per_lane: int | None = None, device: str = "cpu"
+        self,
+        passes: int,
+        *,
+        bytes_per_lane: int | None = None,
+        device: str = "cpu",
+        by_block: bool = False,
     ) -> None:
         """Set the lanes of a fit of at most `passes` passes (:meth:`Engine.choose_lanes`).
 
-        `bytes_per_lane`: bytes of rows from which a further lane in one process pays.
+        `bytes_per_lane`: bytes of rows from which a further lane in one process pays; `by_block`:
+        each block is a lane, unless the user gives a number of them.
         """
         self.lanes = self.engine.choose_lanes(
-            self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device
+            self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device, by_block=by_block
         )
 
     def lay_out_sum_lanes(self, passes: int, *, on_host: bool = False) -> None:

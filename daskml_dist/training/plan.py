@@ -14,7 +14,12 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec, count_held_out_rows, count_pass_steps
+from daskml_dist.data.batches import (
+    ClientSteps,
+    LaneSpec,
+    count_held_out_rows,
+    count_pass_steps,
+)
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses.base import Loss
@@ -103,11 +108,25 @@ def make_fit(
     if single_rows and not settings.policy.average_every:
         batch_size = _count_rows_per_turn(lanes)
     steps = count_pass_steps(lanes, batch_size, fraction)
+    clients: tuple[ClientSteps, ...] = ()
+    if settings.policy.draws_lanes:
+        # A pass is a round: the steps of the client that makes the most.
+        clients = _plan_clients(settings, lanes, batch_size)
+        steps = max(client.n_steps for client in clients)
+        settings = replace(settings, policy=settings.policy.for_round(steps))
     # 2. Whether steps read and change only the parameters that a batch touches.
     dtype = settings.dtype_of(summary)
     # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
+    # The pull towards the last average moves all parameters.
+    is_indexed = is_indexed and not settings.policy.proximal
+    is_sparse = single_rows or is_indexed
+    if is_sparse and run.compression is not None and run.compression.needs_allreduce:
+        raise InvalidParameterError(
+            f"compression={run.compression!r} is for whole gradients, and batches of these rows "
+            "touch few of the parameters. Use another one, such as 'topk', or compression=None."
+        )
     # 3. Who holds the parameters, and when lanes meet.
     policy = _resolve_policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
@@ -123,7 +142,7 @@ def make_fit(
             model,
             rates=_automatic_learning_rates(settings, summary, model, single_rows, is_indexed),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
-            coordinates=single_rows or is_indexed,
+            coordinates=is_sparse,
         ),
         # One shard of the parameters a server.
         layout=ShardLayout(*model.parameters.shape, max(run.n_servers, policy.fragments)),
@@ -139,6 +158,7 @@ def make_fit(
         micro_batch=settings.micro_batch,
         pipeline=settings.pipeline,
         columns=columns,
+        clients=clients,
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
     return FitSpec(spec, work, RunSpec.of(run, summary))
@@ -179,13 +199,7 @@ def _make_update_rule(
     groups = make_parameter_groups(
         model.parameters, settings.optimizer, settings.penalty, settings.groups
     )
-    # Outer step (DiLoCo, Douillard et al. 2023) where lanes meet; at rate 1 without momentum it is
-    # their mean.
-    policy, outer = settings.policy, None
-    # Compressed, lanes send how far they came from where they set out, which the step remembers.
-    compressed = policy.averages and settings.run.compression is not None
-    if policy.outer_rate != 1 or policy.outer_momentum != 0 or compressed:
-        outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum), compressed)
+    compressed = settings.policy.averages and settings.run.compression is not None
     rule = UpdateRule(
         groups,
         settings.schedule,
@@ -193,10 +207,44 @@ def _make_update_rule(
         settings.average,
         coordinates,
         clip=settings.clip,
-        outer=outer,
+        outer=OuterStep.of(settings.policy, model.parameters, compressed),
         flushes=model.flushes,
+        proximal=float(settings.policy.proximal),
     )
     return rule if rates is None else rule.with_constant_rates(rates)
+
+
+def _plan_clients(
+    settings: Settings, lanes: list[LaneSpec], batch_size: int | None
+) -> tuple[ClientSteps, ...]:
+    """Return the steps that each client makes in a round, if it is drawn."""
+    _check_clients(settings, lanes)
+    return tuple(
+        ClientSteps(*settings.policy.count_client_steps(n, batch_size))
+        for n in count_training_rows(lanes, settings.validation_fraction)
+    )
+
+
+def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
+    """Raise where a policy draws clients and the rows have none, or settings do not suit it."""
+    wanted, found = settings.run.n_lanes, len(lanes)
+    if wanted is not None and found < wanted:
+        raise InvalidParameterError(
+            f"Run(n_lanes={wanted}) asks for more clients than there are rows, {found}. Use "
+            f"n_lanes={found} at most."
+        )
+    if found < 2:
+        raise InvalidParameterError(
+            f"{type(settings.policy).__name__} draws from clients, and the rows are one block: one "
+            "client. Give Dask collections with a chunk or partition for each client, as "
+            "daskml_dist.datasets.partition_by_class and partition_by_column make, or "
+            "Run(n_lanes=...) for so many even clients."
+        )
+    if settings.average is not None:
+        raise InvalidParameterError(
+            f"average={settings.average!r} averages over the steps of a replica, and clients' "
+            "replicas end with each round. Use average=False."
+        )
 
 
 def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
@@ -227,6 +275,12 @@ def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepM
         raise InvalidParameterError(
             f"LocalSGD(quorum={policy.quorum}) waits for more lanes than the {n_lanes} of this "
             "fit. Lower quorum, raise n_lanes, or cut the rows into more blocks."
+        )
+    found = policy.outer_optimizer if policy.loop == "decoupled" else None
+    if found is not None and found.optimizer.whole_matrices:
+        raise InvalidParameterError(
+            f"outer={policy.outer!r} steps whole matrices at once, which servers cut. Leave out "
+            "quorum and fragments, or use another outer optimizer, such as outer='nesterov'."
         )
     n_rows = model.parameters.shape[0]
     if policy.fragments > n_rows:
@@ -280,9 +334,10 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
     """Return the batch rows of the largest lane for `batch` rows in one step of the parameters."""
     lane_rows = count_training_rows(lanes, settings.validation_fraction)
     largest, policy = max(lane_rows), settings.policy
-    # Lanes in lock-step share a step's rows; others step alone, once for several of their batches.
-    shared = policy.lockstep or policy.averages
-    step_rows = sum(lane_rows) if shared else largest * policy.push_every
+    # Lanes in lock-step share a step's rows; others step alone, once for several of their batches,
+    # and clients have batches of their own.
+    together = (policy.lockstep or policy.averages) and not policy.draws_lanes
+    step_rows = sum(lane_rows) if together else largest * policy.push_every
     n_steps = -(-step_rows // batch)
     return max(1, -(-largest // max(n_steps, 1)))
 
@@ -365,8 +420,9 @@ def largest_batch_rows(model: StepModel) -> int:
 
 def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:
     """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
-    # Not where lanes sum or push the gradient of every step.
-    meets_seldom = settings.policy.loop == "shared" or settings.policy.averages
+    # Not where lanes sum or push the gradient of every step, nor where replicas end with a round.
+    policy = settings.policy
+    meets_seldom = policy.loop == "shared" or (policy.averages and not policy.draws_lanes)
     return meets_seldom and _may_step_row_by_row(settings, summary, model)
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.base import ConnectionSettings, Endpoint
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.compression import Compressor
-from daskml_dist.data.batches import LaneSpec, count_held_out_rows
+from daskml_dist.data.batches import ClientSteps, LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
@@ -371,6 +371,11 @@ class FitWork(ABC):
         return ArrivalGate(lanes, clock)
 
     @property
+    def clients(self) -> tuple[ClientSteps, ...]:
+        """Return the steps of each lane in a round that draws it; empty: all make all steps."""
+        return ()
+
+    @property
     def score_names(self) -> tuple[str, ...]:
         """Return the keys of the scores that a loop reports with its passes."""
         return ()
@@ -419,6 +424,8 @@ class StepWork(FitWork):
         of all rows (of a `ColumnModel`); None: each lane has all columns of some rows.
     call : FunctionCall or None
         Function that pushes and pulls by itself.
+    clients : tuple of ClientSteps, default=()
+        Steps of each lane in a pass, which is a round, that draws it; empty: all make all steps.
     """
 
     model: StepModel
@@ -438,6 +445,7 @@ class StepWork(FitWork):
     pipeline: Pipeline | None = None
     columns: tuple[int, ...] | None = None
     call: FunctionCall | None = None
+    clients: tuple[ClientSteps, ...] = ()
 
     @property
     def name(self) -> str:

@@ -118,7 +118,7 @@ def test_every_constructor_says_what_it_has(kind: type) -> None:
     ("make", "told"),
     [
         (lambda: policies.BoundedStaleness(stalenes=3), "Did you mean 'staleness'"),
-        (lambda: policies.LocalSGD(k=3), "It has outer_momentum, outer_rate, sync_every"),
+        (lambda: policies.LocalSGD(k=3), "It has .*outer, outer_momentum, .*sync_every"),
         (lambda: policies.AllReduce(every=1), "It has none"),
         (lambda: optimizers.Adam(beta_1=0.5), "Did you mean 'beta1'"),
         (lambda: callbacks.EarlyStopping(patince=2), "Did you mean 'patience'"),

@@ -11,6 +11,7 @@ from daskml_dist.compression import (
     COMPRESSORS,
     Compressor,
     Packed,
+    get_compressor,
 )
 from daskml_dist.policies import POLICIES
 
@@ -32,6 +33,18 @@ class Signs(Compressor):
 ALL: list[Any] = [*COMPRESSORS, Signs()]
 
 
+def policies_of(compression: Any) -> list[str]:
+    """The policies that take a compressor."""
+    compressor = get_compressor(compression)
+    assert compressor is not None
+    return [
+        name
+        for name in COMPRESSING
+        if (name == "allreduce" or not compressor.needs_allreduce)
+        and (name != "average" or compressor.keeps_all_entries)
+    ]
+
+
 #: Bytes of a compressed vector over those of the vector.
 PROMISED = {
     ("fp16", "float32"): 1 / 2,
@@ -40,6 +53,8 @@ PROMISED = {
     ("8bit", "float64"): 1 / 8 + 1 / 256,
     ("4bit", "float32"): 1 / 8 + 1 / 64,
     ("4bit", "float64"): 1 / 16 + 1 / 64,
+    ("1bit", "float32"): 1 / 32 + 1 / 1024,
+    ("1bit", "float64"): 1 / 64 + 1 / 1024,
     ("topk", "float32"): 0.01 * 2,
     ("topk", "float64"): 0.01 * 1.5,
 }

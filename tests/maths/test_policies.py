@@ -356,7 +356,9 @@ def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
     for field in fields(policy):
         with pytest.raises(FrozenInstanceError):
             setattr(policy(), field.name, 3)
-        real = field.type in (float, "float")
+        if "Optimizer" in str(field.type):
+            continue
+        real = "float" in str(field.type)
         for wrong in (-1, np.inf if real else 1.5, True, "4", None):
             if wrong is getattr(policy(), field.name):
                 continue

@@ -8,21 +8,20 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
 from daskml_dist.comm.server_connections import ShardedConnection
-from daskml_dist.compression import (
-    TopK,
-)
+from daskml_dist.compression import EF21, OneBit, PowerSGD, TopK
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.policies import POLICIES, Asynchronous, LocalSGD, Synchronous
 from daskml_dist.ps.shard import Shard
-from tests.maths.compressors import ALL, COMPRESSING, PROMISED
+from tests.maths.compressors import ALL, COMPRESSING, PROMISED, Signs, policies_of
 
 
 def _rows(n_features: int = 20, n_rows: int = 800) -> tuple[Any, Any]:
@@ -44,12 +43,19 @@ def _classifier(**params: Any) -> SGDClassifier:
     return SGDClassifier().set_params(**(defaults | params))
 
 
+#: Those of the names whose defaults suit large models, with numbers for 20 features.
+_FOR_FEW: dict[str, Any] = {"ef21": EF21(0.05, momentum=0.9)}
+
+
 def _cases() -> Iterator[Any]:
-    """Each compressor under each policy; by default, under one."""
-    for number, compression in enumerate(ALL):
-        for policy in COMPRESSING:
-            quick = policy == COMPRESSING[number % len(COMPRESSING)]
-            yield pytest.param(compression, policy, marks=[] if quick else pytest.mark.slow)
+    """Each compressor under each policy that takes it; by default, under one."""
+    # A row of coefficients is no matrix of low rank: those of several classes are tested below.
+    for number, compression in enumerate(c for c in ALL if c != "powersgd"):
+        policies = policies_of(compression)
+        for policy in policies:
+            quick = policy in ("allreduce", policies[number % len(policies)])
+            marks = [] if quick else pytest.mark.slow
+            yield pytest.param(_FOR_FEW.get(compression, compression), policy, marks=marks)
 
 
 @pytest.mark.parametrize(("compression", "policy"), list(_cases()))
@@ -65,6 +71,43 @@ def test_the_optimum_is_that_without_compression(compression: Any, policy: str) 
     assert small.history_.extra["compression"] == getattr(compression, "name", compression)
     assert [r["rows"] for r in small.history_] == [r["rows"] for r in plain.history_]
     assert small.history_.extra["dropped_pushes"] == 0
+
+
+def _three_classes() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 30))
+    return X, np.argmax(X @ rng.normal(size=(30, 3)) + rng.normal(size=(600, 3)), axis=1)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_low_rank_are_sent_whole_by_factors(deterministic: bool) -> None:
+    """Of three classes they have two independent columns."""
+    X, y = _three_classes()
+    params = {"policy": "allreduce", "run__n_lanes": 3, "run__deterministic": deterministic}
+    plain = _classifier(**params).fit(X, y)
+    small = _classifier(**params, run__compression=PowerSGD(rank=2)).fit(X, y)
+    np.testing.assert_allclose(small.coef_, plain.coef_, rtol=1e-9, atol=1e-9)
+    assert not np.array_equal(small.coef_, plain.coef_)
+    # Fewer directions take turns: what one step leaves out goes with the next.
+    one = _classifier(**params, run__compression=PowerSGD(rank=1)).fit(X, y)
+    expected = log_loss(y, plain.predict_proba(X))
+    assert log_loss(y, one.predict_proba(X)) == pytest.approx(expected, rel=0.01)
+
+
+def test_estimates_come_to_the_optimum_of_lanes_that_differ() -> None:
+    """Full batches: the estimates come to the lanes' gradients, and steps to those of all rows."""
+    X, _ = _rows()
+    X[400:] += 1  # of the second lane
+    t = X @ np.linspace(-1, 1, 20) + np.repeat([0.0, 1.0], 400)
+    params: dict[str, Any] = {
+        "policy": "allreduce", "batch_size": None, "max_iter": 800, "tol": None, "alpha": 0.01,
+        "optimizer": "sgd", "learning_rate": 0.02, "shuffle": False,
+    }  # fmt: skip
+    found = [
+        SGDRegressor(**params, run=Run(n_lanes=2, compression=compression)).fit(X, t).coef_
+        for compression in (None, EF21(0.1))
+    ]
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
 def test_a_regression() -> None:
@@ -202,15 +245,134 @@ def test_lanes_that_meet_send_compressed_ways(client: Client) -> None:
             np.testing.assert_allclose(small.coef_, plain.coef_, atol=0.01 * np.ptp(plain.coef_))
 
 
+#: Whose lanes have something in every form: residuals, averages, estimates, common factors.
+_IN_ALL_FORMS: list[Any] = [
+    "8bit", TopK(0.05), OneBit(64, momentum=0.5), EF21(0.1, momentum=0.5), PowerSGD(rank=1)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("compression", _IN_ALL_FORMS, ids=lambda c: getattr(c, "name", c))
+def test_an_allreduce_does_not_depend_on_the_workers(compression: Any, client: Client) -> None:
+    X, y = _three_classes()
+    lazy = da.from_array(X, chunks=(150, -1)), da.from_array(y, chunks=150)
+    params = {"policy": "allreduce", "run__n_lanes": 4, "run__compression": compression}
+    low_rank = compression == PowerSGD(rank=1)
+    # Factors are sums, whose order is that of the lanes where it is asked for.
+    model = _classifier(**params, run__deterministic=low_rank)
+    alone = clone(model).fit(X, y)
+    together = clone(model).fit(*lazy)
+    assert together.history_.records[0]["bytes_pushed"] > 0
+    np.testing.assert_array_equal(together.coef_, alone.coef_)
+    assert np.isfinite(alone.coef_).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["topk", PowerSGD(rank=1)])
+def test_an_allreduce_does_not_depend_on_four_workers(compression: Any) -> None:
+    X, y = _three_classes()
+    lazy = da.from_array(X, chunks=(100, -1)), da.from_array(y, chunks=100)
+    params = {
+        "policy": "allreduce", "run__n_lanes": 6, "run__compression": compression,
+        "run__deterministic": True, "max_iter": 4,
+    }  # fmt: skip
+    found = [_classifier(**params).fit(*lazy).coef_]  # threads of this process
+    with (
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=True, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster),
+    ):
+        found.append(_classifier(**params).fit(*lazy).coef_)
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_compressed_gradients_are_few_bytes(client: Client) -> None:
+    X, y = _lazy(1_000, 400)
+    params = {"policy": "allreduce", "batch_size": 5, "max_iter": 2, "run__n_lanes": 2}
+
+    def pushed(**more: Any) -> float:
+        # In the first of two passes nothing goes whole.
+        records = _classifier(**params, **more).fit(X, y).history_.records
+        return float(records[0]["bytes_pushed"])
+
+    before = pushed()
+    for name in ("fp16", "8bit", "4bit", "1bit", "topk"):
+        ratio = pushed(run__compression=name) / before
+        # Of 1,001 numbers; a message has a header of some 100 bytes, and names the lane.
+        assert PROMISED[name, "float64"] - 0.001 < ratio < PROMISED[name, "float64"] + 0.05
+
+
+def test_one_average_of_compressed_ways(client: Client) -> None:
+    """Of every lane from the start; the same bits wherever lanes run."""
+    X, y = _lazy()
+    params = {"policy": "average", "run__n_lanes": 4}
+    plain = _classifier(**params).fit(X, y)
+    for name in ("fp16", "8bit", "4bit"):
+        model = _classifier(**params, run__compression=name)
+        small = clone(model).fit(X, y)
+        alone = clone(model).fit(X.compute(), y.compute())
+        np.testing.assert_array_equal(small.coef_, alone.coef_)
+        size = {"fp16": 2**-11, "8bit": 1 / 254, "4bit": 1 / 14}[name]
+        largest = 2 * np.abs(plain.coef_).max()  # of one lane's way
+        assert 0 < np.abs(small.coef_ - plain.coef_).max() < size * largest
+
+
+def test_a_lane_alone_sends_nothing() -> None:
+    X, y = _rows()
+    found = [
+        _classifier(policy="allreduce", run__n_lanes=1, run__compression=compression)
+        .fit(X, y)
+        .coef_
+        for compression in (None, "topk")
+    ]
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_steps_of_compressed_sums_are_averaged() -> None:
+    X, y = _three_classes()
+    params = {"policy": "allreduce", "average": True}
+    plain = _classifier(**params).fit(X, y)
+    small = _classifier(**params, run__compression="fp16").fit(X, y)
+    np.testing.assert_allclose(small.coef_, plain.coef_, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("compression", ["8bit", TopK(0.2)])
+def test_gradients_of_touched_coefficients(compression: Any) -> None:
+    """Sparse rows of many features: each lane sends the values of the rows that it touches."""
+    X = sparse.random_array((800, 3000), density=0.002, format="csr", random_state=0)
+    y = np.asarray(X.sum(axis=1)).ravel() > 2.9
+    params = {"policy": "allreduce", "run__n_lanes": 2, "learning_rate": 0.5}
+    plain = _classifier(**params).fit(X, y)
+    small = _classifier(**params, run__compression=compression).fit(X, y)
+    expected = log_loss(y, plain.predict_proba(X))
+    assert log_loss(y, small.predict_proba(X)) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("compression", ["powersgd", "ef21", OneBit(momentum=0.9)])
+def test_compressors_of_whole_gradients_are_told(compression: Any) -> None:
+    for policy in ("sync", "async", "local", "average"):
+        with pytest.raises(InvalidParameterError, match=r"Use policy='allreduce'"):
+            _classifier(run__compression=compression).fit(*_rows(), policy=policy)
+    X = sparse.random_array((800, 3000), density=0.002, format="csr", random_state=0)
+    with pytest.raises(InvalidParameterError, match="touch few of the parameters"):
+        _classifier(policy="allreduce", run__compression=compression).fit(X, _rows()[1])
+
+
+@pytest.mark.parametrize("compression", ["topk", "significant", "1bit", Signs()])
+def test_one_message_that_leaves_out_most_is_told(compression: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"\['fp16', '8bit', '4bit'\].*'local'"):
+        _classifier(run__compression=compression).fit(*_rows(), policy="average")
+
+
 @pytest.mark.parametrize("bad", ["gzip", 8, TopK])
 def test_unknown_compression_is_told(bad: Any) -> None:
-    with pytest.raises(
-        InvalidParameterError, match="'4bit', '8bit', 'fp16', 'significant', 'topk'"
-    ):
+    names = "'1bit', '4bit', '8bit', 'ef21', 'fp16', 'powersgd', 'significant', 'topk'"
+    with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression=bad).fit(*_rows())
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in COMPRESSING])
 def test_policies_that_send_nothing_to_compress_are_told(policy: str) -> None:
-    with pytest.raises(InvalidParameterError, match=r"\['sync', 'ssp', 'async', 'local'\]"):
+    names = r"\['sync', 'allreduce', 'ssp', 'async', 'local', 'average'\]"
+    with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression="fp16").fit(*_rows(), policy=policy)

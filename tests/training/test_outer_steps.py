@@ -1,7 +1,8 @@
-"""Outer steps of local SGD: from average to average with Nesterov's momentum."""
+"""Outer steps of local SGD: from average to average by an optimizer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from numpy.typing import NDArray
 from daskml_dist import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDRegressor
+from daskml_dist.models import Parameters, Part
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.optimizers import NAG, SGD, Adam, Muon, Optimizer, get_optimizer
 from daskml_dist.policies import LocalSGD, ModelAveraging, Policy
+from daskml_dist.ps.rule import OuterStep
 from daskml_dist.training.checkpoint import Checkpoint
 
 EVERY, STEPS, RATE = 3, 12, 0.2
@@ -41,24 +46,131 @@ def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
 
 def _descended(rate: float, momentum: float) -> NDArray[Any]:
     """Gradient descent of each half, and SGD with Nesterov's momentum over their means."""
-    w, velocity = np.zeros(4), np.zeros(4)
-    for _ in range(STEPS // EVERY):
+    velocity = np.zeros(4)
+
+    def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
+        nonlocal velocity
+        velocity = momentum * velocity + gradient
+        return w - rate * (gradient + momentum * velocity)
+
+    return _descend_by(step)
+
+
+def _descend_by(step: Callable[[Any, Any, int], NDArray[Any]]) -> NDArray[Any]:
+    """Gradient descent of each half, and a step from each meeting to the next."""
+    w = np.zeros(4)
+    for number in range(1, STEPS // EVERY + 1):
         ends = []
         for half in (slice(0, 40), slice(40, 80)):
             v = w.copy()
             for _ in range(EVERY):
                 v -= RATE * X[half].T @ (X[half] @ v - Y[half]) / 40
             ends.append(v)
-        outer_gradient = w - np.mean(ends, axis=0)
-        velocity = momentum * velocity + outer_gradient
-        w = w - rate * (outer_gradient + momentum * velocity)
+        w = step(w, w - np.mean(ends, axis=0), number)
     return w
+
+
+def _descended_by_adam(rate: float, beta: float) -> NDArray[Any]:
+    """Adam of Kingma and Ba over the means of the halves, with FedAdam's decay and epsilon."""
+    m, v = np.zeros(4), np.zeros(4)
+
+    def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
+        nonlocal m, v
+        m, v = beta * m + (1 - beta) * gradient, 0.99 * v + 0.01 * gradient**2
+        m_hat, v_hat = m / (1 - beta**number), v / (1 - 0.99**number)
+        return w - rate * m_hat / (np.sqrt(v_hat) + 1e-3)
+
+    return _descend_by(step)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.6), (1.3, 0.0)])
 def test_the_recursion(rate: float, momentum: float) -> None:
     reg = _fit(LocalSGD(EVERY, outer_rate=rate, outer_momentum=momentum))
     np.testing.assert_allclose(reg.coef_, _descended(rate, momentum), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("given", "rate", "beta"), [
+    ({}, 0.01, 0.9), ({"outer_rate": 0.1, "outer_momentum": 0.5}, 0.1, 0.5),
+])  # fmt: skip
+def test_the_recursion_of_adam(given: dict[str, Any], rate: float, beta: float) -> None:
+    reg = _fit(LocalSGD(EVERY, outer="adam", **given))
+    np.testing.assert_allclose(reg.coef_, _descended_by_adam(rate, beta), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("given", "same"), [
+    ({"outer": "nesterov"}, {"outer_rate": 0.7, "outer_momentum": 0.9}),
+    ({"outer": "sgd"}, {"outer_rate": 1.0, "outer_momentum": 0.0}),
+    ({"outer": SGD(), "outer_rate": 0.5}, {"outer_rate": 0.5, "outer_momentum": 0.0}),
+    ({"outer": "adam"}, {"outer": Adam(0.9, 0.99, 1e-3), "outer_rate": 0.01}),
+    ({"outer": "muon"}, {"outer": Muon(0.9), "outer_rate": 0.01}),
+])  # fmt: skip
+def test_names_stand_for_objects(given: dict[str, Any], same: dict[str, Any]) -> None:
+    ours, theirs = (_fit(LocalSGD(EVERY, **one)).coef_ for one in (given, same))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_nesterov_s_step_is_to_the_bit_that_of_its_formula(dtype: str) -> None:
+    draw = np.random.default_rng(1)
+    outer = OuterStep.of(OUTER, Parameters((Part("w", (50,)),)))
+    assert outer is not None
+    w: NDArray[Any] = draw.normal(size=(50, 1)).astype(dtype)
+    opt_state = outer.init(w)
+    origin, velocity = w.copy(), np.zeros_like(w)
+    for number in range(1, 6):
+        mean = (w + draw.normal(size=w.shape)).astype(dtype)
+        outer.take(w, mean, opt_state, number)
+        velocity *= 0.6
+        velocity += mean - origin
+        origin += 0.7 * (mean - origin + 0.6 * velocity)
+        np.testing.assert_array_equal(w, origin)
+
+
+def test_muon_makes_matrices_orthogonal_and_leaves_running_means() -> None:
+    draw = np.random.default_rng(1)
+    parts = Part("a", (8, 5)), Part("b", (5,)), Part("kernels", (4, 3, 2, 2)), Part("c", ())
+    more = Part("mean", (5,), buffer=True), Part("counts", (2,), additive=True)
+    parameters = Parameters((*parts, *more))
+    outer = OuterStep.of(LocalSGD(outer=Muon(0.0), outer_rate=0.1), parameters)
+    assert outer is not None
+    w = draw.normal(size=parameters.shape)
+    mean, before = draw.normal(size=w.shape), w.copy()
+    outer.take(w, mean, outer.init(w), 1)
+    steps = parameters.views((before - w) / 0.1)
+    ways = parameters.views(before - mean)
+    for name, shape in [("a", (8, 5)), ("kernels", (4, 12))]:
+        step, way = steps[name].reshape(shape), ways[name].reshape(shape)
+        values = np.linalg.svd(step, compute_uv=False) / max(shape) ** 0.5
+        assert (values > 0.6).all()
+        assert (values < 1.3).all()
+        left, _, right = np.linalg.svd(way, full_matrices=False)
+        cosine = np.sum(step * (left @ right)) / np.linalg.norm(step) / np.linalg.norm(left @ right)
+        assert cosine > 0.96
+    for name in ("b", "c"):  # one row: normalised
+        way = np.asarray(ways[name])
+        np.testing.assert_allclose(steps[name], way / np.sqrt(np.mean(way**2)), rtol=1e-12)
+    for name in ("mean", "counts"):
+        np.testing.assert_array_equal(parameters.views(w)[name], parameters.views(mean)[name])
+
+
+def test_a_standstill_is_no_step_of_muon() -> None:
+    w, velocity = np.ones((3, 2)), {"velocity": np.zeros((3, 2))}
+    Muon().update(w, np.zeros((3, 2)), velocity, 0.1, 1)
+    np.testing.assert_array_equal(w, np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("outer", ["adam", "muon", "adagrad"])
+def test_networks_of_two_workers_are_those_of_this_process(client: Client, outer: str) -> None:
+    settings: dict[str, Any] = {
+        "policy": LocalSGD(EVERY, outer=outer), "max_iter": 3, "batch_size": 8, "tol": None,
+        "run": Run(n_lanes=2, deterministic=True), "random_state": 0,
+    }  # fmt: skip
+    labels = (Y > 0).astype(int)
+    far = MLPClassifier((6,), **settings).fit(_blocks()[0], da.from_array(labels, chunks=40))
+    near = MLPClassifier((6,), **settings).fit(X, labels)
+    for a, b in zip(far.coefs_, near.coefs_, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.isfinite(a).all()
 
 
 def test_two_workers_make_the_same(client: Client) -> None:
@@ -69,20 +181,27 @@ def test_two_workers_make_the_same(client: Client) -> None:
     np.testing.assert_array_equal(two.coef_, one.coef_)
 
 
-def test_a_checkpoint_and_a_warm_start_keep_the_momentum(tmp_path: Path) -> None:
-    whole = _fit(OUTER).coef_
+@pytest.mark.parametrize("policy", [OUTER, LocalSGD(EVERY, outer="adam"),
+                                    LocalSGD(EVERY, outer="muon")], ids=repr)  # fmt: skip
+def test_a_checkpoint_and_a_warm_start_keep_the_momentum(policy: Policy, tmp_path: Path) -> None:
+    whole = _fit(policy).coef_
     checkpoint = Checkpoint(tmp_path / "fit", every=EVERY)
-    _fit(OUTER, max_iter=6, checkpoint=checkpoint)
-    resumed = _fit(OUTER, checkpoint=checkpoint)
+    _fit(policy, max_iter=6, checkpoint=checkpoint)
+    resumed = _fit(policy, checkpoint=checkpoint)
     np.testing.assert_array_equal(resumed.coef_, whole)
-    warm = _fit(OUTER, max_iter=6, warm_start=True)
+    warm = _fit(policy, max_iter=6, warm_start=True)
     warm.fit(*_blocks())
     np.testing.assert_allclose(warm.coef_, whole, rtol=1e-12)
-    # Another policy goes on without it, and this one from a fit that had none.
-    for policy in ("sync", OUTER):
-        warm.set_params(policy=policy)
-        warm.fit(*_blocks())
-    assert np.isfinite(warm.coef_).all()
+
+
+@pytest.mark.parametrize("between", ["sync", LocalSGD(EVERY, outer="adagrad"), LocalSGD(EVERY)])
+def test_after_another_policy_outer_steps_begin_anew(between: Any) -> None:
+    """From where that policy ended, not from the last meeting before it."""
+    warm = _fit(LocalSGD(EVERY, outer="adam"), warm_start=True)
+    warm.set_params(policy=between).fit(*_blocks())
+    begun = warm.coef_.copy()
+    warm.set_params(policy=LocalSGD(EVERY, outer="adam", outer_rate=1e-9)).fit(*_blocks())
+    np.testing.assert_allclose(warm.coef_, begun, atol=1e-7)
 
 
 @pytest.mark.parametrize("bad", [{"outer_rate": 0}, {"outer_rate": True}, {"outer_rate": np.inf},
@@ -90,6 +209,25 @@ def test_a_checkpoint_and_a_warm_start_keep_the_momentum(tmp_path: Path) -> None
 def test_what_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError, match=rf"LocalSGD\({next(iter(bad))}=.*: give a"):
         LocalSGD(**bad)
+
+
+@pytest.mark.parametrize("outer", ["adamm", "ftrl", 3, NAG(), Adam])
+def test_other_optimizers_are_refused(outer: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"LocalSGD\(outer=.*'nesterov'"):
+        LocalSGD(outer=outer)
+
+
+@pytest.mark.parametrize("outer", ["sgd", "adagrad", SGD(), Adam()])
+def test_momentum_is_for_names_of_optimizers_that_have_it(outer: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"outer_momentum is for .* Leave it"):
+        LocalSGD(outer=outer, outer_momentum=0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", Muon()])
+def test_muon_makes_no_other_steps(optimizer: str | Optimizer) -> None:
+    assert get_optimizer(optimizer) == Muon()
+    with pytest.raises(InvalidParameterError, match=r'whole matrices.*LocalSGD\(outer="muon"\)'):
+        _fit(LocalSGD(EVERY), optimizer=optimizer)
 
 
 def test_policies_without_meetings_refuse_it() -> None:

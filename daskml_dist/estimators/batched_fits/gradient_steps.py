@@ -504,11 +504,17 @@ def _settings_can_batch(settings: Settings) -> bool:
     # whose end a policy that averages replicas would average once more.
     if policy.uses_threads or (policy.averages and settings.tol is not None):
         return False
+    if policy.draws_lanes:
+        return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False
     # Rates by column need an elementwise update, and the scales of features are a plan's own.
     if type(optimizer).elementwise_update is None or optimizer.uses_scales:
         return False
     if settings.schedule.scales_with_staleness:
+        return False
+    # Fits are columns of one matrix, which an outer step of whole matrices would mix.
+    outer = policy.outer_optimizer
+    if outer is not None and outer.optimizer.elementwise_update is None:
         return False
     return not settings.penalty.l1 or isinstance(settings.schedule, _POSITIVE_SCHEDULES)

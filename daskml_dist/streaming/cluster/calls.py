@@ -51,6 +51,7 @@ class StreamLayout:
             f"shard={run.shard!r}": run.shard != "rows",
             f"compression={run.compression!r}": run.compression is not None,
             f"pipeline={settings.pipeline!r}": settings.pipeline is not None,
+            f"{policy!r}, which draws clients,": policy.draws_lanes,
             f"{policy!r}, whose backup workers drop rows,": getattr(policy, "backup_workers", 0),
         }
         for setting, is_set in refused.items():
@@ -73,11 +74,8 @@ class StreamLayout:
 
     def fit(self, fit: FitSpec, state: ShardState, n_lanes: int) -> FitSpec:
         """Return a one-lane fit as a fit of `n_lanes` lanes whose servers start from `state`."""
-        policy, outer = self.policy, None
-        # Outer step along the lanes' mean change; rate 1 without momentum is plain averaging.
-        if policy.outer_rate != 1 or policy.outer_momentum != 0:
-            outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
-        work = fit.steps
+        policy, work = self.policy, fit.steps
+        outer = OuterStep.of(policy, work.model.parameters)
         # Lanes count alike in means: a stream has no number of rows of each lane to weight them by.
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
         return replace(fit, rows=rows).replace_work(

@@ -18,7 +18,13 @@ from daskml_dist.dask_internals.cluster import (
     shorten_lost_connections,
     silence_batch_timeouts,
 )
-from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec, make_column_lanes, make_whole_lanes
+from daskml_dist.data.batches import (
+    SHUFFLED_BLOCKS,
+    LaneSpec,
+    make_block_lanes,
+    make_column_lanes,
+    make_whole_lanes,
+)
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
 from daskml_dist.data.feature_scales import FeatureScales
@@ -170,7 +176,13 @@ class ClusterEngine(Engine):
         return join_column_infos(infos, len(self.columns) - 1)
 
     def choose_lanes(
-        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+        self,
+        n_lanes: int | None,
+        *,
+        share: int | None,
+        passes: int,
+        device: str = "cpu",
+        by_block: bool = False,
     ) -> list[LaneSpec]:
         """Choose the lanes and their workers.
 
@@ -188,6 +200,8 @@ class ClusterEngine(Engine):
             lanes = make_column_lanes(rows, len(self.columns) - 1)
         elif isinstance(self._collection, KeyedCollection):
             lanes = make_whole_lanes(rows, self._collection.lanes or 1)
+        elif by_block and n_lanes is None:
+            lanes = make_block_lanes(rows)
         if lanes is not None:
             self._placement = place_evenly(lanes, holders, threads)
             return lanes

@@ -131,6 +131,14 @@ class Lane:
         self._drawn_ahead = None
         self.reader.seek(clock)
 
+    def skip(self, steps: int) -> None:
+        """Count steps that the lane does not make; it goes on behind them."""
+        self.reached += steps
+        self._report.steps += steps
+        self._drawn_ahead = None
+        self.drop_streamed_blocks()
+        self.reader.seek(self.reached)
+
     @property
     def keyed_blocks(self) -> list[Any]:
         """Return the blocks of a fit over keys, one a side."""

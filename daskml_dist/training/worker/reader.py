@@ -438,7 +438,7 @@ class BatchReader:
     @property
     def _most_batch_rows(self) -> int:
         """Return the most rows of a batch."""
-        return -(-self._rows.n_rows // self._fit.work.n_steps)
+        return -(-self._rows.n_rows // self._rows.n_batches)
 
 
 def _to_runs(drawn: Drawn) -> Draw:

@@ -29,7 +29,7 @@ from daskml_dist.comm.server_connections import (
 )
 from daskml_dist.comm.shared_memory import LONG_SPIN_SECONDS, SPIN_SECONDS
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
-from daskml_dist.data.batches import LaneRows, LaneSpec
+from daskml_dist.data.batches import ClientRows, LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
@@ -257,6 +257,16 @@ class Trainer:
         """Return the drawing of a lane's batches."""
         fit = self._fit
         group = None if fit.rows.streaming is None else fit.rows.streaming.group
+        if fit.work.clients:
+            return ClientRows(
+                spec,
+                fit.work.clients[spec.lane],
+                fit.work.seed,
+                fit.work.shuffle,
+                fit.rows.validation_fraction,
+                group,
+                alone=fit.work.n_steps == 1,
+            )
         return LaneRows(
             spec,
             fit.work.n_steps,

@@ -13,6 +13,7 @@ from distributed import Client, wait
 from daskml_dist import Run
 from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.errors import DataLostError
+from daskml_dist.policies import FederatedAveraging
 from tests.lost_workers import wait_for_three
 from tests.training.recovery.strikes import (
     N_ROWS,
@@ -59,6 +60,20 @@ def _scattered(client: Client) -> tuple[Any, Any]:
     X_parts = [da.from_delayed(p[0], (1_000, 8), dtype="float64") for p in parts]
     y_parts = [da.from_delayed(p[1], (1_000,), dtype=bool) for p in parts]
     return da.concatenate(X_parts), da.concatenate(y_parts)
+
+
+@pytest.mark.slow
+def test_clients_whose_rows_are_lost_are_drawn_no_more(crew_client: Client) -> None:
+    wait_for_three(crew_client)
+    X, y = _scattered(crew_client)
+    strike = Strike(lambda run: kill_worker(crew_client, workers_of(run, "trainer").pop()))
+    clf = make_classifier(FederatedAveraging(1.0), strike, run=Run(on_lost_data="skip"))
+    clf.fit(X, y)
+    lost = clf.history_.extra["lost_rows"]
+    assert lost in (1_000, 2_000)
+    last = clf.history_[-1]
+    assert (len(last["clients"]), last["rows"]) == (6 - lost // 1_000, N_ROWS - lost)
+    assert clf.score(*make_rows()) > 0.85
 
 
 @pytest.mark.parametrize("policy", first_of("allreduce", "sync", "async"))

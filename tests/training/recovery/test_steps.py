@@ -15,9 +15,9 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.compression import TopK
+from daskml_dist.compression import EF21, OneBit, TopK
 from daskml_dist.dask_internals.cluster import list_workers
-from daskml_dist.policies import POLICIES, LocalSGD
+from daskml_dist.policies import POLICIES, FederatedAveraging, LocalSGD
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
     EXACT,
@@ -25,6 +25,7 @@ from tests.training.recovery.strikes import (
     N_ROWS,
     Strike,
     check_fit,
+    first_of,
     kill_worker,
     lazy_rows,
     lazy_sparse_rows,
@@ -68,16 +69,49 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", [None, "8bit"])
+@pytest.mark.parametrize(
+    ("outer", "compression"), [("nesterov", None), ("nesterov", "8bit"), ("adam", None)]
+)
 def test_outer_steps_go_on_from_their_momentum(
-    compression: str | None, crew_client: Client
+    outer: str, compression: str | None, crew_client: Client
 ) -> None:
     """And from what lanes had yet to send."""
-    policy = LocalSGD(7, outer_rate=0.7, outer_momentum=0.5)
+    policy = LocalSGD(7, outer=outer, outer_momentum=0.5)
     params = {"run": Run(n_lanes=3, compression=compression)}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, "trainer"))
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+
+
+@pytest.mark.parametrize("outer", first_of(None, "adam"))
+def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, outer: Any) -> None:
+    """Neither who is drawn, nor a bit."""
+    policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
+    params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 12}
+    calm = make_classifier(policy, **params).fit(*lazy_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
+    assert strike.events
+    np.testing.assert_array_equal(struck.coef_, calm.coef_)
+    for key in ("clients", "rows"):
+        assert [r[key] for r in struck.history_] == [r[key] for r in calm.history_]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compression",
+    [TopK(0.2), OneBit(4, momentum=0.5), EF21(0.2, momentum=0.5)],
+    ids=lambda compression: compression.name,
+)
+def test_a_compressed_allreduce_goes_on_from_what_lanes_left_out(
+    compression: Any, crew_client: Client
+) -> None:
+    params = {"run": Run(n_lanes=3, compression=compression, deterministic=True)}
+    calm = make_classifier("allreduce", **params).fit(*lazy_rows())
+    strike = Strike(make_killer(crew_client, "trainer"))
+    struck = make_classifier("allreduce", strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +44,19 @@ def gather_lane_parts(
         for lanes, *theirs in ([own] if communicator is None else communicator.allgather(own))
         for lane, part in zip(lanes.tolist(), theirs, strict=True)
     ]
+
+
+def gather_lane_arrays(
+    communicator: Communicator, own: dict[int, list[NDArray[Any]]]
+) -> dict[int, list[NDArray[Any]]]:
+    """Return what each lane of all trainers has, in the order of their numbers."""
+    sizes = np.array([(n, len(arrays)) for n, arrays in own.items()], np.int64)
+    found = {}
+    for theirs, *arrays in communicator.allgather([sizes, *chain.from_iterable(own.values())]):
+        rest = iter(arrays)
+        for n, count in theirs.tolist():
+            found[n] = list(islice(rest, count))
+    return dict(sorted(found.items()))
 
 
 class DevicePlacement:
@@ -239,6 +252,8 @@ class Context:
             total.rows += part.rows
             total.steps += part.steps
             total.busy += part.busy
+            if self.fit.work.clients and part.rows:
+                total.clients.append(lane.number)
             total.add_validation(part.validation)
         if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)

@@ -2,16 +2,17 @@
 
 ``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`). Under
 ``"local"`` and ``"average"`` each lane steps alone, and parameters are averaged every few steps, or
-once at the end (`AveragedSteps`). A lane alone on its replica takes several steps in one call
-(`OwnSteps`), and so do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes
-that hold columns or pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
+once at the end (`AveragedSteps`); of federated averaging some lanes, drawn for each round
+(`FederatedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
+do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
+pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,28 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.comm.server_connections import ShardedConnection
-from daskml_dist.compression import Compressor, Feedback, Packed
+from daskml_dist.compression import (
+    CompressedSum,
+    Compressor,
+    Feedback,
+    FeedbackSum,
+    LaneExchange,
+    Packed,
+)
 from daskml_dist.models.base import LinearForm
-from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import ColumnSteps
-from daskml_dist.training.worker.loops.context import Context, DevicePlacement, gather_lane_parts
+from daskml_dist.training.worker.loops.context import (
+    Context,
+    DevicePlacement,
+    gather_lane_arrays,
+    gather_lane_parts,
+)
 from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors, get_fit_backend
@@ -71,9 +84,10 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
         return PipelineSteps(context)
     if context.fit.steps.columns is not None:
         return ColumnSteps(context)
-    return (
-        SummedSteps(context) if context.fit.steps.policy.sums_gradients else AveragedSteps(context)
-    )
+    policy = context.fit.steps.policy
+    if policy.draws_lanes:
+        return FederatedSteps(context)
+    return SummedSteps(context) if policy.sums_gradients else AveragedSteps(context)
 
 
 def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
@@ -121,6 +135,17 @@ class SummedSteps:
         self._fit = context.fit
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
+        #: Sum of the lanes' gradients where these are compressed; None: they are not.
+        self._compressed: CompressedSum | None = None
+        # A lane alone sends nothing to anybody.
+        if (compressor := self._fit.work.compression) is not None and not alone:
+            numbers = [lane.number for lane in self._lanes]
+            parameters = self._fit.steps.model.parameters
+            if self._fit.work.coordinates:
+                # Gradients of touched rows are sent together, whatever the rows are.
+                parts = (replace(p, buffer=False, additive=False) for p in parameters.parts)
+                parameters = replace(parameters, parts=tuple(parts))
+            self._compressed = compressor.make_sum(numbers, parameters, self._fit.rows.dtype)
         self._home = DevicePlacement(context, alone)
         self.replica = self._home.make_replica(state or self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
@@ -136,13 +161,22 @@ class SummedSteps:
             self._alone.take(most)
             return most
         # Several trainers on one host: many steps in one compiled loop, meeting in shared memory.
-        if taken := self._team.take(clock, most):
+        if self._compressed is None and (taken := self._team.take(clock, most)):
             return taken
-        self.step(self._context.step_rows(clock % self._fit.work.n_steps))
+        last = clock + 1 == self._fit.work.stopping.max_iter * self._fit.work.n_steps
+        self.step(self._context.step_rows(clock % self._fit.work.n_steps), last=last)
         return 1
 
-    def step(self, rows: float) -> None:
-        """Take one step along the next batches of all lanes, which have `rows` rows in all."""
+    def step(self, rows: float, *, last: bool = False) -> None:
+        """Take one step along the next batches of all lanes, which have `rows` rows in all.
+
+        With the `last` one all goes that compression has left out.
+        """
+        # A step without rows is none, and what lanes send with it would be lost.
+        if self._compressed is not None and rows > 0:
+            index, total = self._sum_compressed(self._compressed, last)
+            self.replica.apply(self._home.to_device(total), rows, index)
+            return
         # Deterministic sums, or gradients of touched rows: gathered whole and added in lane order.
         if self._in_order:
             index, total = self._sum_in_lane_order()
@@ -155,7 +189,7 @@ class SummedSteps:
         """Draw the rows of the next steps."""
         if self._alone is not None:
             self._alone.draw_rows_ahead(most)
-        else:
+        elif self._compressed is None:
             self._team.draw_rows_ahead(most)
 
     def _sum_own_lanes(self) -> Any:
@@ -194,10 +228,67 @@ class SummedSteps:
                 parts.append((number, index[0] if index else None, gradient))
         return sum_in_lane_order(parts)
 
+    def _sum_compressed(
+        self, sums: CompressedSum, last: bool
+    ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+        """Return the sum of the gradients of all lanes of all ranks, which travel compressed."""
+        found = self._context.map(self._compute_gradient, self._lanes)
+        own = {
+            lane.number: (batch.index, self._home.to_host(gradient))
+            for lane, (batch, gradient) in zip(self._lanes, found, strict=True)
+        }
+        if isinstance(sums, FeedbackSum) and self._fit.work.coordinates:
+            return self._sum_compressed_rows(sums, own, last)
+        gradients = {n: gradient for n, (_, gradient) in own.items()}
+        return None, sums.add_up(gradients, self._exchange, last=last)
+
+    def _sum_compressed_rows(
+        self, sums: FeedbackSum, own: dict[int, tuple[Any, NDArray[Any]]], last: bool
+    ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
+        """Return the sum of the gradients of the rows that lanes touch."""
+        sent = {}
+        for n, (index, gradient) in own.items():
+            if last:
+                values, index = sums.flush(n, gradient, index)
+                sent[n] = [index, values]
+            else:
+                sent[n] = [index, *sums.pack(n, gradient, index).arrays]
+        parts: list[LaneGradient] = []
+        width = self._fit.work.layout.width
+        for n, (index, *arrays) in self._exchange.gather(sent).items():
+            values = arrays[0]
+            if not last:
+                values = np.empty((len(index), width), self._fit.rows.dtype)
+                sums.unpack(Packed(tuple(arrays)), values)
+            parts.append((n, index, values))
+        return sum_in_lane_order(parts)
+
+    @cached_property
+    def _exchange(self) -> LaneExchange:
+        """Return the ways by which lanes tell each other of their gradients."""
+        communicator = self._context.communicator
+
+        def add(own: dict[int, NDArray[Any]]) -> NDArray[Any]:
+            """Return the sum of the arrays of all lanes."""
+            if self._fit.run.deterministic:
+                return sum_in_lane_order(gather_lane_parts(communicator, list(own.items())))[1]
+            first, *others = own.values()
+            total = first.copy()
+            for array in others:
+                total += array
+            summed: NDArray[Any] = communicator.allreduce(total)
+            return summed
+
+        return LaneExchange(partial(gather_lane_arrays, communicator), add, self._context.map)
+
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums, and the replica's parameters with those of lane 0."""
         return {
-            lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._take_snapshot())
+            lane.number: LaneSnapshot(
+                *lane.sums,
+                None if lane.number else self._take_snapshot(),
+                kept={} if self._compressed is None else self._compressed.snapshot(lane.number),
+            )
             for lane in self._lanes
         }
 
@@ -206,8 +297,10 @@ class SummedSteps:
         return self._home.leave(self.replica.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Restore the replica from the snapshot of lane 0."""
+        """Restore the replica from the snapshot of lane 0, and what each lane had left out."""
         self.replica.restore(self._home.enter(lanes[0].held))
+        if self._compressed is not None:
+            self._compressed.restore({n: lane.kept for n, lane in lanes.items()})
 
     def left(self) -> InterruptedState:
         """Return the replica's state at an interruption."""
@@ -252,11 +345,13 @@ class AveragedSteps:
         self._own = [
             make_lane_steps(context, lane, self.replicas[lane.number]) for lane in context.lanes
         ]
-        if self._fit.work.compression is not None:
-            # What lanes of an earlier fit had left out is not this fit's.
-            for replica in self.replicas.values():
-                replica.opt_state["outer_residual"][...] = 0
         self._every = context.fit.steps.policy.average_every
+        if self._fit.work.compression is not None:
+            for replica in self.replicas.values():
+                # What lanes of an earlier fit had left out is not this fit's.
+                replica.opt_state["outer_residual"][...] = 0
+                if not self._every:  # the only way of a lane is that from the start
+                    replica.opt_state["outer_origin"][...] = replica.w
         # Allocated once: a write to new memory takes longer than the mean.
         w = self.replicas[context.lanes[0].number].w
         self._mean_buffer = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
@@ -268,10 +363,10 @@ class AveragedSteps:
         if self._every and (clock + count) % self._every == 0:
             # Lazily regularised parameters are averaged as they are: each lane catches up on the
             # penalty when it touches them.
+            values = {n: replica.w for n, replica in self.replicas.items()}
             if self._fit.work.compression is not None:
-                mean = self._average_compressed(self._fit.work.compression)
+                mean = self._average_ways(self._fit.work.compression, values)
             else:
-                values = {n: replica.w for n, replica in self.replicas.items()}
                 mean = self._average_lanes(values, self._mean_buffer)
             for replica in self.replicas.values():
                 replica.meet(self._home.to_device(mean))
@@ -294,34 +389,32 @@ class AveragedSteps:
         parts = [(n, self._home.to_host(values[n] * self._shares[n])) for n in sorted(values)]
         return sum_in_lane_order(gather_lane_parts(self._context.communicator, parts))[1]
 
-    def _average_compressed(self, compressor: Compressor) -> NDArray[Any]:
+    def _average_ways(self, compressor: Compressor, values: dict[int, Any]) -> NDArray[Any]:
         """Return the mean over all lanes, of which each sends a compressed difference.
 
         A lane sends how far it came since the last meeting; what the compressor left out is added
         to its next way. Lanes are packed one by one, so that nothing depends on who runs them.
         """
-        packed = [(n, self._pack_way(replica, compressor)) for n, replica in self.replicas.items()]
-        sizes = np.array([(n, len(parts.arrays)) for n, parts in packed], np.int64)
-        own = [sizes, *(array for _, parts in packed for array in parts.arrays)]
-        ways = {}
-        for theirs, *arrays in self._context.communicator.allgather(own):
-            rest = iter(arrays)
-            for n, count in theirs.tolist():
-                ways[n] = Packed(tuple(islice(rest, count)))
+        own = {n: list(self._pack_way(n, w, compressor).arrays) for n, w in values.items()}
+        ways = gather_lane_arrays(self._context.communicator, own)
         first = self.replicas[min(self.replicas)]
         # All lanes set out from the same parameters.
         mean: NDArray[Any] = self._home.to_host(first.opt_state["outer_origin"]).copy()
         rows, way = self._context.lane_rows, np.empty_like(mean)
         n_rows = sum(rows)
-        for n in sorted(ways):
-            compressor.decompress(ways[n], way.reshape(-1))
+        for n, arrays in ways.items():
+            compressor.decompress(Packed(tuple(arrays)), way.reshape(-1))
             mean += rows[n] / n_rows * way
         return mean
 
-    def _pack_way(self, replica: Shard, compressor: Compressor) -> Packed:
+    def _pack_way(self, lane: int, w: Any, compressor: Compressor) -> Packed:
         """Return how far a lane came since the last meeting, compressed, and keep the rest."""
-        to_host, residual = self._home.to_host, replica.opt_state["outer_residual"]
-        way = to_host(replica.w) - to_host(replica.opt_state["outer_origin"])
+        to_host, state = self._home.to_host, self.replicas[lane].opt_state
+        way = to_host(w) - to_host(state["outer_origin"])
+        # No other message follows one at the end, and averages of parameters have one of their own.
+        if not self._every:
+            return compressor.compress(way.reshape(-1))
+        residual = state["outer_residual"]
         feedback = Feedback(compressor, (0,), way.dtype)
         # On the host this is the state itself, which packing changes; a device gets it back.
         feedback.residual = to_host(residual)
@@ -373,7 +466,11 @@ class AveragedSteps:
 
     def state(self) -> ShardState:
         """Return the mean of the lanes' parameters, with the first lane's optimizer state."""
-        return self._join_lanes(self._average_lanes)
+        compressor = self._fit.work.compression
+        # Lanes that meet on the way have little to send at the end, and send it whole.
+        if compressor is None or self._every:
+            return self._join_lanes(self._average_lanes)
+        return self._join_lanes(partial(self._average_ways, compressor))
 
     def _join_lanes(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
         """Return one state of all lanes' replicas, averaged by a function."""
@@ -388,7 +485,123 @@ class AveragedSteps:
         return first
 
 
-_ReplicaSteps = SummedSteps | AveragedSteps | PipelineSteps | ColumnSteps
+class FederatedSteps:
+    """Steps of clients that are drawn for each round, from common parameters to their mean.
+
+    Federated averaging (McMahan et al. 2017); a pass is a round. A trainer holds the common
+    parameters, and replicas of its drawn lanes alone, until the round ends. Which lanes are drawn
+    follows from seed and round, so all trainers know.
+
+    Parameters
+    ----------
+    context : Context
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._home = DevicePlacement(context, alone=True)
+        #: Common parameters, with the state of the outer step; its optimizer state stays as it is.
+        self.common = self._home.make_replica(self._fit.make_start_state())
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the steps of the round that begins at a clock; return how many."""
+        count, rows = self._fit.work.n_steps, self._context.lane_rows
+        # Snapshots, reports and ends of fits are between passes, and so between rounds.
+        assert clock % count == 0, "steps from within a round"
+        assert most == count, "steps from within a round"
+        work = self._fit.steps
+        drawn = work.policy.draw_clients(work.seed, clock // count, rows)
+        total = sum(rows[n] for n in drawn)
+        clients = [
+            self._begin_client(lane, rows[lane.number] / total)
+            for lane in self._lanes
+            if lane.number in drawn
+        ]
+        self._context.map(lambda client: client.take(), clients)
+        mean = self._average(clients)
+        # Undrawn lanes count the steps, too, so that all lanes have one clock.
+        for lane in self._lanes:
+            lane.skip(clock + count - lane.reached)
+        self.common.skip(count, total)
+        self.common.meet(self._home.to_device(mean))
+        return count
+
+    def _begin_client(self, lane: Lane, share: float) -> _Client:
+        """Return a drawn lane with a replica of its own, at the common parameters."""
+        work, common = self._fit.steps, self.common
+        rule = replace(work.rule, outer=None).scale_to_share(share)
+        state = ShardState(copy_array(common.w), {}, common.step, common.rows)
+        replica = self._home.make_replica(state, rule=rule)
+        # Each round begins with a fresh state of the optimizer; units of features are none.
+        if "scale" in replica.opt_state:
+            replica.opt_state["scale"][...] = common.opt_state["scale"]
+        replica.restart_optimizer()
+        replica.anchor = common.w
+        own = OwnSteps(lane, replica, self._context.raise_if_stopped)
+        return _Client(replica, own, share, lane.number, work.clients[lane.number].n_steps)
+
+    def _average(self, clients: list[_Client]) -> Any:
+        """Return the mean of all drawn lanes' parameters, weighted by their rows."""
+        parts = [(c.number, self._home.to_host(c.replica.w * c.share)) for c in clients]
+        communicator = self._context.communicator
+        if self._fit.run.deterministic:
+            return sum_in_lane_order(gather_lane_parts(communicator, parts))[1]
+        total = np.zeros(self._fit.steps.shape, self._fit.rows.dtype)
+        for _, part in parts:
+            total += part
+        return communicator.allreduce(total)
+
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
+        """Do nothing: whose rows are next, the next round says."""
+
+    def left(self) -> InterruptedState:
+        """Return the common parameters at an interruption; what the open round did is lost."""
+        return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
+
+    def snapshots(self) -> dict[int, LaneSnapshot]:
+        """Return every lane's sums, and the common parameters with those of lane 0."""
+        return {
+            lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._take_snapshot())
+            for lane in self._lanes
+        }
+
+    def _take_snapshot(self) -> ShardSnapshot:
+        """Return a snapshot of the common parameters, on the host."""
+        return self._home.leave(self.common.snapshot())
+
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
+        """Restore the common parameters from the snapshot of lane 0."""
+        self.common.restore(self._home.enter(lanes[0].held))
+
+    def validation_weights(self) -> list[Any | None]:
+        """Return the common parameters for each lane."""
+        return [self.common.w] * len(self._lanes)
+
+    def state(self) -> ShardState:
+        """Return the state of the common parameters, on the host."""
+        return self._home.leave(self.common.state())
+
+
+@dataclass
+class _Client:
+    """Drawn lane, with its replica, its share of the mean, and the steps that it makes."""
+
+    replica: Shard
+    own: OwnSteps
+    share: float
+    number: int
+    n_steps: int
+
+    def take(self) -> None:
+        """Take the steps of the round."""
+        self.own.take(self.n_steps)
+        # The replica ends here, so that penalties of untouched rows have no later step.
+        self.replica.apply_pending_penalty()
+
+
+_ReplicaSteps = SummedSteps | AveragedSteps | FederatedSteps | PipelineSteps | ColumnSteps
 
 
 class DelayedAnswers:

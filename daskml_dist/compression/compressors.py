@@ -1,115 +1,19 @@
-"""Compression: pushes of fewer bytes, with error feedback so that nothing is lost for good.
-
-A :class:`Compressor` is an immutable description that the user passes by object or by string. It
-turns a vector into a few small arrays, from which the server makes an approximation of the vector.
-The sender keeps the difference and adds it to its next push (:class:`Feedback`).
-"""
+"""Compressors: numbers of fewer bits, some entries alone, estimates, matrices of low rank."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from daskml_dist.compression.base import Compressor
+from daskml_dist.compression.packed import Packed
+from daskml_dist.compression.sums import CompressedSum, EstimateSum, FeedbackSum, LowRankSum
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
-from daskml_dist.errors.suggestions import suggest_nearest
-
-__all__ = [
-    "COMPRESSORS",
-    "Compressor",
-    "EightBit",
-    "Feedback",
-    "Float16",
-    "FourBit",
-    "Packed",
-    "SignificantlyModified",
-    "TopK",
-    "get_compressor",
-]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A compressed vector.
-
-    Parameters
-    ----------
-    arrays : tuple of ndarray of one dimension
-        From 1 to 255 arrays of plain numbers, whose meaning only the compressor knows.
-
-    Raises
-    ------
-    InvalidParameterError
-        For anything else, since it could not travel.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from daskml_dist.compression import Float16, Packed
-    >>> packed = Float16().compress(np.zeros(4, dtype=np.float32))
-    >>> packed.nbytes
-    12
-    """
-
-    arrays: tuple[NDArray[Any], ...]
-
-    def __post_init__(self) -> None:
-        plain = all(
-            isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biuf"
-            for a in self.arrays
-        )
-        if not (plain and 1 <= len(self.arrays) <= 255):
-            raise InvalidParameterError(
-                "Packed takes a tuple of 1 to 255 arrays of numbers, each of one dimension: use "
-                "np.atleast_1d and ravel() in your compressor's compress()."
-            )
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
-
-class Compressor(NamedParameters, ABC):
-    """Base class of the compressors: packs a vector, and unpacks an approximation of it.
-
-    To make one of your own, write both methods; they must depend on their arguments alone, since
-    trainer and server run them in different processes. The part that :meth:`compress` leaves out is
-    added by the trainer to its next push.
-
-    Attributes
-    ----------
-    name : str
-        String by which it is chosen.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from daskml_dist.compression import Float16, Compressor
-    >>> packed = Float16().compress(np.zeros(4, dtype=np.float32))
-    >>> packed.nbytes
-    12
-    """
-
-    name: ClassVar[str] = "custom"
-
-    @abstractmethod
-    def compress(self, array: NDArray[Any]) -> Packed:
-        """Pack a vector.
-
-        Parameters
-        ----------
-        array : ndarray of float32 or float64 of shape (n,)
-            Part of a gradient sum; must not be changed, nor the result share its memory.
-        """
-
-    @abstractmethod
-    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Fill `out` (shape and dtype of the vector that was packed) with what was packed."""
+from daskml_dist.models.base import Parameters
 
 
 @dataclass(frozen=True)
@@ -136,6 +40,7 @@ class Float16(Compressor):
     """
 
     name = "fp16"
+    keeps_all_entries = True
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the scale, and the scaled entries rounded to half precision."""
@@ -163,15 +68,12 @@ class _Levels(Compressor):
         Levels on each side of 0.
     """
 
+    keeps_all_entries = True
     n_levels: ClassVar[int]
     block_size: int = 256
 
     def __post_init__(self) -> None:
-        size = self.block_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidParameterError(
-                f"{type(self).__name__}(block_size={size!r}): give an integer >= 1."
-            )
+        _check_count(self, "block_size")
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the scale of each block, and the level of each entry."""
@@ -282,6 +184,74 @@ class FourBit(_Levels):
 
 
 @dataclass(frozen=True)
+class OneBit(Compressor):
+    """Signs alone: ``"1bit"``, a bit an entry and a scale a block.
+
+    An entry becomes plus or minus the mean size of its block. Nearly all of a gradient thus waits
+    for later messages: choose it for a slow network and many steps, with the optimizers ``"sgd"``
+    or ``"momentum"``.
+
+    Parameters
+    ----------
+    block_size : int, default=1024
+        Entries that share a scale.
+    momentum : float, default=0.0
+        Under ``"allreduce"``: each lane takes the signs of an average of its gradients, in which
+        the last gradient counts ``1 - momentum``, which is less noisy than each. The optimizer then
+        needs no momentum of its own.
+
+    References
+    ----------
+    F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014. S. Zheng et al.,
+    "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback", NeurIPS 2019
+    (a scale for each block). H. Tang et al., "1-bit Adam", ICML 2021 (signs of the momentum).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.compression import OneBit
+    >>> OneBit().compress(np.linspace(-1, 1, 1024, dtype=np.float32)).nbytes
+    132
+    """
+
+    name = "1bit"
+    block_size: int = 1024
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_count(self, "block_size")
+        _check_momentum(self, self.momentum)
+
+    @property
+    def needs_allreduce(self) -> bool:
+        """Return whether lanes average their gradients, for which servers keep nothing."""
+        return self.momentum != 0
+
+    def make_sum(
+        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+    ) -> CompressedSum:
+        """Return a sum with error feedback of the lanes' gradients, or of their averages."""
+        return FeedbackSum(self, lanes, parameters, dtype, self.momentum)
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Return the mean size of each block, and the sign of each entry."""
+        starts = np.arange(0, len(array), self.block_size)
+        if not len(starts):
+            return Packed((np.empty(0, array.dtype), np.empty(0, np.uint8)))
+        counts = np.diff(starts, append=len(array)).astype(array.dtype)
+        # Divided first, so that the sum of large entries does not overflow. NaN or infinity make
+        # the block's scale so, and reach the receiver, which reports divergence.
+        shares = np.abs(array) / np.repeat(counts, self.block_size)[: len(array)]
+        return Packed((np.add.reduceat(shares, starts), np.packbits(array > 0)))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Put the scales of the blocks with the signs of the entries."""
+        scales, bits = packed.arrays
+        out[:] = np.repeat(scales, self.block_size)[: len(out)]
+        np.negative(out, out=out, where=np.unpackbits(bits, count=len(out)) == 0)
+
+
+@dataclass(frozen=True)
 class TopK(Compressor):
     """Compressor that sends the largest entries alone: ``"topk"``, 4 bytes and a number for each.
 
@@ -379,6 +349,130 @@ class SignificantlyModified(Compressor):
         _unpack_chosen_entries(packed, out)
 
 
+@dataclass(frozen=True)
+class EF21(TopK):
+    """Estimates that follow the gradients by their largest changes: ``"ef21"``, of an all-reduce.
+
+    Each lane keeps an estimate of its gradient, which all know; it sends the largest entries of the
+    difference, and steps go along the sum of the estimates. A step thus has entries everywhere,
+    where ``"topk"`` sends some as a late sum of many steps: adaptive optimizers suit it. Where each
+    step is of all rows it comes to the optimum itself, however lanes differ; gradients of small
+    batches vary more than their estimates can follow, unless they are averaged (`momentum`).
+
+    Parameters
+    ----------
+    share : float, default=0.01
+        Share of the entries that is sent, above 0 and at most 1; at least one entry.
+    momentum : float, default=0.0
+        The estimate follows an average of the gradients, in which the last one counts
+        ``1 - momentum``; 0.9 suits batches.
+
+    References
+    ----------
+    P. Richtarik, I. Sokolov and I. Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and
+    Practically Faster Error Feedback", NeurIPS 2021. I. Fatkhullin, A. Tyurin and P. Richtarik,
+    "Momentum Provably Improves Error Feedback!", NeurIPS 2023.
+
+    Examples
+    --------
+    >>> from daskml_dist import Run
+    >>> from daskml_dist.compression import EF21
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy="allreduce", run=Run(compression=EF21(0.05, momentum=0.9))).run
+    Run(compression=EF21(share=0.05, momentum=0.9))
+    """
+
+    name = "ef21"
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share("EF21", "share", self.share)
+        _check_momentum(self, self.momentum)
+
+    @property
+    def needs_allreduce(self) -> bool:
+        """Return True: all must know the lanes' estimates."""
+        return True
+
+    def make_sum(
+        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+    ) -> CompressedSum:
+        """Return a sum of estimates."""
+        return EstimateSum(self, lanes, parameters, dtype, self.momentum)
+
+
+@dataclass(frozen=True)
+class PowerSGD(Compressor):
+    """Two thin factors in the place of each matrix: ``"powersgd"``, of an all-reduce.
+
+    The lanes' sum of an ``n x m`` gradient becomes a matrix of `rank`, of which ``rank * (n + m)``
+    numbers travel: one power iteration a step, from the factor of the step before. Factors are
+    sums over lanes, so that more lanes send no more. Vectors, and matrices that would not become
+    smaller, are sent as they are: choose it for networks, whose layers are matrices. A kernel of a
+    convolution is the matrix of its output channels.
+
+    Parameters
+    ----------
+    rank : int, default=2
+
+    References
+    ----------
+    T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
+    for Distributed Optimization", NeurIPS 2019.
+
+    Examples
+    --------
+    >>> from daskml_dist import Run
+    >>> from daskml_dist.compression import PowerSGD
+    >>> from daskml_dist.neural_network import MLPClassifier
+    >>> MLPClassifier(policy="allreduce", run=Run(compression=PowerSGD(rank=1))).run
+    Run(compression=PowerSGD(rank=1))
+    """
+
+    name = "powersgd"
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        _check_count(self, "rank")
+
+    @property
+    def needs_allreduce(self) -> bool:
+        """Return True: a factor of the sum is what lanes project on."""
+        return True
+
+    def make_sum(
+        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+    ) -> CompressedSum:
+        """Return a sum of matrices of low rank."""
+        return LowRankSum(self.rank, lanes, parameters, dtype)
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Return a copy: vectors are sent as they are."""
+        return Packed((array.copy(),))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Copy the vector."""
+        (out[:],) = packed.arrays
+
+
+def _check_count(owner: Any, name: str) -> None:
+    """Raise InvalidParameterError for a parameter that is no integer >= 1."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidParameterError(
+            f"{type(owner).__name__}({name}={value!r}): give an integer >= 1."
+        )
+
+
+def _check_momentum(owner: Any, value: Any) -> None:
+    """Raise InvalidParameterError for a value outside [0, 1)."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and 0 <= value < 1):
+        raise InvalidParameterError(
+            f"{type(owner).__name__}(momentum={value!r}): give a number >= 0 and < 1."
+        )
+
+
 def _check_share(owner: str, name: str, value: Any) -> None:
     """Raise InvalidParameterError for a value outside (0, 1]."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -401,114 +495,3 @@ def _unpack_chosen_entries(packed: Packed, out: NDArray[Any]) -> None:
         places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask of all entries
     out[:] = 0
     out[places] = values
-
-
-class Feedback:
-    """Error feedback: the part of a gradient that was not sent is added to the next push.
-
-    So the sum of all that was sent plus the residual is the sum of all gradients.
-
-    Parameters
-    ----------
-    compressor : Compressor
-    shape : tuple of int
-        Shape of the parameters that the pushes belong to.
-    dtype : dtype
-
-    Attributes
-    ----------
-    residual : ndarray of the shape of the parameters
-        Sum of the parts that were not sent yet.
-
-    References
-    ----------
-    F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014. S. P. Karimireddy et
-    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from daskml_dist.compression import Feedback, TopK
-    >>> feedback = Feedback(TopK(share=0.5), (4,), np.float32)
-    >>> packed = feedback.pack(np.array([1.0, -4.0, 0.5, 2.0], dtype=np.float32))
-    >>> packed.nbytes > 0
-    True
-    """
-
-    def __init__(self, compressor: Compressor, shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        self._compressor = compressor
-        self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
-
-    def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
-        """Return the packed form of `values`, the gradient sum of the rows `index` (None: all)."""
-        # Karimireddy et al. 2019, algorithm 2: p = g + e is compressed, and e becomes p less what
-        # the server makes of it. The sender decompresses too, so that both have the same numbers.
-        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = self._add_residual(values, index)
-            packed = self._compressor.compress(total.reshape(-1))
-            sent = np.empty_like(total)
-            self._compressor.decompress(packed, sent.reshape(-1))
-            total -= sent
-        self.residual[slice(None) if index is None else index] = total
-        return packed
-
-    def flush(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Any:
-        """Return `values` plus the residual to send uncompressed, and the rows that they belong to.
-
-        Returns
-        -------
-        values : ndarray
-        index : ndarray of int64 or None
-            The rows of `index` and all others with a residual.
-        """
-        waiting = self.residual
-        self.residual = np.zeros_like(waiting)  # the whole residual is sent now
-        if index is None:
-            return values + waiting, None
-        # Rows that this step does not touch may wait from earlier ones: they are sent along.
-        waiting[index] += values
-        rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
-        return waiting[rows], rows
-
-    def _add_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
-        """Return `values` plus the residual of their rows, as a new array."""
-        kept = self.residual if index is None else self.residual[index]
-        total: NDArray[Any] = np.add(kept, values)
-        return total
-
-
-#: Compressors that ``Run(compression=...)`` may name.
-COMPRESSORS: dict[str, type[Compressor]] = {
-    compressor.name: compressor
-    for compressor in (Float16, EightBit, FourBit, TopK, SignificantlyModified)
-}
-
-
-def get_compressor(compression: str | Compressor | None) -> Compressor | None:
-    """Return the compressor that a string or an object names; None for none.
-
-    Parameters
-    ----------
-    compression : str, Compressor or None
-        One of ``COMPRESSORS`` or an instance.
-
-    Raises
-    ------
-    InvalidParameterError
-        For anything else; the message lists the valid names.
-
-    Examples
-    --------
-    >>> from daskml_dist.compression import get_compressor
-    >>> get_compressor('fp16')
-    Float16()
-    """
-    if compression is None or isinstance(compression, Compressor):
-        return compression
-    if isinstance(compression, str) and compression in COMPRESSORS:
-        return COMPRESSORS[compression]()
-    raise InvalidParameterError(
-        f"Unknown compression {compression!r}. Use one of {sorted(COMPRESSORS)}, an object such as "
-        f"TopK(share=0.05), or None.{suggest_nearest(compression, COMPRESSORS)}"
-    )

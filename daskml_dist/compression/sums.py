@@ -1,0 +1,474 @@
+"""Error feedback, and sums over lanes of gradients that travel compressed.
+
+`Feedback` serves one sender, whose messages a server or the other lanes unpack. In an all-reduce
+lanes sum their gradients by a `CompressedSum`, which a compressor makes: one lane at a time, with
+error feedback (`FeedbackSum`); by estimates that all know (`EstimateSum`); by matrices of low rank
+(`LowRankSum`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.compression.packed import Codec, Packed
+from daskml_dist.models.base import Parameters
+
+
+class Feedback:
+    """Error feedback: the part of a gradient that was not sent is added to the next push.
+
+    So the sum of all that was sent plus the residual is the sum of all gradients.
+
+    Parameters
+    ----------
+    compressor : Compressor
+    shape : tuple of int
+        Shape of the parameters that the pushes belong to.
+    dtype : dtype
+
+    Attributes
+    ----------
+    residual : ndarray of the shape of the parameters
+        Sum of the parts that were not sent yet.
+
+    References
+    ----------
+    F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014. S. P. Karimireddy et
+    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.compression import Feedback, TopK
+    >>> feedback = Feedback(TopK(share=0.5), (4,), np.float32)
+    >>> packed = feedback.pack(np.array([1.0, -4.0, 0.5, 2.0], dtype=np.float32))
+    >>> packed.nbytes > 0
+    True
+    """
+
+    def __init__(self, compressor: Codec, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+        self._compressor = compressor
+        self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
+
+    def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
+        """Return the packed form of `values`, the gradient sum of the rows `index` (None: all)."""
+        # Karimireddy et al. 2019, algorithm 2: p = g + e is compressed, and e becomes p less what
+        # the server makes of it. The sender decompresses too, so that both have the same numbers.
+        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = self._add_residual(values, index)
+            packed = self._compressor.compress(total.reshape(-1))
+            sent = np.empty_like(total)
+            self._compressor.decompress(packed, sent.reshape(-1))
+            total -= sent
+        self.residual[slice(None) if index is None else index] = total
+        return packed
+
+    def flush(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Any:
+        """Return `values` plus the residual to send uncompressed, and the rows that they belong to.
+
+        Returns
+        -------
+        values : ndarray
+        index : ndarray of int64 or None
+            The rows of `index` and all others with a residual.
+        """
+        waiting = self.residual
+        self.residual = np.zeros_like(waiting)  # the whole residual is sent now
+        if index is None:
+            return values + waiting, None
+        # Rows that this step does not touch may wait from earlier ones: they are sent along.
+        waiting[index] += values
+        rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
+        return waiting[rows], rows
+
+    def _add_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
+        """Return `values` plus the residual of their rows, as a new array."""
+        kept = self.residual if index is None else self.residual[index]
+        total: NDArray[Any] = np.add(kept, values)
+        return total
+
+
+Arrays = list[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LaneExchange:
+    """Ways by which lanes that step together tell each other what they have.
+
+    Parameters
+    ----------
+    gather : callable
+        Takes arrays of each of the own lanes, by lane; returns those of all lanes, in the order of
+        their numbers.
+    add : callable
+        Takes an array of each of the own lanes; returns the sum over all lanes.
+    map : callable
+        Applies a function to each of a list, maybe in several threads; returns the list of results.
+
+    Examples
+    --------
+    >>> from daskml_dist.compression import LaneExchange
+    >>> alone = LaneExchange(gather=dict, add=lambda own: sum(own.values()))
+    >>> alone.add({0: 1.5, 1: 2.0})
+    3.5
+    """
+
+    gather: Callable[[dict[int, Arrays]], dict[int, Arrays]]
+    add: Callable[[dict[int, NDArray[Any]]], NDArray[Any]]
+    map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = lambda f, some: [
+        f(one) for one in some
+    ]
+
+
+class CompressedSum(ABC):
+    """Base class of the sums over lanes of gradients that travel compressed.
+
+    Every process makes the same calls. Running means and sums of a model (``Part(buffer=True)``,
+    ``Part(additive=True)``) are no gradients, and travel as they are.
+
+    Parameters
+    ----------
+    lanes : iterable of int
+        The lanes of this process.
+    parameters : Parameters
+    dtype : dtype
+    momentum : float, default=0.0
+        Share of the average of a lane's gradients so far in the next average; 0: none is made.
+
+    Attributes
+    ----------
+    kept : dict of int to (dict of str to ndarray)
+        What each of the own lanes remembers from step to step, by names.
+    common : dict of str to ndarray
+        What all processes remember alike.
+
+    Examples
+    --------
+    >>> from daskml_dist.compression import PowerSGD
+    >>> from daskml_dist.models import Parameters, Part
+    >>> layer = Parameters((Part("weights", (100, 50)),))
+    >>> sums = PowerSGD(rank=2).make_sum([0, 1], layer, "float32")
+    >>> sums.common["right"].shape, sums.snapshot(1)["residual"].shape
+    ((100,), (5000, 1))
+    """
+
+    def __init__(
+        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike, momentum: float = 0.0
+    ) -> None:
+        is_plain = np.zeros(parameters.shape[0], bool)
+        for part in parameters.parts:
+            is_plain[parameters.rows[part.name]] = part.buffer or part.additive
+        # A slice, of which rows are a view, wherever all are compressed.
+        self._coded: Any = np.flatnonzero(~is_plain) if is_plain.any() else slice(None)
+        self._plain: NDArray[np.int64] | None = np.flatnonzero(is_plain) if is_plain.any() else None
+        self._shape = int((~is_plain).sum()), parameters.width
+        self._dtype = np.dtype(dtype)
+        self._momentum = momentum
+        names = ["residual", *(["momentum"] if momentum else [])]
+        self.kept: dict[int, dict[str, NDArray[Any]]] = {
+            lane: {name: np.zeros(self._shape, dtype) for name in names} for lane in lanes
+        }
+        self.common: dict[str, NDArray[Any]] = {}
+
+    def add_up(
+        self, own: dict[int, NDArray[Any]], exchange: LaneExchange, *, last: bool = False
+    ) -> NDArray[Any]:
+        """Return the sum over all lanes of their gradients, in a new array.
+
+        Parameters
+        ----------
+        own : dict of int to ndarray
+            Gradient of each of the own lanes.
+        exchange : LaneExchange
+        last : bool, default=False
+            Whether no step follows: then all that was left out goes with it, uncompressed.
+        """
+        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = {n: self._average(n, gradient[self._coded]) for n, gradient in own.items()}
+            coded = self._flush(values, exchange) if last else self._add(values, exchange)
+            if self._plain is None:
+                return coded
+            total = np.empty((len(self._plain) + len(coded), coded.shape[1]), coded.dtype)
+            total[self._coded] = coded
+            rest = exchange.gather({n: [g[self._plain]] for n, g in own.items()})
+            total[self._plain] = _add_in_order(rest.values())
+            return total
+
+    def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
+        """Return the average of a lane's gradients with its newest, or that alone."""
+        if not self._momentum:
+            return gradient
+        average = self.kept[lane]["momentum"]
+        average *= self._momentum
+        average += (1 - self._momentum) * gradient
+        return average
+
+    @abstractmethod
+    def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        """Return the sum over all lanes of what they send of their values."""
+
+    def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        """Return the sum over all lanes of their values and residuals."""
+        own = {}
+        for lane, gradient in values.items():
+            residual = self.kept[lane]["residual"]
+            own[lane] = [gradient + residual]
+            residual[...] = 0
+        return _add_in_order(exchange.gather(own).values())
+
+    def snapshot(self, lane: int) -> dict[str, NDArray[Any]]:
+        """Return a copy of what a lane remembers; lane 0 has what all do, too."""
+        known = self.kept[lane] | (self.common if lane == 0 else {})
+        return {name: array.copy() for name, array in known.items()}
+
+    def restore(self, lanes: Mapping[int, Mapping[str, NDArray[Any]]]) -> None:
+        """Go on from the snapshots of all lanes."""
+        for lane, own in self.kept.items():
+            for name, array in own.items():
+                array[...] = lanes[lane][name]
+        for name, array in self.common.items():
+            array[...] = lanes[0][name]
+
+
+def _add_in_order(some: Iterable[Arrays]) -> NDArray[Any]:
+    """Return the sum of the first arrays of lists, in their order, in a new array."""
+    total: NDArray[Any] | None = None
+    for array, *_ in some:
+        total = array.copy() if total is None else np.add(total, array, out=total)
+    assert total is not None, "a fit has a lane"
+    return total
+
+
+class FeedbackSum(CompressedSum):
+    """Sum of gradients that are compressed one lane at a time, with error feedback.
+
+    So nothing depends on which process has which lanes. What arrives of all lanes, and what they
+    keep, is the sum of all gradients.
+
+    Parameters
+    ----------
+    compressor : Compressor
+    lanes, parameters, dtype, momentum
+        See `CompressedSum`.
+
+    References
+    ----------
+    S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    ICML 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.compression import FeedbackSum, LaneExchange, TopK
+    >>> from daskml_dist.models import Parameters, Part
+    >>> alone = LaneExchange(gather=dict, add=lambda own: sum(own.values()))
+    >>> sums = FeedbackSum(TopK(0.5), [0, 1], Parameters((Part("w", (2,)),)), "float64")
+    >>> sums.add_up({0: np.array([[1.0], [8.0]]), 1: np.array([[2.0], [3.0]])}, alone).ravel()
+    array([ 0., 11.])
+    """
+
+    def __init__(
+        self,
+        compressor: Codec,
+        lanes: Iterable[int],
+        parameters: Parameters,
+        dtype: DTypeLike,
+        momentum: float = 0.0,
+    ) -> None:
+        super().__init__(lanes, parameters, dtype, momentum)
+        self._compressor = compressor
+
+    def pack(
+        self, lane: int, values: NDArray[Any], index: NDArray[np.int64] | None = None
+    ) -> Packed:
+        """Return the packed form of a lane's gradient of the rows `index` (None: all)."""
+        return self._feedback(lane).pack(values, index)
+
+    def flush(
+        self, lane: int, values: NDArray[Any], index: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the gradient of some rows plus all that the lane has left out, and its rows."""
+        feedback, residual = self._feedback(lane), self.kept[lane]["residual"]
+        feedback.residual = residual.copy()
+        residual[...] = 0
+        total, rows = feedback.flush(values, index)
+        assert rows is not None
+        return total, rows
+
+    def unpack(self, packed: Packed, out: NDArray[Any]) -> NDArray[Any]:
+        """Return `out`, filled with what was packed."""
+        self._compressor.decompress(packed, out.reshape(-1))
+        return out
+
+    def _feedback(self, lane: int) -> Feedback:
+        """Return the error feedback of a lane, by the residual that is kept."""
+        feedback = Feedback(self._compressor, (0,), self._dtype)
+        feedback.residual = self.kept[lane]["residual"]
+        return feedback
+
+    def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        packed = exchange.map(lambda n: list(self.pack(n, values[n]).arrays), values)
+        gathered = exchange.gather(dict(zip(values, packed, strict=True)))
+        total = np.zeros(self._shape, self._dtype)
+        sent = np.empty_like(total)
+        for arrays in gathered.values():
+            total += self.unpack(Packed(tuple(arrays)), sent)
+        return total
+
+
+class EstimateSum(CompressedSum):
+    """Sum of the lanes' estimates of their gradients, which follow these (EF21, algorithm 2).
+
+    Parameters
+    ----------
+    compressor : Compressor
+    lanes, parameters, dtype, momentum
+        See `CompressedSum`.
+    """
+
+    def __init__(
+        self,
+        compressor: Codec,
+        lanes: Iterable[int],
+        parameters: Parameters,
+        dtype: DTypeLike,
+        momentum: float = 0.0,
+    ) -> None:
+        super().__init__(lanes, parameters, dtype, momentum)
+        self._compressor = compressor
+        for own in self.kept.values():
+            own["estimate"] = own.pop("residual")
+        self.common = {"total": np.zeros(self._shape, dtype), "n_steps": np.zeros(1, np.int64)}
+
+    def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
+        if self._momentum and not self.common["n_steps"][0]:
+            self.kept[lane]["momentum"][...] = gradient  # the average of the only one so far
+        return super()._average(lane, gradient)
+
+    def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        total, sent = self.common["total"], np.empty(self._shape, self._dtype)
+        # Estimates begin with the first gradients themselves.
+        if not self.common["n_steps"][0]:
+            for lane, gradient in values.items():
+                self.kept[lane]["estimate"][...] = gradient
+            gathered = exchange.gather({n: [gradient] for n, gradient in values.items()})
+            total[...] = _add_in_order(gathered.values())
+        else:
+            packed = exchange.map(lambda n: self._follow(n, values[n]), values)
+            gathered = exchange.gather(dict(zip(values, packed, strict=True)))
+            for arrays in gathered.values():
+                self._compressor.decompress(Packed(tuple(arrays)), sent.reshape(-1))
+                total += sent
+        self.common["n_steps"] += 1
+        return total.copy()
+
+    def _follow(self, lane: int, gradient: NDArray[Any]) -> Arrays:
+        """Return what moves a lane's estimate towards its gradient, and move it."""
+        estimate = self.kept[lane]["estimate"]
+        packed = self._compressor.compress((gradient - estimate).reshape(-1))
+        change = np.empty(self._shape, self._dtype)
+        self._compressor.decompress(packed, change.reshape(-1))
+        estimate += change
+        return list(packed.arrays)
+
+    def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        # Nothing waits: the last step is one as all others.
+        return self._add(values, exchange)
+
+
+class LowRankSum(CompressedSum):
+    """Sum of gradients whose matrices are projected on few directions (PowerSGD, algorithm 1).
+
+    Parameters
+    ----------
+    rank : int
+    lanes, parameters, dtype
+        See `CompressedSum`.
+    """
+
+    def __init__(
+        self, rank: int, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+    ) -> None:
+        super().__init__(lanes, parameters, dtype)
+        self._rank = rank
+        #: First entry, rows and columns of each matrix among the entries that are no plain ones.
+        self._matrices: list[tuple[int, int, int]] = []
+        start = 0
+        for part in parameters.parts:
+            if part.buffer or part.additive:
+                continue
+            size = prod(part.shape)
+            n = part.shape[0] if len(part.shape) > 1 else 1
+            m = size // max(n, 1)
+            if rank * (n + m) < size:
+                self._matrices.append((start, n, m))
+            start += size
+        self._rest = np.ones(start, bool)
+        for first, n, m in self._matrices:
+            self._rest[first : first + n * m] = False
+        # The same on all processes: drawn by a constant seed, then the sums of steps.
+        draws = np.random.default_rng(0)
+        right = [draws.standard_normal((m, rank)).ravel() for _, _, m in self._matrices]
+        self.common = {"right": np.concatenate([np.empty(0), *right]).astype(dtype)}
+
+    def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        # Residual and gradient of each lane together, in the residual's own memory.
+        wanted = {}
+        for lane, gradient in values.items():
+            wanted[lane] = self.kept[lane]["residual"].reshape(-1)
+            wanted[lane] += gradient.reshape(-1)
+        right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
+
+        def project(lane: int) -> NDArray[Any]:
+            """Return the left factors of a lane, and all that is in no matrix."""
+            left = [
+                matrix @ factor
+                for matrix, factor in zip(self._views(wanted[lane]), right, strict=True)
+            ]
+            return np.concatenate([*(f.ravel() for f in left), wanted[lane][self._rest]])
+
+        found = exchange.map(project, wanted)
+        summed = exchange.add(dict(zip(wanted, found, strict=True)))
+        n_left = self._rank * sum(n for _, n, _ in self._matrices)
+        left = [
+            np.linalg.qr(factor)[0]
+            for factor in self._factors(summed[:n_left], [n for _, n, _ in self._matrices])
+        ]
+
+        def leave_rest(lane: int) -> NDArray[Any]:
+            """Return the right factors of a lane, and keep what they leave out."""
+            factors = []
+            for matrix, basis in zip(self._views(wanted[lane]), left, strict=True):
+                factors.append(matrix.T @ basis)
+                matrix -= basis @ factors[-1].T
+            wanted[lane][self._rest] = 0
+            return np.concatenate([np.empty(0, self._dtype), *(f.ravel() for f in factors)])
+
+        found = exchange.map(leave_rest, wanted)
+        self.common["right"][...] = exchange.add(dict(zip(wanted, found, strict=True)))
+        total = np.zeros(self._shape, self._dtype)
+        flat = total.reshape(-1)
+        flat[self._rest] = summed[n_left:]
+        right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
+        for matrix, basis, factor in zip(self._views(flat), left, right, strict=True):
+            matrix[...] = basis @ factor.T
+        return total
+
+    def _views(self, flat: NDArray[Any]) -> Arrays:
+        """Return the matrices among all entries."""
+        return [flat[at : at + n * m].reshape(n, m) for at, n, m in self._matrices]
+
+    def _factors(self, flat: NDArray[Any], rows: list[int]) -> Arrays:
+        """Return the factors that lie one behind the other."""
+        ends = np.cumsum([0, *rows]) * self._rank
+        return [flat[a:b].reshape(-1, self._rank) for a, b in itertools.pairwise(ends)]

@@ -1,0 +1,89 @@
+"""Muon: momentum whose matrices are made orthogonal before they are a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.optimizers.base import Array, Optimizer, check_decay
+
+__all__ = ["Muon"]
+
+#: Iterations, and coefficients of their quintic polynomial: singular values in (0, 1] come close to
+#: 1 (0.7 to 1.2) in five iterations, small ones fastest (Jordan et al. 2024).
+_N_ITERATIONS = 5
+_QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+@dataclass(frozen=True)
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024): steps along Nesterov's momentum, made orthogonal.
+
+    All singular values of a step are about equal, so that directions which gradients rarely show
+    move as far as others. An entry of a step has the learning rate for its root mean square, in
+    matrices and, where there is one row or column to be made orthogonal, in vectors.
+
+    It needs whole matrices, so it makes the outer steps of ``LocalSGD(outer="muon")``, whose lanes
+    hold all parameters, and no others: servers, and batches that touch few rows, cut matrices.
+
+    Parameters
+    ----------
+    momentum : float, default=0.95
+        From 0 up to, not including, 1.
+
+    References
+    ----------
+    K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Muon
+    >>> from daskml_dist.policies import LocalSGD
+    >>> LocalSGD(64, outer=Muon(momentum=0.9)).outer
+    Muon(momentum=0.9)
+    """
+
+    name = "muon"
+    adaptive = True
+    default_learning_rate = 0.01
+    state_names = ("velocity",)
+    whole_matrices = True
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_decay("momentum", self.momentum)
+
+    def _descend(
+        self, w: Array, grad: Array, opt_state: dict[str, Array], lr: Any, step: int
+    ) -> Any:
+        """Take a step of a matrix, and return its size."""
+        velocity = opt_state["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        w -= lr * _make_orthogonal(grad + self.momentum * velocity)
+        return lr
+
+
+def _make_orthogonal(matrix: Array) -> Array:
+    """Return about the nearest orthogonal matrix, scaled to a root mean square of about 1.
+
+    Newton-Schulz iterations need products alone: no decomposition, and any array library.
+    """
+    xp = namespace(matrix)
+    n_rows, n_columns = matrix.shape
+    norm = float(xp.sum(matrix * matrix)) ** 0.5
+    if norm == 0:
+        return matrix
+    matrix = matrix / norm
+    if min(n_rows, n_columns) > 1:
+        a, b, c = _QUINTIC
+        # The smaller of both products of the matrix with itself.
+        wide = n_rows > n_columns
+        x = matrix.T if wide else matrix
+        for _ in range(_N_ITERATIONS):
+            square = x @ x.T
+            x = a * x + (b * square + c * (square @ square)) @ x
+        matrix = x.T if wide else x
+    # An orthogonal matrix has min(shape) singular values of 1, and so many rows or columns.
+    return matrix * max(n_rows, n_columns) ** 0.5
