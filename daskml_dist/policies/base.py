@@ -169,7 +169,7 @@ class QuorumGate(Gate):
         super().__init__(lanes, clock)
         self._quorum = quorum
         self._grace = grace
-        self._now = now
+        self.now = now
         #: Clock of the push of each lane in the open round.
         self._arrived: dict[int, int] = {}
         #: When the open round is due; None before it has its quorum.
@@ -186,15 +186,14 @@ class QuorumGate(Gate):
         """Return the lanes of the open round once it is due, and open the next one."""
         if not self._arrived:
             return []
-        # Lanes that have left may be in the round; of the others, no more are waited for than are.
+        # Lanes that have left may be in the round, but none is waited for.
         missing = sum(lane not in self._arrived for lane in self.clocks)
-        quorum = len(self.clocks) if self._quorum is None else self._quorum
-        if missing and len(self._arrived) < quorum:
+        if missing and (self._quorum is None or len(self._arrived) < self._quorum):
             return []
         if missing and self._grace:
             if self._due is None:
-                self._due = self._now() + self._grace
-            if self._now() < self._due:
+                self._due = self.now() + self._grace
+            if self.now() < self._due:
                 return []
         self._due = None
         group = sorted(self._arrived)
@@ -205,7 +204,7 @@ class QuorumGate(Gate):
 
     def seconds_to_due(self) -> float | None:
         """Return the rest of the grace of the open round; None before it has its quorum."""
-        return None if self._due is None else max(0.0, self._due - self._now())
+        return None if self._due is None else max(0.0, self._due - self.now())
 
     def may_proceed(self, lane: int) -> bool:
         return lane not in self._arrived

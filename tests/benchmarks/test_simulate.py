@@ -50,6 +50,31 @@ SERVED = [
 # --- closed forms ----------------------------------------------------------------------------
 
 
+def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
+    costs = Costs(1.0, latency=0.5)
+    # One lane of four takes three times as long.
+    slow = Stragglers(slow_share=0.25, slow_factor=3.0)
+    all_wait = simulate(LocalSGD(10, quorum=4), costs, 4, steps=100, stragglers=slow)
+    assert all_wait.seconds == pytest.approx(10 * (30 + 1))
+    assert all_wait.updates == 10
+    # The other three meet by themselves; what the slow one knows joins their meetings, and in the
+    # end it is alone.
+    three = simulate(LocalSGD(10, quorum=3), costs, 4, steps=100, stragglers=slow)
+    assert three.updates >= 17
+    # In the background nobody waits at all.
+    behind = simulate(LocalSGD(10, quorum=3, fragments=2), costs, 4, steps=100, stragglers=slow)
+    assert behind.seconds == pytest.approx(300 + 1)
+    calm = simulate(LocalSGD(10, fragments=1), costs, 4, steps=100)
+    assert calm.seconds == pytest.approx(100 + 1)
+    # A grace takes those along that come a little later.
+    late = Stragglers(slow_share=0.25, slow_factor=1.1)
+    rounds = [
+        simulate(LocalSGD(10, quorum=3, grace=g), costs, 4, steps=100, stragglers=late).updates
+        for g in (0.0, 2.0)
+    ]
+    assert rounds[1] == 10 < rounds[0]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_round_is_compute_and_latency_and_apply(workers: int) -> None:
     costs = Costs(0.5, apply=1e-3, add=1e-4, latency=0.02)

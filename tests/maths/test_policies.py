@@ -20,6 +20,7 @@ from daskml_dist.policies import (
     Gate,
     LocalSGD,
     Policy,
+    QuorumGate,
     RoundGate,
     Synchronous,
     get_policy,
@@ -305,6 +306,85 @@ def test_staleness_zero_is_lockstep() -> None:
             assert gate.may_proceed(lane)
             _step(gate, lane)
             assert gate.may_proceed(lane) == (min(gate.clocks.values()) == clock + 1)
+
+
+# --- quorums ---------------------------------------------------------------------------------
+
+
+def test_a_round_of_a_quorum_takes_late_lanes_later() -> None:
+    gate = LocalSGD(16, quorum=2).gate([0, 1, 2])
+    assert gate.push(2, 16)
+    assert gate.pop_due_lanes() == []
+    assert not gate.may_proceed(2)
+    assert not gate.push(2, 32), "the one before was not applied"
+    assert gate.push(0, 16)
+    assert gate.pop_due_lanes() == [0, 2]
+    assert gate.may_proceed(2)
+    # The late push is part of the next round, at whatever clock it and the others are.
+    assert gate.push(1, 16)
+    assert gate.pop_due_lanes() == []
+    assert gate.clock(1) == 0, "a clock is that of what was applied"
+    assert gate.push(2, 48)
+    assert gate.pop_due_lanes() == [1, 2]
+    assert [gate.clock(lane) for lane in range(3)] == [16, 16, 48]
+    assert not gate.push(1, 16)
+    assert not gate.push(7, 16)
+
+
+def test_the_grace_of_a_round() -> None:
+    time = [100.0]
+    gate = QuorumGate([0, 1, 2, 3], quorum=2, grace=5.0, now=lambda: time[0])
+    gate.push(0, 1)
+    assert gate.pop_due_lanes() == []
+    assert gate.seconds_to_due() is None
+    gate.push(1, 1)
+    assert gate.pop_due_lanes() == []
+    assert gate.seconds_to_due() == 5.0
+    time[0] += 4
+    gate.push(2, 1)
+    assert gate.pop_due_lanes() == []
+    assert gate.seconds_to_due() == 1.0, "from the quorum on, not from the last push"
+    time[0] += 1
+    assert gate.pop_due_lanes() == [0, 1, 2]
+    assert gate.seconds_to_due() is None
+    # Nobody is waited for once all have come, or those that have not have left.
+    for lane in (3, 1, 0):
+        gate.push(lane, 2)
+    assert gate.pop_due_lanes() == []
+    gate.leave(2)
+    assert gate.pop_due_lanes() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("quorum", [1, 3, 5, None])
+@pytest.mark.parametrize("seed", range(25))
+def test_quorums_on_random_walks(seed: int, quorum: int | None) -> None:
+    """Every push is applied once, in rounds of a quorum while there are enough lanes."""
+    rng = random.Random(seed)
+    gate = LocalSGD(1, quorum=quorum, fragments=1).gate(range(5))
+    pushed: list[tuple[int, int]] = []
+    applied: list[tuple[int, int]] = []
+    open_pushes: dict[int, int] = {}
+    clocks = dict.fromkeys(range(5), 0)
+    for _ in range(300):
+        present = sorted(gate.clocks)
+        if len(present) > 1 and rng.random() < 0.01:
+            gate.leave(rng.choice(present))
+        elif going := [lane for lane in present if gate.may_proceed(lane)]:
+            lane = rng.choice(going)
+            clocks[lane] += 1
+            assert gate.push(lane, clocks[lane])
+            open_pushes[lane] = clocks[lane]
+            pushed.append((lane, clocks[lane]))
+        waiting = set(gate.clocks) - set(open_pushes)
+        if group := gate.pop_due_lanes():
+            assert len(group) >= (quorum or 5) or not waiting
+            assert set(group) == set(open_pushes)
+            applied += open_pushes.items()
+            open_pushes.clear()
+        else:
+            assert len(open_pushes) < (quorum or 5)
+            assert waiting or not open_pushes
+    assert sorted(applied + list(open_pushes.items())) == sorted(pushed)
 
 
 # --- the table -------------------------------------------------------------------------------

@@ -231,6 +231,9 @@ class LinearStepsFamily(Family):
         own = self.policy(estimator)
         policy = own if name == own.name else get_policy(name)
         both_ways, steps = 2.0 * work.message, work.meetings
+        if policy.averages and policy.uses_shards:
+            pushes = max(steps * work.passes // policy.average_every, 1)
+            return both_ways * pushes * place.lanes
         if not policy.lockstep:
             per_lane = steps * (1 / policy.push_every + 1 / policy.pull_every) / 2
             return both_ways * per_lane * place.lanes * work.passes

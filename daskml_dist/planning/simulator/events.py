@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
-from daskml_dist.policies.base import Gate, Policy
+from daskml_dist.policies.base import Gate, Policy, QuorumGate
 from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
 
@@ -184,6 +185,8 @@ def simulate(
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes)
+    if policy.loop == "decoupled":
+        return _DecoupledSimulation(policy, costs, seconds, n_bytes).outcome()
     run = _ServerSimulation(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
     return run.outcome(workers * steps)
 
@@ -241,6 +244,119 @@ def _simulate_replicas(
         updates=n_meetings,
         use={"worker network": network / total},
     )
+
+
+# --- decoupled lanes -------------------------------------------------------------------------
+
+
+class _DecoupledSimulation:
+    """Simulation of lanes that step alone, and exchange their ways with one server.
+
+    Fragments are taken as one message of all parameters, sent at one time.
+    """
+
+    def __init__(
+        self, policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
+    ) -> None:
+        self._policy, self._costs, self._bytes = policy, costs, n_bytes
+        self._workers, self._steps = seconds.shape
+        self._every = min(policy.average_every, self._steps)
+        #: Seconds of the first steps of each worker: those between two clocks are a difference.
+        self._until = np.concatenate([np.zeros((self._workers, 1)), seconds.cumsum(axis=1)], axis=1)
+        self._gate = policy.gate(range(self._workers))
+        self._now = 0.0
+        if isinstance(self._gate, QuorumGate):
+            self._gate.now = lambda: self._now
+        self._clocks = [0] * self._workers
+        #: Workers whose push has no answer yet, and those that do nothing until it comes.
+        self._open: set[int] = set()
+        self._idle: set[int] = set()
+        #: Workers that have sent their last push.
+        self._done: set[int] = set()
+        #: Heap of time, tie-breaker, what happens, and to which worker (-1: to all).
+        self._events: list[tuple[float, int, Callable[[int], None], int]] = []
+        self._ties = itertools.count()
+        #: When the server's card is free again to receive and to send, and seconds of each.
+        self._free, self._used = [0.0, 0.0], [0.0, 0.0]
+        self._updates = 0
+
+    def outcome(self) -> SimulatedRun:
+        """Run until each worker has made all steps, and the server has applied them."""
+        for worker in range(self._workers):
+            self._step_on(worker)
+        while self._events:
+            self._now, _, happen, worker = heapq.heappop(self._events)
+            happen(worker)
+        return SimulatedRun(
+            self._workers,
+            self._now,
+            float(self._until[:, -1].sum()),
+            self._workers * self._steps,
+            updates=self._updates,
+            use={"server network": max(self._used) / self._now},
+        )
+
+    def _at(self, time: float, happen: Callable[[int], None], worker: int) -> None:
+        heapq.heappush(self._events, (time, next(self._ties), happen, worker))
+
+    def _step_on(self, worker: int) -> None:
+        """Make the steps of a worker up to its next push."""
+        clock = self._clocks[worker]
+        self._clocks[worker] = reached = min(clock + self._every, self._steps)
+        seconds = self._until[worker, reached] - self._until[worker, clock]
+        self._at(self._now + seconds, self._reach, worker)
+
+    def _reach(self, worker: int) -> None:
+        """Push where the last push is answered; else wait for that, or step on without."""
+        waits = self._policy.quorum is None or self._clocks[worker] == self._steps
+        if worker in self._open and waits:
+            self._idle.add(worker)
+            return
+        if worker not in self._open:
+            self._open.add(worker)
+            self._at(self._pass_card(0, self._costs.latency), self._arrive, worker)
+            if self._clocks[worker] == self._steps:
+                self._done.add(worker)
+        if self._policy.fragments and self._clocks[worker] < self._steps:
+            self._step_on(worker)
+
+    def _pass_card(self, way: int, after: float) -> float:
+        """Return when a message of all parameters has passed the server's card, in (0) or out."""
+        transfer = float(self._bytes / self._costs.bandwidth)
+        self._free[way] = max(self._free[way], self._now + after) + transfer
+        self._used[way] += transfer
+        return self._free[way]
+
+    def _arrive(self, worker: int) -> None:
+        """Take a push at the server."""
+        self._gate.push(worker, self._gate.clock(worker) + 1)
+        self._apply(worker)
+
+    def _apply(self, _: int) -> None:
+        """Apply what is due, and answer; look again once the grace of the round is over."""
+        group = self._gate.pop_due_lanes()
+        if not group:
+            if (seconds := self._gate.seconds_to_due()) is not None:
+                self._at(self._now + seconds, self._apply, -1)
+            return
+        self._updates += 1
+        costs = self._costs
+        seconds = costs.message * len(group) + costs.apply * self._bytes
+        seconds += costs.add * self._bytes * (len(group) - 1)
+        for worker in group:
+            self._at(self._pass_card(1, seconds) + costs.latency, self._take_answer, worker)
+
+    def _take_answer(self, worker: int) -> None:
+        """Go on where the worker waited; leave where it is done."""
+        self._open.discard(worker)
+        if worker in self._idle:
+            self._idle.discard(worker)
+            self._reach(worker)
+        elif worker in self._done:
+            self._gate.leave(worker)
+            self._apply(-1)
+        elif not self._policy.fragments:
+            self._step_on(worker)
 
 
 # --- with servers ----------------------------------------------------------------------------
