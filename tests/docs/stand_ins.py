@@ -209,6 +209,7 @@ STAND_INS = {
     "docs/planning.md": Given(_in_memory, slow=True),
     "docs/policies.md": Given(_classes),
     "docs/policies_measured.md": Given(_in_memory, slow=True),
+    "docs/privacy.md": Given(_classes),
     "docs/recommender.md": Given(_ratings, slow=True),
     "docs/recovery.md": Given(_classes),
     "docs/serving.md": Given(_classes),
