@@ -6,7 +6,8 @@ of up to :data:`SHUFFLED_BLOCKS` blocks whose rows are shuffled together, so tha
 sorted (by label, by time) still give mixed batches while only one group need be in memory. Large
 batches are drawn as runs of neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which
 memory serves faster (two-level shuffling, Xu et al. 2022). The order depends on (random_state,
-pass, block) alone, never on which worker runs the lane.
+pass, block) alone, never on which worker runs the lane. Private fits draw each row of a batch by
+itself (`PoissonRows`).
 """
 
 from __future__ import annotations
