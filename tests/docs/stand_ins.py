@@ -193,6 +193,7 @@ STAND_INS = {
     "docs/ensembles.md": Given(_classes, slow=True),
     "docs/export.md": Given(_classes_and_ratings),
     "docs/fault_tolerance.md": Given(_fitted),
+    "docs/federated.md": Given(_nothing, slow=True),
     "docs/first_fit.md": Given(_first_fit, slow=True),
     "docs/forests.md": Given(_nothing, slow=True),
     "docs/frequent_patterns.md": Given(_baskets, slow=True),
