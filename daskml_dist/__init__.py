@@ -11,15 +11,17 @@ from daskml_dist.parameters.run import Run
 if TYPE_CHECKING:
     from daskml_dist.inference import load, save
     from daskml_dist.planning import advise
+    from daskml_dist.privacy import DP
 
-__all__ = ["Run", "__version__", "advise", "load", "save"]
+__all__ = ["DP", "Run", "__version__", "advise", "load", "save"]
 
-#: Functions whose rooms load Dask, which the maths does without.
-_LATE = {"advise": "planning", "load": "inference", "save": "inference"}
+#: Names that are imported when they are asked for: functions whose rooms load Dask, which the maths
+#: does without, and what few fits use.
+_LATE = {"DP": "privacy", "advise": "planning", "load": "inference", "save": "inference"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function when it is first asked for (PEP 562)."""
+    """Import a name when it is first asked for (PEP 562)."""
     if name in _LATE:
         return getattr(import_module(f"daskml_dist.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -53,6 +53,8 @@ class Step:
     row_rate_sums, rate_sum : float64 array of shape (n_rows,) or None, float
         Rate sum up to which each row's penalty has been applied, and the sum of the learning rates
         by now.
+    noise : array of shape (n_rows, width) or None
+        Added to the gradient of the summed loss.
     """
 
     w: Any
@@ -67,6 +69,7 @@ class Step:
     coordinates: bool = False
     row_rate_sums: Any = None
     rate_sum: float = 0.0
+    noise: Any = None
 
     def state(self, optimizer: Any) -> list[Any]:
         """Return the parameters, then the optimizer's state in the order of its `state_names`."""
@@ -416,9 +419,10 @@ class Backend(ABC):
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
         few: bool = False,
+        clips: bool = False,
     ) -> Any | None:
         """Return a callable that reads a batch's rows where the blocks lie, without copies, or
-        None.
+        None. `clips`: the weights of the rows bound their slopes, and are no factors.
         """
         return None
 

@@ -377,6 +377,7 @@ class CupyBackend(Backend):
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
         few: bool = False,
+        clips: bool = False,
     ) -> DeviceGather | None:
         """Return a gather whose kernels read batch rows in place from the blocks, or None."""
         (X, y, _), *_ = blocks.values()

@@ -54,6 +54,16 @@ def _write_losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters
         raw[t] = slope * weight[t]
 
 
+def _write_clipped_losses(
+    n: Any, y: Any, bound: Any, raw: Any, values: Any, parameters: Any
+) -> None:
+    """Write each row's derivative into `raw`, clipped to the row's bound; tell no losses."""
+    for t in range(n):
+        _, slope = _evaluate_row(y[t], raw[t], parameters)
+        values[t] = 0
+        raw[t] = min(max(slope, -bound[t]), bound[t])
+
+
 def _add_tile_gradient(
     n: Any, where: Any, y: Any, weight: Any, g: Any, values: Any, w: Any, grad: Any,
     parameters: Any, d: Any,
@@ -219,6 +229,27 @@ def _take_steps(
             _update_at_rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
 
 
+def _take_noisy_steps(
+    blocks: Any, parts: Any, rows: Any, rates: Any, numbers: Any, noise: Any, state: Any, grad: Any,
+    n_penalised: Any, l1: Any, l2: Any, parameters: Any, n_features: Any,
+) -> None:  # fmt: skip
+    """Take an optimizer's step along each batch's gradient plus noise, as `_take_steps` does.
+
+    `noise` is of shape (n_batches, n_parameters). Every batch has parts, also one without rows.
+    """
+    w, p = state[0], np.int64(0)
+    number = w.dtype.type
+    for b in range(len(rows)):
+        _, p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
+        for j in range(len(w)):
+            grad[j] += noise[b, j]
+        n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
+        if rate > 0:
+            _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
+        else:
+            _update_at_rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
+
+
 class HostGather:
     """Gather of rows of dense blocks.
 
@@ -230,13 +261,19 @@ class HostGather:
         C-contiguous and of one dtype; all have weights or none.
     n_rows : int
         Of a batch at most.
+    clips : bool, default=False
+        Whether the weights are bounds of the rows' derivatives, as in private fits.
     """
 
     #: Batches that are gathered together.
     most = 1
 
     def __init__(
-        self, loss: Any, blocks: Mapping[int, tuple[Any, Any, Any | None]], n_rows: int
+        self,
+        loss: Any,
+        blocks: Mapping[int, tuple[Any, Any, Any | None]],
+        n_rows: int,
+        clips: bool = False,
     ) -> None:
         self._hold(blocks)
         first = next(iter(blocks.values()))[0]
@@ -247,7 +284,8 @@ class HostGather:
         )
         self.parameters = tuple(map(float, loss.parameters))
         evaluate_row = ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row)
-        losses = compiled_with(_write_losses, _evaluate_row=evaluate_row)
+        write = _write_clipped_losses if clips else _write_losses
+        losses = compiled_with(write, _evaluate_row=evaluate_row)
         tile = compiled_with(_add_tile_gradient, reassociates=True, _write_losses=losses)
         self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
 
@@ -303,11 +341,16 @@ class BatchSteps(ReplicaSteps):
         self._rest = *penalty, gather.parameters, gather.n_features
         loops = [compile_update(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
         self._loop = compiled_with(
-            _take_steps,
+            self._compiled_form(),
             _set_batch_gradient=gather.gradient,
             _update_state=loops[0],
             _update_at_rest=loops[1],
         )
+
+    @staticmethod
+    def _compiled_form() -> Callable[..., None]:
+        """Return the function that is compiled."""
+        return _take_steps
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps."""
@@ -320,6 +363,26 @@ class BatchSteps(ReplicaSteps):
         losses, parts = np.empty(len(steps)), self._gather.parts(batches)
         self._loop(self._gather.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
+
+
+class NoisyBatchSteps(BatchSteps):
+    """Steps of one replica along the batches of one gather, with noise in each step's gradient."""
+
+    @staticmethod
+    def _compiled_form() -> Callable[..., None]:
+        return _take_noisy_steps
+
+    def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
+        """Make steps; their losses are told as 0."""
+        rows = np.array([step.rows for step in steps], np.float64)
+        rates = np.array([step.lr for step in steps], np.float64)
+        numbers = [self._optimizer.coefficients(step.number) for step in steps]
+        noise = np.stack([step.noise[:, 0] for step in steps])
+        given = rows, rates, np.array(numbers, self._scratch.dtype), noise
+        state = tuple(array.reshape(-1) for array in self._state)
+        parts = self._gather.parts(batches)
+        self._loop(self._gather.where, parts, *given, state, self._scratch, *self._rest)
+        return np.zeros(len(steps))
 
 
 def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:

@@ -361,6 +361,7 @@ class NumpyBackend(Backend):
         blocks: Mapping[int, tuple[Any, Any, Any | None]],
         n_rows: int,
         few: bool = False,
+        clips: bool = False,
     ) -> Any | None:
         """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
         None.
@@ -382,7 +383,7 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends.host_gather import HostGather
 
-        return HostGather(loss, blocks, n_rows)
+        return HostGather(loss, blocks, n_rows, clips)
 
     def stream_gather(
         self,
@@ -412,7 +413,8 @@ class NumpyBackend(Backend):
             return csr_team.CSRSteps(gather, optimizer, step)
         from daskml_dist.backends import host_gather
 
-        return host_gather.BatchSteps(gather, optimizer, step)
+        kind = host_gather.BatchSteps if step.noise is None else host_gather.NoisyBatchSteps
+        return kind(gather, optimizer, step)
 
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer

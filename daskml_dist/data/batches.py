@@ -6,12 +6,14 @@ of up to :data:`SHUFFLED_BLOCKS` blocks whose rows are shuffled together, so tha
 sorted (by label, by time) still give mixed batches while only one group need be in memory. Large
 batches are drawn as runs of neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which
 memory serves faster (two-level shuffling, Xu et al. 2022). The order depends on (random_state,
-pass, block) alone, never on which worker runs the lane.
+pass, block) alone, never on which worker runs the lane. Private fits draw each row of a batch by
+itself (`PoissonRows`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -417,6 +419,80 @@ class ClientRows(LaneRows):
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
         drawn = itertools.chain.from_iterable(map(super().batches, self._own_passes(pass_)))
         return itertools.islice(drawn, start, self._steps.n_steps)
+
+
+#: Rows that are drawn together at least (Poisson sampling): a call of NumPy costs as much as some
+#: hundred of them.
+_MIN_DRAWN_ROWS = 1 << 10
+
+
+class PoissonRows(LaneRows):
+    """Batches of one lane in which each row is with the same probability, independently.
+
+    The size of a batch varies; that of a batch of all lanes is binomial. Batches are drawn anew in
+    each step: a row may be in several batches of a pass, or in none.
+
+    Parameters
+    ----------
+    spec : LaneSpec
+    n_steps : int
+        Batches in a pass; a row is in each with probability ``1 / n_steps``.
+    seed : int
+        Of any size.
+    """
+
+    def __init__(self, spec: LaneSpec, n_steps: int, seed: int) -> None:
+        super().__init__(spec, n_steps, seed, shuffle=False)
+
+    def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
+        """Yield the batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
+        if self._n_steps == 1 or not self.n_rows:
+            yield from super().batches(pass_, start)
+            return
+        members = [segment for segment in self.segments if len(segment)]
+        edges = np.cumsum([0, *map(len, members)])
+        for step, at in enumerate(self._draw_positions(pass_, members)):
+            if step < start:
+                continue
+            batch: list[DrawnRows] = [(members[0].block, at + members[0].start)]
+            if len(members) > 1:
+                cuts = np.searchsorted(at, edges)
+                batch = [
+                    (segment.block, at[a:b] - edge + segment.start)
+                    for segment, edge, a, b in zip(members, edges, cuts, cuts[1:], strict=False)
+                    if a < b
+                ]
+            # A batch without rows is a step all the same: of noise alone.
+            yield batch or [(members[0].block, np.empty(0, np.intp))]
+
+    def _draw_positions(self, pass_: int, members: list[Segment]) -> Iterator[NDArray[np.intp]]:
+        """Yield the sorted positions, among all rows of the lane, of each batch of a pass."""
+        # All steps of the pass make one row of independent trials, one for each row and step: the
+        # gaps between successes are geometric, so that only the rows that are drawn cost time.
+        random, n_rows = self._random(pass_, *members), self.n_rows
+        at_once = max(_MIN_DRAWN_ROWS, min(_POSITIONS_AHEAD, n_rows))
+        # A whole number of a geometric distribution is an exponential one, rounded down: NumPy's
+        # own draws cost four times as much.
+        scale = -1 / math.log1p(-1 / self._n_steps)
+        step, last, rest = 0, -1, np.empty(0, np.intp)
+        while step < self._n_steps:
+            gaps = random.standard_exponential(at_once)
+            gaps *= scale
+            drawn = gaps.astype(np.intp)
+            drawn += 1
+            drawn[0] += last
+            drawn = np.cumsum(drawn, out=drawn)
+            last = int(drawn[-1])
+            # Steps of which all rows are drawn by now; the rest of the draws begins the next one.
+            done = min(last // n_rows, self._n_steps)
+            rest = np.concatenate([rest, drawn])
+            if done == step:
+                continue
+            firsts = np.arange(step, done + 1) * n_rows
+            cuts = np.searchsorted(rest, firsts[1:]).tolist()
+            for first, a, b in zip(firsts.tolist(), [0, *cuts], cuts, strict=False):
+                yield rest[a:b] - first
+            step, rest = done, rest[cuts[-1] :]
 
 
 class _GroupOrder:

@@ -1,7 +1,13 @@
-"""Drawn data sets of any size, as lazy Dask Arrays, for benchmarks and tests."""
+"""Drawn data sets of any size, as lazy Dask Arrays, and partitions of rows among clients."""
 
 from __future__ import annotations
 
+from daskml_dist.datasets._clients import (
+    partition_by_class,
+    partition_by_column,
+    partition_by_dirichlet,
+    partition_by_groups,
+)
 from daskml_dist.datasets._generated import (
     make_blobs,
     make_classification,
@@ -9,4 +15,13 @@ from daskml_dist.datasets._generated import (
     make_regression,
 )
 
-__all__ = ["make_blobs", "make_classification", "make_counts", "make_regression"]
+__all__ = [
+    "make_blobs",
+    "make_classification",
+    "make_counts",
+    "make_regression",
+    "partition_by_class",
+    "partition_by_column",
+    "partition_by_dirichlet",
+    "partition_by_groups",
+]

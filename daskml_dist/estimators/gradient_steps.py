@@ -32,10 +32,17 @@ from daskml_dist.estimators.base import BaseOnRows, choose_client
 from daskml_dist.models.base import StepModel
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
+from daskml_dist.parameters.privacy import (
+    check_privacy,
+    make_private_settings,
+    refuse_more_rows,
+    refuse_weights,
+)
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import get_penalty
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.policies.base import Pipeline, Policy
+from daskml_dist.privacy import PrivacySpent
 from daskml_dist.ps.rule import OUTER_PREFIX, UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import get_schedule
@@ -81,11 +88,15 @@ class BaseSteps(BaseOnRows):
     checkpoint : Checkpoint or None, default=None
         Where and how often :meth:`fit` saves itself, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.
+    privacy : DP or None, default=None
+        Budget of a differentially private fit, see :class:`daskml_dist.DP` and :doc:`/privacy`.
 
     Attributes
     ----------
     t_ : float
-        Rows that the parameters were trained on.
+        Rows that the parameters were trained on; of a private fit, the mean number.
+    privacy_spent_ : PrivacySpent
+        What the fit has spent, of private fits alone.
 
     Examples
     --------
@@ -136,6 +147,7 @@ class BaseSteps(BaseOnRows):
         "validation_fraction": 0.1,
         "warm_start": False,
         "checkpoint": None,
+        "privacy": None,
         "random_state": None,
     }
     _run_used = tuple(Run().get_params())
@@ -145,6 +157,7 @@ class BaseSteps(BaseOnRows):
     #: Parameters and optimizer state of the last fit, to go on from.
     _state: ShardState
     _last_model: Any
+    privacy_spent_: PrivacySpent
 
     @abstractmethod
     def _model(self, rows: DatasetInfo, last: Any) -> StepModel:
@@ -170,7 +183,12 @@ class BaseSteps(BaseOnRows):
         """Check every parameter, before any work is started; return the settings of the fit."""
         params = self._params()
         check_steps(params)
-        return make_step_settings(params, policy, self._run_settings())
+        check_privacy(params["privacy"])
+        settings = make_step_settings(params, policy, self._run_settings())
+        if settings.privacy is None:
+            return settings
+        # As the user gave them: a schedule may stand in the place of a rate by now.
+        return make_private_settings(settings, params | self._all_params())
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -220,6 +238,8 @@ class BaseSteps(BaseOnRows):
         With `go_on` of None, `warm_start` decides, unless there is a `start`.
         """
         self._check_no_stream("fit or partial_fit")
+        if settings.privacy is not None and sample_weight is not None:
+            raise refuse_weights()
         if go_on is None:
             go_on = start is None and self._continues_last_fit()
         # A pilot may have chosen another optimizer for the last fit, whose state goes on.
@@ -243,6 +263,11 @@ class BaseSteps(BaseOnRows):
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
             result = self._run_training(job, fit)
             self._set_result(fit.steps.model, result, rows, more=go_on and initial is not None)
+            if "privacy_spent_" in vars(self):
+                del self.privacy_spent_
+            if fit.work.privacy is not None and isinstance(result.state, ShardState):
+                # Steps that an interrupted fit has made are spent as well.
+                self.privacy_spent_ = fit.work.privacy.spent(result.state.step)
             self.history_ = job.make_history(
                 fit,
                 result,
@@ -363,6 +388,8 @@ class BaseSteps(BaseOnRows):
 
     def _check_one_pass(self) -> None:
         """Raise if `early_stopping` is set, which needs several passes."""
+        if self._params()["privacy"] is not None:
+            raise refuse_more_rows()
         if self._params()["early_stopping"]:
             raise InvalidParameterError(
                 "early_stopping should be False with partial_fit: it makes one pass. Set "
@@ -656,6 +683,7 @@ def make_step_settings(
         groups=params["groups"],
         pipeline=pipeline,
         dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
+        privacy=params["privacy"],
     )
     if run.shard == "features":
         check_column_settings(settings)

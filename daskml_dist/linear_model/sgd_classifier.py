@@ -12,6 +12,7 @@ from daskml_dist.losses.base import LABEL_LOSS_NAMES, Loss, label_loss_of
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
+from daskml_dist.privacy import DP
 from daskml_dist.schedules import Schedule
 
 
@@ -111,6 +112,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         device: str = "auto",
         callbacks: Any = None,
         checkpoint: Any = None,
+        privacy: DP | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -140,6 +142,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+        self.privacy = privacy
 
     def _loss(self) -> Loss:
         # A loss of regression is for targets of -1 and +1.

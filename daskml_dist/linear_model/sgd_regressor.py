@@ -11,6 +11,7 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
+from daskml_dist.privacy import DP
 from daskml_dist.schedules import Schedule
 
 
@@ -103,6 +104,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         device: str = "auto",
         callbacks: Any = None,
         checkpoint: Any = None,
+        privacy: DP | None = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -130,6 +132,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+        self.privacy = privacy
 
     def _loss(self) -> Loss:
         return set_loss_epsilon(super()._loss(), self.loss, self.epsilon)

@@ -354,6 +354,9 @@ class StepModel(Model):
         Mean number of parameter rows with a nonzero gradient for a row of data, if the gradient is
         row-sparse; None: it is dense. A step of a row-sparse model pulls, pushes and updates only
         the rows that :meth:`touched` returns, and their optimizer state.
+    row_clip : float or None
+        Largest norm of the gradient of one row, to which longer ones are scaled down (differential
+        privacy); None: they are not. Losses are then told as 0, since no noise hides them.
     starts_threads : bool
         Whether the model starts threads that may outlive a fit. Trainers then do not pin themselves
         to a share of the cores, since the threads would inherit the affinity.
@@ -380,7 +383,15 @@ class StepModel(Model):
     parameters: Parameters
     linear: LinearForm | None = None
     touches: float | None = None
+    row_clip: float | None = None
     starts_threads: ClassVar[bool] = True
+
+    def bound_slopes(self, X: Any) -> NDArray[Any] | None:
+        """Return what :meth:`add_gradient` gets as the weights of rows where it clips gradients.
+
+        A function of each row alone, computed once a fit; None, the default: nothing.
+        """
+        return None
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """Return the initial parameters: a new array of ``parameters.shape``; zeros by default."""

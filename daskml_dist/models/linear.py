@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.namespace import (
@@ -76,6 +77,10 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         Whether gradients of dense rows on the CPU are computed by NumPy rather than by a compiled
         kernel. The choice depends on the shape of the whole data set alone, so that any number of
         workers, with numba's cache warm or cold, computes the same bits.
+    row_clip : float or None, default=None
+        Largest norm of the gradient of a row. That gradient is the row, and a 1 for the intercept,
+        times the slope of its loss: a bound of the slope clips it (:meth:`bound_slopes`), and
+        stands in the place of the row's weight.
     """
 
     loss: Loss
@@ -89,6 +94,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     touches: float | None = field(default=None, compare=False)
     row_size: float | None = field(default=None, compare=False)
     few_entries: bool = field(default=False, compare=False, repr=False)
+    row_clip: float | None = None
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
     linear: LinearForm = field(init=False, repr=False, compare=False)
@@ -171,7 +177,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             "loss": self.loss.name if plain_repr else repr(self.loss),
             "shape": self.shape,
             "fit_intercept": self.fit_intercept,
-        }
+        } | ({} if self.row_clip is None else {"row_clip": self.row_clip})
 
     def origin(self) -> Any:
         """Return the shift that was subtracted from the targets."""
@@ -239,10 +245,12 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         """
         X, y, weight = rows.X, rows.y, rows.weight
         kernel = self.linear.dense_kernel if is_host(X) else self.loss.kernel
-        # One pass over X that computes predictions, losses and the gradient.
-        fused = backend.add_fused(kernel, w, X, y, weight, out, self.loss.parameters)
-        if fused is not None:
-            return fused
+        # One pass over X that computes predictions, losses and the gradient. It multiplies by
+        # weights, which are bounds where rows are clipped.
+        if self.row_clip is None:
+            fused = backend.add_fused(kernel, w, X, y, weight, out, self.loss.parameters)
+            if fused is not None:
+                return fused
         first, *others = backend.row_blocks(X)
         if not others:
             return self._add_rows(w, X, y, weight, out, backend)
@@ -265,6 +273,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def _loss_gradient(self, raw: Any, y: Any, weight: Any | None) -> tuple[Any, Any]:
         """Return the weighted sum of the losses, and its gradient with respect to `raw`."""
         losses, g = self._compute_losses(raw, y)
+        if self.row_clip is not None:
+            return 0.0, _clip_slopes(g, weight)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
@@ -284,6 +294,20 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         values, g = self.loss.value_and_gradient(*flat)
         inverse_units = numbers([1 / unit for unit in self.units], raw)
         return xp.reshape(values, (n, -1)) @ inverse_units, xp.reshape(g, (n, -1))
+
+    def bound_slopes(self, X: Any) -> NDArray[Any] | None:
+        """Return the largest slope of each row whose gradient is not longer than `row_clip`."""
+        if self.row_clip is None:
+            return None
+        squares = (
+            X.multiply(X).sum(axis=1)
+            if sparse.issparse(X)
+            else np.einsum("ij,ij->i", X, X, dtype=np.float64)
+        )
+        norms = np.sqrt(np.asarray(squares, np.float64).ravel() + float(self.fit_intercept))
+        with np.errstate(divide="ignore"):  # a row of zeros adds nothing, whatever its slope
+            bounds: NDArray[Any] = (self.row_clip / norms).astype(X.dtype)
+        return bounds
 
     # -- shards of features ----------------------------------------------------------------------
 
@@ -360,6 +384,18 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         if self.n_classes:
             return float(sums[1] / total)
         return float(r2_of_sums(total, *sums[1:].reshape(3, -1)).mean())
+
+
+def _clip_slopes(slopes: Any, bounds: Any) -> Any:
+    """Return slopes whose norm over the outputs is at most each row's bound."""
+    xp = namespace(slopes)
+    if slopes.ndim == 1:
+        return xp.clip(slopes, -bounds, bounds)
+    norms = xp.sqrt(total(slopes * slopes, axis=1))
+    # Shorter ones stay to the bit. A norm of 0 is never longer than a bound.
+    is_long = norms > bounds
+    factors = xp.where(is_long, bounds / xp.where(is_long, norms, bounds), xp.ones_like(bounds))
+    return slopes * factors[:, None]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from daskml_dist.backends.base import Backend, SparseRows
+from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.host_memory import keep_freed_memory
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
@@ -145,6 +146,8 @@ class MLP(StagedModel, ColumnModel):
         0 for regression.
     several : bool, default=False
         Whether targets are two-dimensional: multi-output regression, or multilabel indicators.
+    row_clip : float or None, default=None
+        Largest norm of the gradient of a row, over all layers.
     """
 
     loss: Loss
@@ -152,6 +155,7 @@ class MLP(StagedModel, ColumnModel):
     activation: str
     n_classes: int
     several: bool = False
+    row_clip: float | None = None
 
     #: Its only threads are those of BLAS, which trainers limit.
     starts_threads: ClassVar[bool] = False
@@ -271,6 +275,9 @@ class MLP(StagedModel, ColumnModel):
             outputs = self._forward(arrays, part.X, layers, backend, "layer")
             found, slope = self.loss_gradient(outputs[-1], part, backend)
             memory = [part.X, *outputs]
+            if self.row_clip is not None:
+                self._add_clipped(arrays, gradients, memory, slope, backend)
+                continue
             self._backward(arrays, gradients, memory, slope, layers, backend, "below")
             loss = loss + found
         return loss
@@ -371,6 +378,33 @@ class MLP(StagedModel, ColumnModel):
                 slope = backend.matmul(slope, arrays[i][0].T, use and f"{use} {layers[i]}")
         return slope
 
+    def _add_clipped(
+        self, arrays: _Arrays, gradients: _Arrays, memory: list[Any], slope: Any, backend: Backend
+    ) -> None:
+        """Add the gradients of rows, each clipped to the norm `row_clip`, to `gradients`.
+
+        A row's gradient of a layer is the outer product of the layer's input, with a 1 for the
+        intercepts, and of the slope by its output: its norm is the product of both norms, and no
+        row's gradient is ever made (Goodfellow, "Efficient per-example gradient computations",
+        2015).
+        """
+        xp, slopes, squares = namespace(slope), [slope], 0.0
+        for i in range(len(arrays) - 1, -1, -1):
+            if i < len(arrays) - 1:
+                ACTIVATIONS[self.activation].pull_back(slopes[0], memory[i + 1])
+            of_input = _sum_squares(memory[i]) + 1
+            squares = squares + of_input * _sum_squares(slopes[0])
+            if i:
+                slopes.insert(0, backend.matmul(slopes[0], arrays[i][0].T, f"below {i}"))
+        norms = xp.sqrt(squares)
+        is_long = norms > self.row_clip
+        factors = xp.where(is_long, self.row_clip / xp.where(is_long, norms, 1.0), 1.0)
+        factors = cast(factors, slope.dtype)[:, None]
+        for (to_weights, to_shift), x, own in zip(gradients, memory[:-1], slopes, strict=True):
+            own *= factors
+            to_shift += cast(total(own, axis=0), to_shift.dtype)
+            _add_transposed_product(x, own, to_weights, backend)
+
     def _compute_losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
         """Return the loss of each row, and its gradient with respect to the raw outputs."""
         if self.n_outputs == 1:
@@ -432,12 +466,21 @@ class MLP(StagedModel, ColumnModel):
             "layers": list(self.sizes),
             "activation": self.activation,
             "several": self.several,
-        }
+        } | ({} if self.row_clip is None else {"row_clip": self.row_clip})
 
 
 def _is_dense(X: Any) -> bool:
     """Return whether X is neither the backend's sparse rows nor a matrix of SciPy or CuPy."""
     return not isinstance(X, SparseRows) and not hasattr(X, "tocsr")
+
+
+def _sum_squares(X: Any) -> Any:
+    """Return the sum of squares of each row, in float64; of rows that may be sparse."""
+    if _is_dense(X):
+        xp = namespace(X)
+        return total(cast(X, xp.float64) ** 2, axis=1)
+    rows = X.X[X.rows] if isinstance(X, CSRRows) else X
+    return np.asarray(rows.multiply(rows).sum(axis=1), np.float64).ravel()
 
 
 def _multiply_rows(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:

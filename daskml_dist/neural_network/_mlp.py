@@ -179,7 +179,9 @@ class BaseMLP(BaseNetwork, BaseRounds):
             check_flag(name, params[name])
         _resolve_hidden_sizes(params["hidden_layer_sizes"])
         # Ignored silently they would look as if they had an effect.
-        unused = [n for n in ("optimizer", "schedule", "pipeline") if params[n] is not None]
+        unused = [
+            n for n in ("optimizer", "schedule", "pipeline", "privacy") if params[n] is not None
+        ]
         if self._by_rounds and unused:
             raise InvalidParameterError(
                 f'solver="lbfgs" asks for sums over all rows: it does not use {unused[0]}='
@@ -311,6 +313,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             params["activation"],
             0 if rows.classes is None else len(rows.classes),
             rows.summary.n_targets is not None,
+            None if params["privacy"] is None else float(params["privacy"].clip),
         )
         # Layers may have been changed between fits by `set_params`, or y may have other columns.
         if last is not None and last.sizes != model.sizes:

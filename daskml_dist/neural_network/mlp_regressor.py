@@ -18,6 +18,7 @@ from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Pipeline, Policy
+from daskml_dist.privacy import DP
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 
@@ -94,6 +95,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         device: str = "auto",
         callbacks: Any = None,
         checkpoint: Any = None,
+        privacy: DP | None = None,
     ) -> None:
         self.loss = loss
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -127,6 +129,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         self.device = device
         self.callbacks = callbacks
         self.checkpoint = checkpoint
+        self.privacy = privacy
 
     def _loss(self) -> Loss:
         return get_loss(self.loss, "regression")

@@ -135,6 +135,8 @@ class PassLedger:
         Passes made before.
     score_names : tuple of str, default=()
         Keys of the scores that passes are reported with; the first is ``eval_score`` too.
+    describe_pass : callable or None
+        Returns further entries of the record of a pass, by its number, which replace others.
     """
 
     def __init__(
@@ -147,8 +149,10 @@ class PassLedger:
         on_record: Callable[[PassRecord], None] = lambda record: None,
         first_pass: int = 0,
         score_names: tuple[str, ...] = (),
+        describe_pass: Callable[[int], PassRecord] | None = None,
     ) -> None:
         self.lanes = set(lanes)
+        self._describe_pass = describe_pass
         self.rule = rule
         self.records: list[PassRecord] = []
         #: Seconds that each lane computed in the last pass that it reported.
@@ -286,6 +290,8 @@ class PassLedger:
             record.update(zip(self._score_names, report.scores, strict=False))
         if self._score_names:
             record["eval_score"] = record.get(self._score_names[0])
+        if self._describe_pass is not None:
+            record.update(self._describe_pass(number))
         # The next pass is timed from here, and its staleness counted anew.
         self._since, self._staleness = now, [0, 0]
         self.records.append(record)

@@ -21,6 +21,7 @@ from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.sgd import SGD, Nesterov
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies.base import Policy
+from daskml_dist.privacy import GaussianNoise
 from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule
 
@@ -186,6 +187,8 @@ class UpdateRule:
     proximal : float
         Factor on the distance from a replica's anchor, the parameters where lanes met last, that
         is added to each mean gradient (FedProx, Li et al. 2020).
+    noise : GaussianNoise or None
+        Added to the summed gradient of each step (differential privacy).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -198,6 +201,7 @@ class UpdateRule:
     outer: OuterStep | None = None
     flushes: bool = False
     proximal: float = 0.0
+    noise: GaussianNoise | None = None
 
     @property
     def only_group(self) -> ParameterGroup:

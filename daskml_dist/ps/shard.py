@@ -21,6 +21,7 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import soft_threshold
+from daskml_dist.privacy import NoiseStream
 from daskml_dist.ps.rule import OUTER_PREFIX, ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
@@ -328,6 +329,8 @@ class Shard:
         self.rule = rule
         self._backend = get_backend("cpu") if backend is None else backend
         self._fused = False
+        self._first_row = start
+        self._noise: NoiseStream | None = None
         self.w = state.w
         self.opt_state = state.opt_state or rule.init(state.w, start)
         self._n_meetings = state.n_meetings if state.opt_state else 0
@@ -434,6 +437,8 @@ class Shard:
         if rows > 0:
             if self.anchor is not None and self.rule.proximal:
                 self._add_pull_back(grad, rows)
+            if self.rule.noise is not None:
+                grad = grad + self._draw_noise()
             # Clipping scales the gradient before the optimizer sees it.
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
@@ -488,6 +493,14 @@ class Shard:
         self._published = None
         return rate
 
+    def _draw_noise(self) -> NDArray[Any] | None:
+        """Return the noise of the step that was counted last; None where there is none."""
+        if self.rule.noise is None:
+            return None
+        if self._noise is None:
+            self._noise = self.rule.noise.open(self.w, self._first_row)
+        return self._noise.draw(self.step)
+
     @property
     def on_device(self) -> bool:
         """Return whether the state lies on a device."""
@@ -533,6 +546,7 @@ class Shard:
             few,
             self._row_rate_sums,
             self._rate_sum,
+            self._draw_noise(),
         )
 
     def interleave(self) -> NDArray[Any]:

@@ -27,6 +27,7 @@ from daskml_dist.models.base import ColumnModel, Model, StagedModel, StepModel
 from daskml_dist.optimizers.adagrad import NAG
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.policies.base import Policy
+from daskml_dist.privacy import GaussianNoise
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
@@ -127,7 +128,15 @@ def make_fit(
             f"compression={run.compression!r} is for whole gradients, and batches of these rows "
             "touch few of the parameters. Use another one, such as 'topk', or compression=None."
         )
-    # 3. Who holds the parameters, and when lanes meet.
+    # 3. What hides the rows, where the fit is private: the number of its steps decides.
+    privacy = None if settings.privacy is None else settings.privacy.plan(steps, settings.max_iter)
+    if privacy is not None and streaming is not None:
+        raise InvalidParameterError(
+            "privacy= draws each batch from all rows of a lane, and these do not fit in memory "
+            "together: blocks would be read anew for each step. Raise memory_budget of run=Run(), "
+            "use more workers, float32 rows, or fewer rows."
+        )
+    # 4. Who holds the parameters, and when lanes meet.
     policy = _resolve_policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
@@ -143,6 +152,7 @@ def make_fit(
             rates=_automatic_learning_rates(settings, summary, model, single_rows, is_indexed),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=is_sparse,
+            noise=None if privacy is None else privacy.noise,
         ),
         # One shard of the parameters a server.
         layout=ShardLayout(*model.parameters.shape, max(run.n_servers, policy.fragments)),
@@ -159,6 +169,7 @@ def make_fit(
         pipeline=settings.pipeline,
         columns=columns,
         clients=clients,
+        privacy=privacy,
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
     return FitSpec(spec, work, RunSpec.of(run, summary))
@@ -187,6 +198,7 @@ def _make_update_rule(
     rates: list[float] | None,
     steps_per_pass: float,
     coordinates: bool,
+    noise: GaussianNoise | None = None,
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
     # Each server knows the gradient of its own shard only, so none knows the norm of the whole.
@@ -210,6 +222,7 @@ def _make_update_rule(
         outer=OuterStep.of(settings.policy, model.parameters, compressed),
         flushes=model.flushes,
         proximal=float(settings.policy.proximal),
+        noise=noise,
     )
     return rule if rates is None else rule.with_constant_rates(rates)
 
@@ -312,8 +325,11 @@ def _automatic_learning_rates(
         return None
     loss = None if model.linear is None else model.linear.loss
     default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, is_indexed)
-    # Losses in units of the targets (absolute, Huber) need steps in those units too.
-    if not (loss and loss.in_target_units and settings.optimizer.adaptive):
+    # Losses in units of the targets (absolute, Huber) need steps in those units too. The unit is a
+    # fact about the rows, which nothing hides in a private fit.
+    if settings.privacy is not None or not (
+        loss and loss.in_target_units and settings.optimizer.adaptive
+    ):
         return [default]
     return [default * _measure_target_unit(loss, one) for one in summary.of_each_target]
 

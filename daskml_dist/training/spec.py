@@ -31,6 +31,7 @@ from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies.base import ArrivalGate, Gate, Pipeline, Policy
+from daskml_dist.privacy import DP, PrivateSteps
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardLayout, ShardState, StateParts
@@ -69,6 +70,7 @@ class Settings:
     groups: Mapping[str, GroupOptions] | None = None
     dtype: str | None = None
     pipeline: Pipeline | None = None
+    privacy: DP | None = None
 
     @property
     def state_names(self) -> set[str]:
@@ -273,10 +275,13 @@ class FitWork(ABC):
         Whether rows are read in host memory, whatever the device.
     call : FunctionCall or None
         What trainers run in place of a loop of the package's own.
+    privacy : PrivateSteps or None
+        How rows are drawn, clipped and hidden in noise; None: not at all.
     """
 
     on_host: ClassVar[bool] = False
     call: FunctionCall | None = None
+    privacy: PrivateSteps | None = None
     model: Model
     layout: ShardLayout
     stopping: PassStoppingRule
@@ -426,6 +431,7 @@ class StepWork(FitWork):
         Function that pushes and pulls by itself.
     clients : tuple of ClientSteps, default=()
         Steps of each lane in a pass, which is a round, that draws it; empty: all make all steps.
+    privacy : PrivateSteps or None
     """
 
     model: StepModel
@@ -446,6 +452,7 @@ class StepWork(FitWork):
     columns: tuple[int, ...] | None = None
     call: FunctionCall | None = None
     clients: tuple[ClientSteps, ...] = ()
+    privacy: PrivateSteps | None = None
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ GROUPS = {
     ],
     "How a fit is made": [
         "", "planning", "streaming", "collective", "integrations.xgboost", "integrations.lightgbm",
-        "integrations.torch", "policies", "compression", "optimizers",
+        "integrations.torch", "policies", "compression", "privacy", "optimizers",
         "schedules", "losses", "penalties", "solvers", "callbacks", "training.history",
         "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",

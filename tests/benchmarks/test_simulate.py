@@ -26,6 +26,7 @@ from daskml_dist.policies import (
     AllReduce,
     Asynchronous,
     BoundedStaleness,
+    FederatedAveraging,
     Hogwild,
     LocalSGD,
     ModelAveraging,
@@ -132,6 +133,19 @@ def test_replicas_are_maxima_and_meetings(n_bytes: float) -> None:
         parts = seconds.reshape(6, -1, every).sum(axis=2)
         assert out.seconds == pytest.approx(parts.max(axis=0).sum() + 40 // every * meeting)
         assert out.busy == pytest.approx(seconds.sum())
+
+
+def test_clients_that_are_not_drawn_are_not_waited_for() -> None:
+    seconds = ROUGH.seconds(1.0, 6, 40, seed=3)
+    policy = FederatedAveraging(0.5, local_steps=8)
+    costs = dataclasses.replace(COSTLY, apply=0.0)
+    out = simulate(policy, costs, 6, steps=40, stragglers=ROUGH, seed=3)
+    parts = seconds.reshape(6, -1, 8).sum(axis=2)
+    drawn = [parts[policy.draw_clients(0, number, [1] * 6), number] for number in range(5)]
+    assert {len(clients) for clients in drawn} == {3}
+    assert out.busy == pytest.approx(sum(clients.sum() for clients in drawn))
+    meetings = 5 * allreduce_seconds(costs, 6, 1024)
+    assert out.seconds == pytest.approx(sum(each.max() for each in drawn) + meetings)
 
 
 def test_ring_sends_no_more_with_more_workers() -> None:

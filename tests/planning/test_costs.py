@@ -26,6 +26,7 @@ from daskml_dist.planning.families.steps import LinearStepsFamily
 from daskml_dist.planning.places import inline_place
 from daskml_dist.planning.plan import format_bytes, format_seconds
 from daskml_dist.planning.rows import RowsShape, measure_shape
+from daskml_dist.policies import FederatedAveraging
 
 STEPS = LinearStepsFamily()
 TRUE = Costs(
@@ -238,6 +239,7 @@ def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: 
     [
         (GaussianNB(), X, InvalidParameterError, "no plans for GaussianNB.*boosting.*part of the"),
         (SGDClassifier(policy="hogwild"), X, InvalidParameterError, "no plans for hogwild"),
+        (SGDClassifier(policy=FederatedAveraging()), X, InvalidParameterError, "for federated"),
         (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
         (GaussianNB(), sparse.csr_matrix(X), InvalidParameterError, "no plans for GaussianNB"),
         (Ridge(), sparse.csr_matrix(X), InvalidParameterError, "least squares, PCA have no plan"),

@@ -55,7 +55,7 @@ _POSITIVE_SCHEDULES = (Constant, InverseScaling, Optimal, StepDecay)
 _FIXED_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "callbacks": (None,), "class_weight": (None,), "warm_start": (False,), "average": (False, 0),
     "early_stopping": (False,), "checkpoint": (None,), "groups": (None,), "pipeline": (None,),
-    "clip": (None,), "micro_batch_size": (None,),
+    "clip": (None,), "micro_batch_size": (None,), "privacy": (None,),
 }  # fmt: skip
 
 

@@ -208,6 +208,7 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _model(self, rows: DatasetInfo, last: LinearModel | None) -> LinearModel:
         params, summary = self._all_params(), rows.summary
         loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
+        privacy = params.get("privacy")
         if not self._classification:
             loss.check_target(summary.target_range)
         # A fit that goes on keeps the shift of the first rows: its parameters are relative to it.
@@ -224,7 +225,10 @@ class BaseSGD(BaseSteps, BaseLinear):
             )
         # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
         # intercept at the best constant prediction instead.
-        if not self._classification and fit_intercept and not shift:
+        # Both are facts about the targets, which nothing hides in a private fit.
+        if privacy is not None:
+            shift = ()
+        elif not self._classification and fit_intercept and not shift:
             first_intercept = tuple(loss.constant(float(mean)) for mean in summary.targets.mean)
         return LinearModel(
             loss,
@@ -234,9 +238,11 @@ class BaseSGD(BaseSteps, BaseLinear):
             n_targets,
             target_shift=shift,
             first_intercept=first_intercept,
-            touches=summary.nonzeros_per_row,
+            # Noise touches all parameters.
+            touches=summary.nonzeros_per_row if privacy is None else None,
             row_size=None if last is None else last.row_size,
             few_entries=has_few_entries(summary.n_rows, summary.n_features),
+            row_clip=None if privacy is None else float(privacy.clip),
         )
 
     def _adapt_rate_to_rows(
@@ -246,7 +252,8 @@ class BaseSGD(BaseSteps, BaseLinear):
 
         That is the case in ``partial_fit`` and in streams.
         """
-        if settings.calibrates or not (settings.auto_rate and settings.optimizer.rates_by_rows):
+        by_rows = settings.auto_rate and settings.optimizer.rates_by_rows
+        if settings.calibrates or settings.privacy is not None or not by_rows:
             return settings, model
         assert isinstance(model, LinearModel)
         if model.row_size is None:

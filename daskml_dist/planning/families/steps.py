@@ -77,9 +77,10 @@ class LinearStepsFamily(Family):
         self._kept = None
         settings = self._settings(estimator)
         self._kept = weakref.ref(estimator), settings
-        if settings.policy.uses_threads or settings.run.shard == "features":
-            threads = settings.policy.uses_threads
-            what = settings.policy.name if threads else "shard='features'"
+        policy = settings.policy
+        if policy.uses_threads or policy.draws_lanes or settings.run.shard == "features":
+            own = policy.uses_threads or policy.draws_lanes
+            what = policy.name if own else "shard='features'"
             raise InvalidParameterError(
                 f"There are no plans for {what}: its cost is not that of steps, rows and entries. "
                 "Use another policy, with rows in the lanes, or measure a fit of a part of the "

@@ -225,6 +225,12 @@ def _simulate_replicas(
     """Simulate policies without servers: after every few steps all workers all-reduce."""
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
+    if policy.draws_lanes:
+        # Who is not drawn for a round computes nothing, and nobody waits for it.
+        seconds = seconds.copy()
+        for number, at in enumerate(range(0, steps, every)):
+            drawn = policy.draw_clients(0, number, [1] * workers)
+            seconds[np.setdiff1d(np.arange(workers), drawn), at : at + every] = 0.0
     # Seconds of each worker between two meetings; a meeting waits for the slowest worker.
     rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
     n_meetings = len(rounds)

@@ -97,6 +97,8 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     X = _prepare_features(block, fit, backend, lies)
     y: Any = None if block.target is None else _encode_target(block, fit, backend)
     weight: Any = rows.weights(block)
+    if fit.work.privacy is not None:
+        weight = fit.steps.model.bound_slopes(X)
     # On a GPU the error names the block that did not fit.
     with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
@@ -203,6 +205,7 @@ class LaneBatch:
     pieces : iterable of BatchRows
         Read one by one where the batch is large.
     n_rows : int
+        Of a private fit the mean number.
     index : ndarray of int64 or None
         Rows of the parameters that it touches (coordinates only).
     add_gradient : callable or None
@@ -246,6 +249,8 @@ class BatchReader:
         at_once = self._linear is None and fit.work.micro_batch is None
         self._in_arrays = fit.work.n_steps > 1 and (at_once or not fit.work.coordinates)
         self._room = _BatchMemory()
+        privacy = fit.work.privacy
+        self._mean_rows = None if privacy is None else privacy.expect_rows(rows.n_rows)
 
     def seek(self, clock: int) -> None:
         """Move to a clock: the next batch is that of step ``clock % n_steps``."""
@@ -271,7 +276,14 @@ class BatchReader:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_to_runs(draw) for draw in drawn], [count_batch_rows(draw) for draw in drawn]
+        return [_to_runs(draw) for draw in drawn], [self._tell_rows(draw) for draw in drawn]
+
+    def _tell_rows(self, drawn: Drawn) -> Any:
+        """Return the rows of a batch as steps and records count them.
+
+        Of a private fit that is their mean number: the drawn one would tell of the rows.
+        """
+        return count_batch_rows(drawn) if self._mean_rows is None else self._mean_rows
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
@@ -322,7 +334,7 @@ class BatchReader:
                 blocks = [(held[number], at) for number, at in _to_positions(drawn)]
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._room.gather(blocks, n_rows, self._piece_rows, key, cut)
-                return LaneBatch(pieces, n_rows, self._touched_parameters(pieces))
+                return LaneBatch(pieces, self._tell_rows(drawn), self._touched_parameters(pieces))
         # Full batches of streamed rows never fit in memory: pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return LaneBatch(
@@ -331,7 +343,7 @@ class BatchReader:
         found = list(self._iterate_pieces(drawn, clock, held))
         if self._in_arrays and self._linear is None and self._piece_rows is None:
             found = _join_if_dense(found)
-        return LaneBatch(found, n_rows, self._touched_parameters(found))
+        return LaneBatch(found, self._tell_rows(drawn), self._touched_parameters(found))
 
     @functools.cached_property
     def _piece_rows(self) -> int | None:
@@ -398,7 +410,10 @@ class BatchReader:
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
         shape, most = self._fit.steps.shape, self._most_batch_rows
         with explain_memory_errors(self._backend, f"What gathers batches of {most:,} rows"):
-            return self._backend.gather(self._linear.loss, shape, blocks, most, rule.coordinates)
+            return self._backend.gather(
+                self._linear.loss, shape, blocks, most, rule.coordinates,
+                clips=self._fit.work.privacy is not None,
+            )  # fmt: skip
 
     def _make_stream_gather(
         self, linear: LinearForm, blocks: BlockStream[ReadyBlock]

@@ -61,11 +61,31 @@ def make_server(
             on_record=on_record,
             first_pass=fit.work.first_pass,
             score_names=fit.work.score_names,
+            describe_pass=None if fit.work.privacy is None else _PrivatePasses(fit),
         )
     return ShardServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
         work.compression, _count_kept_snapshots(fit),
     )  # fmt: skip
+
+
+class _PrivatePasses:
+    """Entries of the records of a private fit's passes: what is spent, and no loss.
+
+    Losses are sums over rows without noise: a trainer tells none.
+
+    Parameters
+    ----------
+    fit : FitSpec
+    """
+
+    def __init__(self, fit: FitSpec) -> None:
+        self._n_steps, self._privacy = fit.work.n_steps, fit.work.privacy
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        assert self._privacy is not None
+        spent = self._privacy.spent(number * self._n_steps)
+        return {"loss": math.nan, "epsilon": spent.epsilon}
 
 
 def _count_kept_snapshots(fit: FitSpec) -> int:

@@ -29,7 +29,7 @@ from daskml_dist.comm.server_connections import (
 )
 from daskml_dist.comm.shared_memory import LONG_SPIN_SECONDS, SPIN_SECONDS
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
-from daskml_dist.data.batches import ClientRows, LaneRows, LaneSpec
+from daskml_dist.data.batches import ClientRows, LaneRows, LaneSpec, PoissonRows
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
@@ -256,6 +256,8 @@ class Trainer:
     def _make_lane_rows(self, spec: LaneSpec) -> LaneRows:
         """Return the drawing of a lane's batches."""
         fit = self._fit
+        if fit.work.privacy is not None:
+            return PoissonRows(spec, fit.work.n_steps, fit.work.privacy.batch_seed)
         group = None if fit.rows.streaming is None else fit.rows.streaming.group
         if fit.work.clients:
             return ClientRows(

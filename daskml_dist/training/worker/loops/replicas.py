@@ -789,7 +789,9 @@ class ReplicaTeamSteps:
         #: First step from which no lane copies its rows; None where such steps are impossible.
         self._first_team_step: int | None = None
         work = context.fit.work
-        if work.linear is not None and replica.rule.steps_alone:
+        # The team's loop adds no noise.
+        steps_alone = replica.rule.steps_alone and replica.rule.noise is None
+        if work.linear is not None and steps_alone:
             self._first_team_step = self._find_first_step(work.linear)
 
     def _find_first_step(self, linear: LinearForm) -> int:

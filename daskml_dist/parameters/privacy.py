@@ -1,0 +1,144 @@
+"""Checks of private fits: every way by which rows reach a model without noise is refused.
+
+The accountant counts steps that draw each row with the same probability, clip its gradient, and
+add noise to the sum of all. Whatever else looks at rows (a learning rate tuned to them, their
+weights, a stop on their loss) would tell of them outside of its account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.policies import AllReduce, Synchronous
+from daskml_dist.privacy import DP
+from daskml_dist.training.spec import Settings
+
+
+def check_privacy(privacy: Any) -> None:
+    """Check that `privacy` is a budget or None."""
+    if not (privacy is None or isinstance(privacy, DP)):
+        raise InvalidParameterError(
+            f"privacy={privacy!r}: use daskml_dist.DP, for example privacy=DP(epsilon=3.0, "
+            "delta=1e-5), or None."
+        )
+
+
+def make_private_settings(settings: Settings, params: Mapping[str, Any]) -> Settings:
+    """Return the settings of a private fit; raise for each that would tell of rows without noise.
+
+    `params` are the estimator's parameters as the user gave them. The fit makes all `max_iter`
+    passes, since a tolerance looks at losses, and starts from the model's own initial parameters
+    at the optimizer's own rate, since a pilot looks at rows.
+    """
+    refusal = next(_list_refusals(settings, params), None)
+    if refusal is not None:
+        given, reason, remedy = refusal
+        raise InvalidParameterError(f"{given} with privacy=: {reason}. {remedy}")
+    run = replace(settings.run, device="cpu")
+    return replace(settings, tol=None, calibrates=False, run=run)
+
+
+def _list_refusals(settings: Settings, params: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what cannot be private, with the reason and the remedy."""
+    policy, run = settings.policy, settings.run
+    if type(policy) not in (Synchronous, AllReduce):
+        yield (
+            f"policy={policy.name!r}",
+            "noise is added once to the sum of all lanes' gradients at the same parameters, and "
+            "under this policy lanes step alone or push when they come",
+            'Use policy="sync" or "allreduce".',
+        )
+    if getattr(policy, "backup_workers", 0):
+        yield (
+            f"backup_workers={policy.backup_workers}",  # type: ignore[attr-defined]
+            "each batch is drawn from the rows of all lanes, and a round would close without some",
+            "Use Synchronous().",
+        )
+    if settings.validation_fraction:
+        yield (
+            "early_stopping=True",
+            "the score of held-out rows would decide the end, and no noise hides it",
+            "Use early_stopping=False, and score rows of your own by eval_set.",
+        )
+    if settings.class_weight is not None:
+        yield (
+            f"class_weight={settings.class_weight!r}",
+            "weights are scaled by their mean, which each row changes for all others",
+            "Use class_weight=None.",
+        )
+    if params.get("warm_start"):
+        yield (
+            "warm_start=True",
+            "the budget is that of one fit, and the last one has spent its own",
+            "Use warm_start=False, and give a start that is public by coef_init.",
+        )
+    if params.get("checkpoint") is not None:
+        yield (
+            "checkpoint=",
+            "a fit that resumes would draw other batches and other noise for the same steps",
+            "Use checkpoint=None.",
+        )
+    if isinstance(params.get("learning_rate"), str) and params["learning_rate"] == "adaptive":
+        yield (
+            'learning_rate="adaptive"',
+            "the losses of the passes would decide the rate, and no noise hides them",
+            "Use a number or a schedule, such as the optimizer's own rate.",
+        )
+    own = [o.optimizer for o in (settings.groups or {}).values() if o.optimizer is not None]
+    if any(optimizer.uses_scales for optimizer in (settings.optimizer, *own)):
+        yield (
+            f"optimizer={params.get('optimizer')!r}",
+            "it reads the scales of the features from the rows",
+            'Use "adagrad", "adam" or "sgd", and scale the features by known bounds.',
+        )
+    if settings.pipeline is not None:
+        yield (
+            "pipeline=",
+            "the norm of a row's gradient is that of all layers, and a stage knows its own alone",
+            "Use pipeline=None.",
+        )
+    if run.compression is not None:
+        yield (
+            f"compression={run.compression.name!r}",
+            "what a push leaves out is added to later ones, so that a row is in steps which did "
+            "not draw it",
+            "Use compression=None.",
+        )
+    if run.shard == "features":
+        yield (
+            'shard="features"',
+            "the norm of a row's gradient is that of all columns, and a lane has some of them",
+            'Use shard="rows".',
+        )
+    if run.on_lost_data != "raise":
+        yield (
+            f"on_lost_data={run.on_lost_data!r}",
+            "rows that are lost change the probability of being drawn for all others",
+            'Use on_lost_data="raise".',
+        )
+    if run.device == "gpu" or run.compute_dtype is not None:
+        what = 'device="gpu"' if run.device == "gpu" else f"compute_dtype={run.compute_dtype!r}"
+        yield (
+            what,
+            "gradients are clipped by the CPU's kernels, and a GPU's have no clipping of rows",
+            'Use device="auto" or "cpu", and compute_dtype=None.',
+        )
+
+
+def refuse_weights() -> InvalidParameterError:
+    """Return the error for weights of the rows of a private fit."""
+    return InvalidParameterError(
+        "sample_weight with privacy=: weights are scaled by their mean, which each row changes for "
+        "all others. Leave sample_weight out."
+    )
+
+
+def refuse_more_rows() -> InvalidParameterError:
+    """Return the error for private fits whose number of steps is not known before."""
+    return InvalidParameterError(
+        "partial_fit and stream with privacy=: the noise follows from the number of steps, which "
+        "nobody knows before the rows have come. Use fit, or privacy=None."
+    )
