@@ -466,7 +466,7 @@ class Shard:
         # Gradients are sums over rows. Running means and sums are no gradients.
         for group in (group for group in self._groups if group.descends):
             at = group.rows
-            grad[at] += self.rule.proximal * rows * (self.w[at] - self.anchor[at])
+            grad[at, ...] += self.rule.proximal * rows * (self.w[at, ...] - self.anchor[at, ...])
 
     def skip(self, steps: int, rows: float = 0.0) -> None:
         """Count steps that others make, so that schedules go on."""

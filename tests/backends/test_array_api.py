@@ -16,13 +16,15 @@ import daskml_dist
 from daskml_dist.backends import Backend, get_backend, namespace
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.losses import LOSSES, Loss, Tweedie
-from daskml_dist.models.base import BatchRows
+from daskml_dist.models.base import BatchRows, Parameters, Part
 from daskml_dist.models.linear import LinearModel, add_curvature
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty, soft_threshold
+from daskml_dist.policies import LocalSGD
+from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import InverseScaling
+from daskml_dist.schedules import Constant, InverseScaling
 from tests.rules import one_group
 from tests.strict_backend import StrictBackend
 from tests.strict_backend import xp as strict
@@ -357,6 +359,35 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
     near.replace(delta)
     far.replace(other.to_device(delta))
     _same(far.w, near.w, other, 0)
+
+
+@DTYPES
+@pytest.mark.parametrize("outer", ["nesterov", "adam", "adagrad", "muon"])
+def test_outer_steps_and_pulls_back(outer: str, dtype: Any, other: Backend) -> None:
+    """Of lanes that meet: with running means, and with FedProx's pull to where they met."""
+    rng = np.random.default_rng(7)
+    parts = Part("a", (4, 3)), Part("b", (3,), penalised=False), Part("m", (2,), buffer=True)
+    parameters = Parameters(parts)
+    groups = make_parameter_groups(parameters, OPTIMIZERS["adam"](), Penalty(0.0, 0.1))
+    step = OuterStep.of(LocalSGD(outer=outer), parameters)
+    rule = UpdateRule(groups, Constant(0.1), 4.0, outer=step, proximal=0.3)
+    w = rng.normal(size=parameters.shape).astype(dtype)
+    near = Shard(rule, ShardState(w.copy(), {}))
+    far = Shard(rule, ShardState(other.to_device(w), {}))
+    for _ in range(3):
+        near.anchor, far.anchor = near.w.copy(), other.to_device(other.to_numpy(far.w).copy())
+        for _ in range(2):
+            grad = rng.normal(size=w.shape).astype(dtype)
+            far.apply(other.to_device(grad), 8.0)
+            near.apply(grad, 8.0)
+        mean = (near.w + rng.normal(size=w.shape) / 10).astype(dtype)
+        near.meet(mean)
+        far.meet(other.to_device(mean))
+        near.restart_optimizer()
+        far.restart_optimizer()
+        _same(far.w, near.w, other, 256)
+    for key, array in near.state().opt_state.items():
+        _same(far.opt_state[key], array, other, 256)
 
 
 @pytest.mark.parametrize("start", [0, 3, 9])

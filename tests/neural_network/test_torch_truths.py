@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 from daskml_dist import Run
 from daskml_dist.neural_network import TorchClassifier
 from daskml_dist.parameters.checks import seed_of
-from daskml_dist.policies import POLICIES
+from daskml_dist.policies import POLICIES, FederatedAveraging, LocalSGD, Policy
 from tests.quick import quick
 from tests.training.recovery.strikes import Strike, kill_worker
 
@@ -170,6 +170,27 @@ def test_one_worker_and_two_to_the_bit(client: Client, one_worker: Client, polic
         assert torch.equal(value, two.state_dict()[name]), name
     plain = classifier(**params | {"module__dropout": 0.0}).fit(*lazy(), client=client)
     assert not torch.equal(plain.module_.out.weight, two.module_.out.weight)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        LocalSGD(5, outer="adam"),
+        LocalSGD(5, outer="muon"),
+        FederatedAveraging(0.5, local_epochs=2, proximal=0.1, outer="adagrad"),
+    ],
+    ids=repr,
+)
+def test_outer_steps_and_clients_to_the_bit(
+    client: Client, one_worker: Client, policy: Policy
+) -> None:
+    """Variances of a batch normalisation stay means, whatever the outer step."""
+    params = {"policy": policy, "module__dropout": 0.3, "max_iter": 4}
+    one, two = (classifier(**params).fit(*lazy(), client=c) for c in (one_worker, client))
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+    assert (one.module_.norm.running_var > 0).all()
+    assert one.score(*rows()) > 0.4
 
 
 def test_sync_is_allreduce_to_the_bit(client: Client) -> None:
