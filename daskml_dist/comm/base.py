@@ -172,6 +172,11 @@ class Communicator(ABC):
         """Return the bytes sent and received by this rank, by transport; in any thread."""
         return {self.transport: self.bytes_sent + self.bytes_received}
 
+    @property
+    def within_host(self) -> Communicator | None:
+        """Return the communicator of this host's ranks alone; None for a rank by itself."""
+        return None
+
     # -- sums ----------------------------------------------------------------------------------
 
     @abstractmethod

@@ -120,6 +120,10 @@ class SharedGroup(Communicator):
 
     # -- the one move --------------------------------------------------------------------------
 
+    @property
+    def within_host(self) -> Communicator | None:
+        return self
+
     def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
         """Return the first `n` elements of all ranks' areas of the next turn."""
         # Even and odd turns have an area each.
@@ -540,6 +544,10 @@ class TwoLevelGroup(Communicator):
         # The first ranks of the hosts sum among themselves over the network.
         self._first = peers.among(firsts) if self.rank in firsts else None
         self._here = next(ranks for ranks in hosts if self.rank in ranks)
+
+    @property
+    def within_host(self) -> Communicator | None:
+        return self._local
 
     @property
     def traffic(self) -> dict[str, int]:

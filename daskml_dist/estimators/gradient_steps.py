@@ -617,6 +617,8 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
         # What compression leaves out must wait for the next time, and a client may have none.
         shared = "threads write to parameters that they share"
         reason = "drawn clients send their parameters whole" if policy.draws_lanes else shared
+        if policy.sums_within_hosts:
+            reason = "hosts send their parameters whole"
         raise InvalidParameterError(
             f"{given} is for gradients, and for what lanes that step alone send when they meet. "
             f"Under {policy.name!r} {reason}. Use one of the policies {names}, or compression=None."

@@ -14,20 +14,20 @@ from typing import Literal
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.policies.base import (
     ArrivalGate,
     Consistency,
     Gate,
     Pipeline,
     Policy,
-    PolicyLoop,
     QuorumGate,
     RoundGate,
     TrainerGate,
     is_number,
 )
 from daskml_dist.policies.federated import FederatedAveraging
+from daskml_dist.policies.hierarchical import Hierarchical
+from daskml_dist.policies.local import LocalSGD
 
 __all__ = [
     "POLICIES",
@@ -38,6 +38,7 @@ __all__ = [
     "Consistency",
     "FederatedAveraging",
     "Gate",
+    "Hierarchical",
     "Hogwild",
     "LocalSGD",
     "ModelAveraging",
@@ -262,111 +263,6 @@ class Asynchronous(Policy):
         # Threads that share an array have no pushes to sum or to drop, nor pulls to skip.
         usual = type(self) is Asynchronous and self == Asynchronous()
         return _AsynchronousRows() if usual else self
-
-
-@dataclass(frozen=True)
-class LocalSGD(Policy):
-    """Local steps with periodic averages: ``"local"``.
-
-    Each lane steps alone; every `sync_every` steps the parameters of all lanes are averaged,
-    weighted by the lanes' numbers of rows.
-
-    Choose it when the network is slow next to a gradient: it sends `sync_every` times less than
-    ``"allreduce"``. Where workers are of unequal speed, or come and go, give a `quorum`; where
-    lanes are not to wait for the network, `fragments`. Lanes then meet at the servers and no more
-    step by step with each other: who is late, stopped or lost holds nobody up (decoupled DiLoCo).
-
-    Parameters
-    ----------
-    sync_every : int, default=16
-        Local steps between two averages.
-    outer : {"nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, Optimizer or None, \
-default=None
-        Optimizer of the step from the last average, which takes the lanes' mean progress for a
-        gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"adam"`` and
-        ``"adagrad"`` are those of federated optimisation, for lanes whose rows differ. ``"muon"``
-        makes the progress of each matrix orthogonal, for networks. None: go to the new average, or
-        with one of the next two parameters towards it by Nesterov's momentum.
-    outer_rate : float or None, default=None
-        Learning rate of these steps, of SGD and momentum in units of the distance to the new
-        average. None: 0.7 for ``"nesterov"`` and ``"momentum"``, 0.01 for ``"adam"`` and
-        ``"muon"``, 0.03 for ``"adagrad"``, else 1.
-    outer_momentum : float or None, default=None
-        Momentum of these steps, or Adam's first decay. None: 0.9, and 0 without `outer`.
-    quorum : int or None, default=None
-        Lanes that an average takes at least, weighted by the rows that they stepped on. Later ones
-        are part of the next average: nothing that a lane learned is lost. None: all lanes.
-    grace : float, default=0.0
-        Seconds that an average waits for more lanes once it has its quorum.
-    fragments : int, default=0
-        Parts of the parameters that are averaged one after the other, spread over the `sync_every`
-        steps, while the lanes step on: what they learn meanwhile is added to the average. Each part
-        has a server of its own. 0: lanes wait for the average.
-
-    References
-    ----------
-    P. Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016.
-    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023;
-    "Streaming DiLoCo with Overlapping Communication", 2025 (fragments); "Decoupled DiLoCo for
-    Resilient Distributed Pre-training", 2026 (quorum, grace).
-    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024.
-    S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (outer Adam and Adagrad).
-
-    Examples
-    --------
-    >>> from daskml_dist.policies import LocalSGD
-    >>> from daskml_dist.linear_model import SGDClassifier
-    >>> SGDClassifier(policy=LocalSGD(sync_every=64, outer="nesterov", quorum=6)).policy.quorum
-    6
-    """
-
-    name = "local"
-    sync_every: int = 16
-    outer: str | Optimizer | None = None
-    outer_rate: float | None = None
-    outer_momentum: float | None = None
-    quorum: int | None = None
-    grace: float = 0.0
-    fragments: int = field(default=0, metadata={"least": 0})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        quorum, grace = self.quorum, self.grace
-        whole = isinstance(quorum, int) and not isinstance(quorum, bool)
-        if quorum is not None and not (whole and quorum >= 1):
-            raise InvalidParameterError(
-                f"LocalSGD(quorum={quorum!r}): give an integer >= 1, or None for all lanes."
-            )
-        if not (is_number(grace) and grace >= 0):
-            raise InvalidParameterError(
-                f"LocalSGD(grace={grace!r}): give a finite number >= 0 of seconds."
-            )
-        if grace and quorum is None:
-            raise InvalidParameterError(
-                f"LocalSGD(grace={grace!r}) is the time after the quorum, and without `quorum` all "
-                "lanes are waited for. Give a quorum, or leave out grace."
-            )
-        if self.fragments > self.sync_every:
-            raise InvalidParameterError(
-                f"LocalSGD(fragments={self.fragments}, sync_every={self.sync_every}): at most one "
-                "part is exchanged after each step. Use fewer fragments, or a larger sync_every."
-            )
-
-    @property
-    def loop(self) -> PolicyLoop:  # type: ignore[override]
-        """Return the loop: that of the servers where lanes do not wait for all others."""
-        return "replicas" if self.quorum is None and not self.fragments else "decoupled"
-
-    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Return the state machine of one shard (or of the pass reports)."""
-        if self.loop == "replicas":
-            return super().gate(lanes, clock)
-        return QuorumGate(lanes, clock, quorum=self.quorum, grace=self.grace)
-
-    @property
-    def average_every(self) -> int:  # type: ignore[override]
-        """Return `sync_every`, under the name that loops read."""
-        return self.sync_every
 
 
 @dataclass(frozen=True)

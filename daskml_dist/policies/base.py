@@ -358,6 +358,9 @@ class Policy(NamedParameters):
     outer_momentum : float or None, default=None
         ``"replicas"``, ``"decoupled"``: momentum of these steps; None: the optimizer's default, 0
         for the mean.
+    sums_within_hosts : bool, default=False
+        ``"replicas"``: whether all lanes of a host apply the sum of their gradients at each step,
+        and the hosts' parameters are averaged.
     draws_lanes : bool, default=False
         ``"replicas"``: whether some lanes, drawn for each round, step and are averaged.
     proximal : float, default=0.0
@@ -378,6 +381,7 @@ class Policy(NamedParameters):
     loop: ClassVar[PolicyLoop]
     sums_gradients: ClassVar[bool] = False
     draws_lanes: ClassVar[bool] = False
+    sums_within_hosts: ClassVar[bool] = False
     # No annotations: a subclass may make fields of these, or properties.
     push_every = 1
     pull_every = 1

@@ -143,6 +143,11 @@ def make_fit(
     if columns is not None:
         policy = policy_of_columns(settings, model, streaming)
     _check_meetings(policy, len(lanes), run, model)
+    if policy.sums_within_hosts and summary.device(run.device, run.deterministic) == "gpu":
+        raise InvalidParameterError(
+            f"{policy!r} sums gradients in the memory of a host, and the rows are on GPUs. Use "
+            'device="cpu", or another policy, such as LocalSGD.'
+        )
     work = StepWork(
         model=model,
         policy=policy,
@@ -438,7 +443,9 @@ def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -
     """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
     # Not where lanes sum or push the gradient of every step, nor where replicas end with a round.
     policy = settings.policy
-    meets_seldom = policy.loop == "shared" or (policy.averages and not policy.draws_lanes)
+    meets_seldom = policy.loop == "shared" or (
+        policy.averages and not policy.draws_lanes and not policy.sums_within_hosts
+    )
     return meets_seldom and _may_step_row_by_row(settings, summary, model)
 
 

@@ -504,7 +504,7 @@ def _settings_can_batch(settings: Settings) -> bool:
     # whose end a policy that averages replicas would average once more.
     if policy.uses_threads or (policy.averages and settings.tol is not None):
         return False
-    if policy.draws_lanes:
+    if policy.draws_lanes or policy.sums_within_hosts:
         return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False

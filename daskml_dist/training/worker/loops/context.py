@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.base import Communicator, WaitBound
-from daskml_dist.comm.server_connections import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection, SoloCommunicator
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.messages import LaneGradient
@@ -186,6 +187,15 @@ class Context:
         self.pool = None
         if self.n_threads > 1:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
+
+    def of_host(self) -> Context:
+        """Return the context of this host's trainers alone, in which other lanes have no rows."""
+        found = copy.copy(self)
+        found.communicator = self.communicator.within_host or SoloCommunicator()
+        own = np.array([lane.number for lane in self.lanes])
+        here = np.concatenate([lanes for (lanes,) in found.communicator.allgather([own])])
+        found.lane_rows = tuple(n if i in here else 0 for i, n in enumerate(self.lane_rows))
+        return found
 
     def step_rows(self, step: Any) -> Any:
         """Return the rows of all lanes in a step (from 0) of a pass, or in several."""

@@ -31,6 +31,7 @@ from daskml_dist.compression import (
 )
 from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot
@@ -87,6 +88,8 @@ def _choose_steps(context: Context) -> _ReplicaSteps:
     policy = context.fit.steps.policy
     if policy.draws_lanes:
         return FederatedSteps(context)
+    if policy.sums_within_hosts:
+        return HostSteps(context)
     return SummedSteps(context) if policy.sums_gradients else AveragedSteps(context)
 
 
@@ -128,9 +131,13 @@ class SummedSteps:
     context : Context
     state : ShardState, optional
         Initial state of the replica; by default the fit's.
+    rule : UpdateRule, optional
+        Rule of the replica; by default the fit's.
     """
 
-    def __init__(self, context: Context, state: ShardState | None = None) -> None:
+    def __init__(
+        self, context: Context, state: ShardState | None = None, rule: UpdateRule | None = None
+    ) -> None:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
@@ -147,7 +154,7 @@ class SummedSteps:
                 parameters = replace(parameters, parts=tuple(parts))
             self._compressed = compressor.make_sum(numbers, parameters, self._fit.rows.dtype)
         self._home = DevicePlacement(context, alone)
-        self.replica = self._home.make_replica(state or self._fit.make_start_state())
+        self.replica = self._home.make_replica(state or self._fit.make_start_state(), rule=rule)
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = (
             OwnSteps(self._lanes[0], self.replica, context.raise_if_stopped) if alone else None
@@ -286,13 +293,13 @@ class SummedSteps:
         return {
             lane.number: LaneSnapshot(
                 *lane.sums,
-                None if lane.number else self._take_snapshot(),
+                None if lane.number else self.snapshot_replica(),
                 kept={} if self._compressed is None else self._compressed.snapshot(lane.number),
             )
             for lane in self._lanes
         }
 
-    def _take_snapshot(self) -> ShardSnapshot:
+    def snapshot_replica(self) -> ShardSnapshot:
         """Return a snapshot of the replica, on the host."""
         return self._home.leave(self.replica.snapshot())
 
@@ -601,7 +608,97 @@ class _Client:
         self.replica.apply_pending_penalty()
 
 
-_ReplicaSteps = SummedSteps | AveragedSteps | FederatedSteps | PipelineSteps | ColumnSteps
+class HostSteps:
+    """Steps of one replica a host, by the summed gradients of its lanes, averaged over the hosts.
+
+    Each trainer of a host holds the same replica, as under ``"allreduce"``; hosts are averaged by
+    rows every few steps and at the end, as lanes are under ``"local"``.
+
+    Parameters
+    ----------
+    context : Context
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fit = context.fit
+        self._lanes = context.lanes
+        self._every = context.fit.steps.policy.average_every
+        host = context.of_host()
+        self._host = host.communicator
+        #: The host's weight in the mean: its share of the rows.
+        self._share = sum(host.lane_rows) / sum(context.lane_rows)
+        self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._share))
+
+    def steps(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on, up to where hosts meet; return how many."""
+        count, done = self._steps_to_meeting(clock, most), 0
+        while done < count:
+            done += self._steps.steps(clock + done, count - done)
+        if (clock + count) % self._every == 0:
+            replica = self._steps.replica
+            replica.meet(self._average_hosts(replica.w))
+        return count
+
+    def _steps_to_meeting(self, clock: int, most: int) -> int:
+        """Return the steps from a clock on, up to where hosts meet."""
+        return min(most, self._every - clock % self._every)
+
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
+        """Draw the rows of the next steps."""
+        self._steps.draw_rows_ahead(clock, self._steps_to_meeting(clock, most))
+
+    def _average_hosts(self, values: Any) -> Any:
+        """Return the mean over all hosts, weighted by rows."""
+        communicator = self._context.communicator
+        if not self._fit.run.deterministic:
+            # All trainers of a host have the same, and each adds its part.
+            return communicator.allreduce(values * (self._share / self._host.size))
+        # One of each host, in the order of their lanes.
+        own = [(self._lanes[0].number, values * self._share)]
+        parts = gather_lane_parts(communicator, own if self._host.rank == 0 else [])
+        return sum_in_lane_order(parts)[1]
+
+    def snapshots(self) -> dict[int, LaneSnapshot]:
+        """Return every lane's sums, and each host's parameters with those of one lane."""
+        # Snapshots are made where hosts have met: their parameters are the same.
+        found = {lane.number: LaneSnapshot(*lane.sums, None) for lane in self._lanes}
+        if self._host.rank == 0:
+            first = self._lanes[0]
+            held = self._steps.snapshot_replica()
+            found[first.number] = LaneSnapshot(*first.sums, held)
+        return found
+
+    def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
+        """Restore the replica from the snapshot of the first lane that has one.
+
+        After a loss lanes may be on other hosts than before.
+        """
+        first = min(number for number, lane in lanes.items() if lane.shard is not None)
+        self._steps.restore({0: lanes[first]})
+
+    def left(self) -> InterruptedState:
+        """Return the host's state at an interruption."""
+        rows = sum(lane.sums[1] for lane in self._lanes)
+        return InterruptedState(self._steps.state(), self._share / self._host.size, rows)
+
+    def validation_weights(self) -> list[Any | None]:
+        """Return the replica's parameters for each lane."""
+        return self._steps.validation_weights()
+
+    def state(self) -> ShardState:
+        """Return the mean of the hosts' parameters, with this host's optimizer state."""
+        found = self._steps.state()
+        own = found.w
+        found.w = self._average_hosts(own)
+        if self._fit.steps.rule.average_after is not None:
+            found.average = self._average_hosts(own if found.average is None else found.average)
+        return found
+
+
+_ReplicaSteps = (
+    SummedSteps | AveragedSteps | FederatedSteps | HostSteps | PipelineSteps | ColumnSteps
+)
 
 
 class DelayedAnswers:

@@ -1,0 +1,184 @@
+"""Hierarchies: lanes of a host sum gradients at each step, hosts are averaged every few steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+
+from daskml_dist import Run
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.policies import AllReduce, Asynchronous, Hierarchical, LocalSGD, Policy
+from tests.lost_workers import wait_for_three
+
+EVERY, STEPS, RATE = 3, 12, 0.2
+_draw = np.random.default_rng(0)
+X = _draw.normal(size=(120, 4))
+Y = X @ _draw.normal(size=4) + np.repeat([0.0, 1.0, 2.0], 40) * X[:, 0]
+#: Rows of each lane.
+LANES = [slice(0, 40), slice(40, 80), slice(80, 120)]
+
+
+def _blocks(client: Client) -> tuple[Any, Any]:
+    """The rows of each lane on a worker of its own, in the order of the workers."""
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    parts = [
+        client.persist(
+            (da.from_array(X[at], chunks=-1), da.from_array(Y[at], chunks=-1)), workers=[w]
+        )
+        for at, w in zip(LANES, workers, strict=True)
+    ]
+    return da.concatenate([x for x, _ in parts]), da.concatenate([y for _, y in parts])
+
+
+def _fit(policy: Policy, rows: Any, **params: Any) -> SGDRegressor:
+    settings: dict[str, Any] = {
+        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
+        "batch_size": None, "max_iter": STEPS, "tol": None,
+    }  # fmt: skip
+    run = Run(n_lanes=3, deterministic=params.pop("deterministic", False))
+    return SGDRegressor(policy=policy, run=run, random_state=0, **settings | params).fit(*rows)
+
+
+def _descended(hosts: list[list[int]], rate: float, momentum: float) -> NDArray[Any]:
+    """Gradient descent of each host on all its rows, and an outer step of their mean."""
+    w, velocity = np.zeros(4), np.zeros(4)
+    for _ in range(STEPS // EVERY):
+        ends = []
+        for lanes in hosts:
+            rows = np.concatenate([np.arange(120)[LANES[lane]] for lane in lanes])
+            v = w.copy()
+            for _ in range(EVERY):
+                v -= RATE * X[rows].T @ (X[rows] @ v - Y[rows]) / len(rows)
+            ends.append(len(rows) / 120 * v)
+        back = w - np.sum(ends, axis=0)
+        velocity = momentum * velocity + back
+        w = w - rate * (back + momentum * velocity)
+    return w
+
+
+def _tell_hosts(numbers: dict[int, int] | None) -> None:
+    """Let this process be on the host of its number; None: on its own again."""
+    from daskml_dist.comm import channels, choosing_communicators, shared_memory
+
+    found: Any = shared_memory.identify_machine
+    if numbers is not None:
+        here = numbers[os.getpid()]
+
+        def found() -> int:
+            return here
+
+    for module in (channels, choosing_communicators):
+        module.identify_machine = found  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def three_there(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
+    """A client that finds three workers, and leaves nothing behind."""
+    with Client(crew) as client:
+        wait_for_three(client)
+        yield client
+        client.run(_tell_hosts, None)
+        assert_clean(client)
+
+
+def _on_hosts(client: Client, hosts: list[int]) -> None:
+    """Put the three workers on hosts of these numbers."""
+    pids = [pid for _, pid in sorted(client.run(os.getpid).items())]
+    client.run(_tell_hosts, dict(zip(pids, hosts, strict=True)))
+
+
+OUTER = LocalSGD(EVERY, outer="nesterov", outer_rate=0.7, outer_momentum=0.6)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("hosts", [[1, 1, 1], [1, 1, 2], [1, 2, 3]], ids=str)
+def test_the_recursion(hosts: list[int], deterministic: bool, three_there: Client) -> None:
+    _on_hosts(three_there, hosts)
+    found = _fit(Hierarchical(between=OUTER), _blocks(three_there), deterministic=deterministic)
+    groups = [[n for n in range(3) if hosts[n] == host] for host in set(hosts)]
+    np.testing.assert_allclose(found.coef_, _descended(groups, 0.7, 0.6), rtol=1e-9)
+
+
+def test_one_host_is_allreduce_and_single_lanes_are_local_sgd(three_there: Client) -> None:
+    plain, rows = Hierarchical(between=LocalSGD(EVERY)), _blocks(three_there)
+    together = _fit(plain, rows)
+    np.testing.assert_allclose(together.coef_, _fit(AllReduce(), rows).coef_, rtol=1e-9)
+    _on_hosts(three_there, [1, 2, 3])
+    apart = _fit(plain, rows)
+    np.testing.assert_allclose(apart.coef_, _fit(LocalSGD(EVERY), rows).coef_, rtol=1e-9)
+
+
+def test_batches_of_several_lanes_on_two_hosts(three_there: Client) -> None:
+    _on_hosts(three_there, [1, 2, 2])
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(6_000, 10))
+    y = rows @ rng.normal(size=10) + rng.normal(size=6_000) > 0
+    lazy = da.from_array(rows, chunks=(600, -1)), da.from_array(y, chunks=600)
+    clf = SGDClassifier(
+        policy=Hierarchical(), run=Run(n_lanes=6), random_state=0, early_stopping=True, average=True
+    ).fit(*lazy)
+    assert clf.score(rows, y) > 0.87
+    assert clf.history_.records[0]["bytes_pushed"] > 0
+
+
+class _Kill:
+    """Kills the worker of the last trainer at the end of the second pass."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.events: list[Any] = []
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if record["pass"] == 2:
+            address = max(set(run.trainer_addresses) - set(run.server_addresses))
+            (pid,) = self._client.run(os.getpid, workers=[address]).values()
+            os.kill(pid, signal.SIGKILL)
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.slow
+def test_a_killed_worker(three_there: Client) -> None:
+    _on_hosts(three_there, [1, 1, 2])
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(6_000, 10))
+    y = rows @ rng.normal(size=10) + rng.normal(size=6_000) > 0
+    lazy = da.from_array(rows, chunks=(600, -1)), da.from_array(y, chunks=600)
+    kill = _Kill(three_there)
+    clf = SGDClassifier(
+        policy=Hierarchical(), run=Run(n_lanes=6), random_state=0, max_iter=300, tol=None,
+        callbacks=[kill],
+    ).fit(*lazy)  # fmt: skip
+    assert kill.events
+    assert {record["rows"] for record in clf.history_} == {6_000}
+    assert clf.score(rows, y) > 0.87
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"inside": "async"}, "inside='allreduce'"),
+        ({"between": "local"}, r"between=LocalSGD\(\.\.\.\)"),
+        ({"between": Asynchronous()}, r"between=LocalSGD\(\.\.\.\)"),
+        ({"between": LocalSGD(quorum=2)}, "without quorum and fragments"),
+        ({"between": LocalSGD(fragments=2)}, "without quorum and fragments"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        Hierarchical(**bad)
+
+
+def test_compression_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="hosts send their parameters whole"):
+        SGDRegressor(policy=Hierarchical(), run=Run(compression="8bit")).fit(X, Y)
