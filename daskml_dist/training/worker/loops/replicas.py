@@ -789,9 +789,7 @@ class ReplicaTeamSteps:
         #: First step from which no lane copies its rows; None where such steps are impossible.
         self._first_team_step: int | None = None
         work = context.fit.work
-        # The team's loop adds no noise.
-        steps_alone = replica.rule.steps_alone and replica.rule.noise is None
-        if work.linear is not None and steps_alone:
+        if work.linear is not None and replica.rule.steps_alone:
             self._first_team_step = self._find_first_step(work.linear)
 
     def _find_first_step(self, linear: LinearForm) -> int:
@@ -853,8 +851,9 @@ class ReplicaTeamSteps:
         """Take steps in one call of the compiled loop, and count those that were made."""
         context, replica = self._context, self._replica
         drawn = [lane.draw_batch_runs(count) for lane in context.lanes]
-        # Rows of each lane in each step, as the loop reads them.
-        counts = np.array([rows for _, rows in drawn], np.int64).T.copy()
+        # Rows of each lane in each step, of which the loop asks whether there are any; mean numbers
+        # of rows may lie below one.
+        counts = np.ceil([rows for _, rows in drawn]).astype(np.int64).T.copy()
         numbers = np.arange(clock, clock + count) % context.fit.work.n_steps
         steps = replica.next_steps(context.step_rows(numbers).tolist())
         assert self._recorded is not None
