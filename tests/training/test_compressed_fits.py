@@ -266,6 +266,26 @@ def test_an_allreduce_does_not_depend_on_the_workers(compression: Any, client: C
     assert np.isfinite(alone.coef_).all()
 
 
+@pytest.mark.parametrize("compression", ["8bit", OneBit(momentum=0.5)])
+def test_many_lanes_sum_ranges_in_turn(compression: Any, client: Client) -> None:
+    """Of large models: fewer bytes than if every lane's message went to all, and the same bits."""
+    X, y = _three_classes()
+    X, y = np.tile(X[:160], 200), y[:160]  # 18,003 coefficients
+    lazy = da.from_array(X, chunks=(40, -1)), da.from_array(y, chunks=40)
+    params: dict[str, Any] = {
+        "policy": "allreduce", "run__n_lanes": 4, "max_iter": 2, "learning_rate": 1e-4,
+    }  # fmt: skip
+    plain, small = (
+        _classifier(**params, run__compression=c).fit(*lazy) for c in (None, compression)
+    )
+    alone = _classifier(**params, run__compression=compression).fit(X, y)
+    np.testing.assert_array_equal(small.coef_, alone.coef_)
+    pushed = [fit.history_.records[0]["bytes_pushed"] for fit in (small, plain)]
+    # Half of each lane's message goes to the other trainer, and then half of all parameters.
+    name = getattr(compression, "name", compression)
+    assert pushed[0] == pytest.approx(1.5 * PROMISED[name, "float64"] * pushed[1], rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["topk", PowerSGD(rank=1)])
 def test_an_allreduce_does_not_depend_on_four_workers(compression: Any) -> None:

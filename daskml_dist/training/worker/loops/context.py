@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,6 +57,48 @@ def gather_lane_arrays(
         for n, count in theirs.tolist():
             found[n] = list(islice(rest, count))
     return dict(sorted(found.items()))
+
+
+class LaneScatter:
+    """Way by which lanes send bytes to single other lanes, wherever these are.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    lanes : list of int
+        The own lanes.
+    """
+
+    def __init__(self, communicator: Communicator, lanes: list[int]) -> None:
+        self._communicator = communicator
+        own = np.array(lanes, np.int64)
+        #: Lanes of each rank.
+        self._lanes = [theirs.tolist() for (theirs,) in communicator.allgather([own])]
+
+    def __call__(
+        self, sent: dict[int, dict[int, NDArray[np.uint8]]]
+    ) -> dict[int, dict[int, NDArray[np.uint8]]]:
+        """Return what all lanes have for the own ones, by the own lane and theirs."""
+        # All lanes send to the same ones, with as many bytes for each.
+        lengths = {to: len(data) for to, data in next(iter(sent.values())).items()}
+        # In the order of the receiving lanes, then of the sending ones.
+        parts = [
+            np.concatenate(
+                [
+                    np.empty(0, np.uint8),
+                    *(sent[n][to] for to in lanes if to in lengths for n in sent),
+                ]
+            )
+            for lanes in self._lanes
+        ]
+        received = self._communicator.alltoall(parts)
+        found: dict[int, dict[int, NDArray[np.uint8]]] = {n: {} for n in sent if n in lengths}
+        for lanes, data in zip(self._lanes, received, strict=True):
+            at = 0
+            for to, n in product(found, lanes):
+                found[to][n] = data[at : at + lengths[to]]
+                at += lengths[to]
+        return found
 
 
 class DevicePlacement:

@@ -40,6 +40,7 @@ from daskml_dist.training.worker.loops.columns import ColumnSteps
 from daskml_dist.training.worker.loops.context import (
     Context,
     DevicePlacement,
+    LaneScatter,
     gather_lane_arrays,
     gather_lane_parts,
 )
@@ -145,7 +146,9 @@ class SummedSteps:
                 # Gradients of touched rows are sent together, whatever the rows are.
                 parts = (replace(p, buffer=False, additive=False) for p in parameters.parts)
                 parameters = replace(parameters, parts=tuple(parts))
-            self._compressed = compressor.make_sum(numbers, parameters, self._fit.rows.dtype)
+            self._compressed = compressor.make_sum(
+                numbers, len(context.lane_rows), parameters, self._fit.rows.dtype
+            )
         self._home = DevicePlacement(context, alone)
         self.replica = self._home.make_replica(state or self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
@@ -279,7 +282,12 @@ class SummedSteps:
             summed: NDArray[Any] = communicator.allreduce(total)
             return summed
 
-        return LaneExchange(partial(gather_lane_arrays, communicator), add, self._context.map)
+        return LaneExchange(
+            partial(gather_lane_arrays, communicator),
+            add,
+            LaneScatter(communicator, [lane.number for lane in self._lanes]),
+            self._context.map,
+        )
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums, and the replica's parameters with those of lane 0."""
