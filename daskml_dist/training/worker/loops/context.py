@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict
 from itertools import chain, islice, product
 from typing import Any, TypeVar
 
@@ -320,7 +319,7 @@ class Context:
         if self.fit.work.uses_shards:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
-        connection.ask("report", **{"pass": number, "report": asdict(total)})
+        connection.ask("report", **{"pass": number, "report": dict(vars(total))})
 
     def end_pass(self) -> None:
         """Let the trainer's own thread do its work after a pass, such as callbacks."""
