@@ -41,6 +41,8 @@ class Compressor(NamedParameters, ABC):
     has_fixed_size : bool, default=False
         Whether the lengths of packed arrays depend on that of the vector alone. Many lanes then sum
         ranges of their gradients in turn, and send less than if all got the message of each.
+    sums_messages : bool, default=False
+        Whether the lanes' messages are summed on their way, so that more lanes send no more.
     momentum : float, default=0.0
         In an all-reduce, the share that the average of a lane's earlier gradients has in what it
         sends; 0: it sends its gradients.
@@ -57,6 +59,7 @@ class Compressor(NamedParameters, ABC):
     name: ClassVar[str] = "custom"
     keeps_all_entries: ClassVar[bool] = False
     has_fixed_size: ClassVar[bool] = False
+    sums_messages: ClassVar[bool] = False
     momentum: float = 0.0
 
     @property
@@ -68,11 +71,14 @@ class Compressor(NamedParameters, ABC):
         self, lanes: Iterable[int], n_lanes: int, parameters: Parameters, dtype: DTypeLike
     ) -> CompressedSum:
         """Return a sum of the gradients of all `n_lanes`, of which this process has `lanes`."""
-        # With two lanes both ways send the same bytes, and ranges are rounded twice.
-        ranged = n_lanes > 2 and prod(parameters.shape) >= MIN_RANGED_ENTRIES
-        if self.has_fixed_size and ranged:
+        if self.sums_ranges(parameters, n_lanes):
             return RangeSum(self, lanes, n_lanes, parameters, dtype, self.momentum)
         return FeedbackSum(self, lanes, parameters, dtype, self.momentum)
+
+    def sums_ranges(self, parameters: Parameters, n_lanes: int) -> bool:
+        """Return whether lanes sum ranges of their gradients in turn."""
+        # With two lanes both ways send the same bytes, and ranges are rounded twice.
+        return self.has_fixed_size and n_lanes > 2 and prod(parameters.shape) >= MIN_RANGED_ENTRIES
 
     def count_bytes(self, parameters: Parameters, dtype: DTypeLike) -> float:
         """Return about how many bytes a gradient becomes."""

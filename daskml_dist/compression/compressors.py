@@ -425,6 +425,7 @@ class PowerSGD(Compressor):
     """
 
     name = "powersgd"
+    sums_messages = True
     rank: int = 2
 
     def __post_init__(self) -> None:
