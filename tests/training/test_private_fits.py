@@ -221,7 +221,6 @@ def test_a_search_fits_each_candidate_by_itself() -> None:
         ({"early_stopping": True}, "early_stopping=True"),
         ({"class_weight": "balanced"}, "class_weight='balanced'"),
         ({"class_weight": {True: 2.0}}, "class_weight="),
-        ({"warm_start": True}, "warm_start=True"),
         ({"checkpoint": "there"}, "heckpoint"),
         ({"learning_rate": "adaptive"}, 'learning_rate="adaptive"'),
         ({"optimizer": "nag"}, "optimizer='nag'"),
@@ -236,6 +235,16 @@ def test_what_would_tell_of_rows_is_refused(params: dict[str, Any], names: str) 
     X, y = _rows(100)
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(**params).fit(X, y)
+
+
+def test_a_fit_that_goes_on_from_another_is_refused() -> None:
+    X, y = _rows(100)
+    clf = _classifier(warm_start=True, max_iter=1).fit(X, y)
+    with pytest.raises(InvalidParameterError, match="warm_start=True with privacy="):
+        clf.fit(X, y)
+    # A start that is public costs nothing.
+    start = clf.set_params(warm_start=False).fit(X, y, coef_init=np.ones((1, 6)))
+    assert (start.coef_ > 0).all()
 
 
 def test_weights_and_rows_that_come_later_are_refused() -> None:
