@@ -28,6 +28,7 @@ __all__ = ["draw", "measure", "table"]
 
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {},
+    "FedSGD": {"local_steps": 1},
     "FedProx, mu 0.1": {"proximal": 0.1},
     "FedProx, mu 1": {"proximal": 1.0},
     "FedAdam, 0.01": {"outer": "adam", "outer_rate": 0.01},
@@ -35,6 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedAvgM": {"outer": "momentum", "outer_rate": 0.3},
 }
 RATES, SEEDS = (0.03, 0.1, 0.3), 5
+#: Of FedSGD, whose clients make one step of a full batch in a round.
+SGD_RATES = (0.1, 0.3, 1.0)
 #: Clients, rows of a local batch, local epochs, rounds, and those for choosing a rate.
 CLIENTS, BATCH, EPOCHS, ROUNDS, TRIED_ROUNDS = 100, 20, 5, 40, 20
 #: Share of the clients that a round draws.
@@ -43,7 +46,15 @@ FRACTION = 0.1
 LAST = 10
 #: Rows of MNIST to learn from, and to test with: a few minutes on one core.
 MNIST_ROWS, MNIST_TEST = 20_000, 5_000
-STYLES = [("-", GREY), ("--", BLUE), ("-", BLUE), ("--", ORANGE), ("-", ORANGE), (":", GREEN)]
+STYLES = [
+    ("-", GREY),
+    ("--", GREY),
+    ("--", BLUE),
+    ("-", BLUE),
+    ("--", ORANGE),
+    ("-", ORANGE),
+    (":", GREEN),
+]
 
 
 @dataclass(frozen=True)
@@ -72,10 +83,12 @@ class Figures:
 def measure(tiny: bool = False, real: bool = False) -> Figures:
     """Accuracies of all methods."""
     data = _Data(real, tiny)
-    rates, seeds = (RATES[1:2], 1) if tiny else (RATES, SEEDS)
+    seeds = 1 if tiny else SEEDS
     names = list(METHODS)[:2] if tiny else list(METHODS)
     found = {}
     for name in names:
+        rates = SGD_RATES if name == "FedSGD" else RATES
+        rates = rates[1:2] if tiny else rates
         tried = {r: data.learn(name, r, seeds, TRIED_ROUNDS)[-LAST:].mean() for r in rates}
         rate = max(tried, key=lambda r: float(np.nan_to_num(tried[r])))
         runs = [data.learn(name, rate, seed, ROUNDS) for seed in range(seeds)]
@@ -104,9 +117,11 @@ class _Data:
         parted = partition_by_class(self.X, self.y, self.clients, random_state=seed)
         # Clients are alike in size, so that even lanes of rows in their order are the clients.
         X, y = (part.compute(scheduler="sync") for part in parted)
+        own = METHODS[method]
+        work = {} if "local_steps" in own else {"local_epochs": EPOCHS}
         clf = MLPClassifier(
-            (64,), policy=FederatedAveraging(FRACTION, local_epochs=EPOCHS, **METHODS[method]),
-            solver="sgd", momentum=0.0, learning_rate_init=rate, batch_size=BATCH, alpha=0.0,
+            (64,), policy=FederatedAveraging(FRACTION, **work, **own), solver="sgd", momentum=0.0,
+            learning_rate_init=rate, batch_size=BATCH if work else len(y), alpha=0.0,
             max_iter=min(rounds, self.rounds), tol=None, random_state=seed,
             run=Run(n_lanes=self.clients),
         )  # fmt: skip
