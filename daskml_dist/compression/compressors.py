@@ -349,10 +349,9 @@ class EF21(TopK):
     """Estimates that follow the gradients by their largest changes: ``"ef21"``, of an all-reduce.
 
     Each lane keeps an estimate of its gradient, which all know; it sends the largest entries of the
-    difference, and steps go along the sum of the estimates. A step thus has entries everywhere,
-    where ``"topk"`` sends some as a late sum of many steps: adaptive optimizers suit it. Where each
-    step is of all rows it comes to the optimum itself, however lanes differ; gradients of small
-    batches vary more than their estimates can follow, unless they are averaged (`momentum`).
+    difference, and steps go along the sum of the estimates. Where each step is of all rows it comes
+    to the optimum itself, however lanes differ. Gradients of small batches vary more than their
+    estimates can follow: choose ``"topk"`` for these, or average them (`momentum`).
 
     Parameters
     ----------

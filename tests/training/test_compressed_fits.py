@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -15,6 +16,7 @@ from sklearn.base import clone
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
+from daskml_dist.callbacks import Checkpoint
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.compression import EF21, OneBit, PowerSGD, TopK
 from daskml_dist.errors import InvalidParameterError
@@ -396,3 +398,18 @@ def test_policies_that_send_nothing_to_compress_are_told(policy: str) -> None:
     names = r"\['sync', 'allreduce', 'ssp', 'async', 'local', 'average'\]"
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression="fp16").fit(*_rows(), policy=policy)
+
+
+@pytest.mark.parametrize("compression", [TopK(0.1), EF21(0.1), PowerSGD(1)])
+def test_a_checkpoint_has_nothing_that_waits(compression: Any, tmp_path: Path) -> None:
+    """The last step of a part sends all, so a fit that goes on is the one that was not ended."""
+    X, y = _three_classes()
+    params = {"policy": "allreduce", "run__compression": compression}
+    found = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        for stop in stops:
+            saved = Checkpoint(tmp_path / name, every=2, resume=True)
+            clf = _classifier(**params, max_iter=stop, checkpoint=saved).fit(X, y)
+        assert clf.n_iter_ == 4
+        found.append(clf.coef_)
+    np.testing.assert_array_equal(found[1], found[0])
