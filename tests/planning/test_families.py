@@ -221,7 +221,7 @@ def test_messages_that_are_packed_take_less_of_a_network(way: str, lanes: int) -
     assert 98 * lanes < served < 102 * lanes
 
 
-@pytest.mark.parametrize("policy", ["allreduce", "sync", "async", "local"])
+@pytest.mark.parametrize("policy", ["allreduce", "sync", "async", "local", "average"])
 def test_plans_count_the_bytes_that_a_fit_sends(usual: None, client: Client, policy: str) -> None:
     rng = np.random.default_rng(0)
     rows = da.from_array(rng.normal(size=(400, 2000)), chunks=(100, -1))

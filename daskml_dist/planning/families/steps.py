@@ -247,7 +247,7 @@ class LinearStepsFamily(Family):
         steps, lanes, trainers = work.meetings, place.lanes, place.trainers
         # Servers get what is packed, and answer whole; trainers get what others have sent.
         sent = work.message if work.packed is None else work.packed.n_bytes
-        served = sent + work.message
+        served, whole = sent + work.message, 2.0 * work.message
         if policy.averages and policy.uses_shards:
             return served * max(steps * work.passes // policy.average_every, 1) * lanes
         if not policy.lockstep:
@@ -257,8 +257,10 @@ class LinearStepsFamily(Family):
             served = 2.0 * work.packed.count_sent(lanes, trainers)
         if not policy.averages:
             return served * steps * trainers * work.passes
-        every = policy.average_every
-        return served * max(steps * work.passes // every if every else 1, 1) * trainers
+        if not policy.average_every:
+            return served * trainers
+        # The mean at the end is whole.
+        return (served * (steps * work.passes // policy.average_every) + whole) * trainers
 
     def _settings(self, estimator: Any) -> Settings:
         """Return the checked settings of an estimator, kept for the present plan."""

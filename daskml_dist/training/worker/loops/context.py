@@ -223,6 +223,8 @@ class Context:
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
         self._moved = 0, 0
+        #: Bytes of the communicator that reports of passes have counted; None: none count any.
+        self._in_reports: tuple[int, int] | None = None
         self._failed = threading.Event()
         self.pool = None
         if self.n_threads > 1:
@@ -303,8 +305,9 @@ class Context:
         # Bytes that were moved since the connection's last report.
         pushed, pulled = connection.bytes_moved
         if not self.fit.work.uses_shards:
-            pushed += self.communicator.bytes_sent
-            pulled += self.communicator.bytes_received
+            self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
+            pushed += self._in_reports[0]
+            pulled += self._in_reports[1]
         before = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
         total.bytes_pushed, total.bytes_pulled = pushed - before[0], pulled - before[1]
@@ -333,6 +336,13 @@ class Context:
             (self.communicator.bytes_sent, self.communicator.bytes_received),
         )
         return self._moved[0] - before[0], self._moved[1] - before[1]
+
+    def count_unreported_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent and received since the last report of a pass, where these count."""
+        if self._in_reports is None:
+            return 0, 0
+        moved = self.communicator.bytes_sent, self.communicator.bytes_received
+        return moved[0] - self._in_reports[0], moved[1] - self._in_reports[1]
 
     def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
         """Run a function once a compute thread, each with its own lanes; raise the first error."""
