@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import ROW_LOSSES
-from daskml_dist.backends.host_update import compile_update
+from daskml_dist.backends.host_update import compile_update, list_step_numbers
 from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 from daskml_dist.backends.row_slices import Draw
 
@@ -229,27 +229,6 @@ def _take_steps(
             _update_at_rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
 
 
-def _take_noisy_steps(
-    blocks: Any, parts: Any, rows: Any, rates: Any, numbers: Any, noise: Any, state: Any, grad: Any,
-    n_penalised: Any, l1: Any, l2: Any, parameters: Any, n_features: Any,
-) -> None:  # fmt: skip
-    """Take an optimizer's step along each batch's gradient plus noise, as `_take_steps` does.
-
-    `noise` is of shape (n_batches, n_parameters). Every batch has parts, also one without rows.
-    """
-    w, p = state[0], np.int64(0)
-    number = w.dtype.type
-    for b in range(len(rows)):
-        _, p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
-        for j in range(len(w)):
-            grad[j] += noise[b, j]
-        n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
-        if rate > 0:
-            _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
-        else:
-            _update_at_rest(state, grad, n, rate, l1, l2, n_penalised, at_step)
-
-
 class HostGather:
     """Gather of rows of dense blocks.
 
@@ -339,50 +318,25 @@ class BatchSteps(ReplicaSteps):
         number = step.w.dtype.type
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
         self._rest = *penalty, gather.parameters, gather.n_features
-        loops = [compile_update(optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        noisy = step.noise is not None
+        loops = [compile_update(optimizer, step.l1, rate, noisy) for rate in (1.0, 0.0)]
         self._loop = compiled_with(
-            self._compiled_form(),
+            _take_steps,
             _set_batch_gradient=gather.gradient,
             _update_state=loops[0],
             _update_at_rest=loops[1],
         )
-
-    @staticmethod
-    def _compiled_form() -> Callable[..., None]:
-        """Return the function that is compiled."""
-        return _take_steps
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps."""
         # What differs from step to step goes in as arrays: one call for all steps.
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.coefficients(step.number) for step in steps]
-        given = rows, rates, np.array(numbers, self._scratch.dtype)
+        given = rows, rates, list_step_numbers(self._optimizer, steps)
         state = tuple(array.reshape(-1) for array in self._state)
         losses, parts = np.empty(len(steps)), self._gather.parts(batches)
         self._loop(self._gather.where, parts, *given, state, self._scratch, losses, *self._rest)
         return losses
-
-
-class NoisyBatchSteps(BatchSteps):
-    """Steps of one replica along the batches of one gather, with noise in each step's gradient."""
-
-    @staticmethod
-    def _compiled_form() -> Callable[..., None]:
-        return _take_noisy_steps
-
-    def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
-        """Make steps; their losses are told as 0."""
-        rows = np.array([step.rows for step in steps], np.float64)
-        rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.coefficients(step.number) for step in steps]
-        noise = np.stack([step.noise[:, 0] for step in steps])
-        given = rows, rates, np.array(numbers, self._scratch.dtype), noise
-        state = tuple(array.reshape(-1) for array in self._state)
-        parts = self._gather.parts(batches)
-        self._loop(self._gather.where, parts, *given, state, self._scratch, *self._rest)
-        return np.zeros(len(steps))
 
 
 def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -271,12 +271,47 @@ def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., An
     return found
 
 
-def compile_update(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
-    """Return `_update` compiled for an optimizer, at a strength of l1 and a learning rate."""
+# `_update_state` stands for `_update`.
+def _update_state(
+    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+) -> None: ...
+
+
+def _add_noise_and_update(
+    state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
+) -> None:
+    """Take one step along a gradient to which noise is added, the first of `numbers`."""
+    for j in range(len(grad)):
+        grad[j] += numbers[j]
+    _update_state(state, grad, rows, rate, l1, l2, n_penalised, numbers[len(grad) :])
+
+
+def compile_update(
+    optimizer: Any, l1: float, lr: float, noisy: bool = False
+) -> Callable[..., None]:
+    """Return `_update` compiled for an optimizer, at a strength of l1 and a learning rate.
+
+    `noisy`: its numbers are those of `list_step_numbers` for steps with noise.
+    """
     loop: Callable[..., None] = compiled_with(
         _update, exact=True, _step_entry=compile_entry_step(optimizer, l1, lr)
     )
+    if noisy:
+        loop = compiled_with(_add_noise_and_update, exact=True, _update_state=loop)
     return loop
+
+
+def list_step_numbers(optimizer: Any, steps: Sequence[Step]) -> NDArray[Any]:
+    """Return the numbers that compiled updates take for each step, a row each.
+
+    They are the optimizer's coefficients, behind the noise where steps have any.
+    """
+    numbers: NDArray[Any] = np.array(
+        [optimizer.coefficients(step.number) for step in steps], steps[0].w.dtype
+    )
+    if steps[0].noise is None:
+        return numbers
+    return np.hstack([np.stack([step.noise[:, 0] for step in steps]), numbers])
 
 
 def can_compile_update(optimizer: Any, step: Step) -> bool:

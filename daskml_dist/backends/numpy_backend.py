@@ -413,8 +413,7 @@ class NumpyBackend(Backend):
             return csr_team.CSRSteps(gather, optimizer, step)
         from daskml_dist.backends import host_gather
 
-        kind = host_gather.BatchSteps if step.noise is None else host_gather.NoisyBatchSteps
-        return kind(gather, optimizer, step)
+        return host_gather.BatchSteps(gather, optimizer, step)
 
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.base import ReplicaSteps, Step
 from daskml_dist.backends.compiled import compiled_with
-from daskml_dist.backends.host_update import compile_update
+from daskml_dist.backends.host_update import compile_update, list_step_numbers
 from daskml_dist.backends.intrinsics import (
     array_at,
     hint_waiting,
@@ -217,7 +217,8 @@ class TeamSteps(ReplicaSteps):
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
         """Return the compiled loop, and its arguments behind the replica's arrays."""
-        loops = [compile_update(self._optimizer, step.l1, rate) for rate in (1.0, 0.0)]
+        noisy = step.noise is not None
+        loops = [compile_update(self._optimizer, step.l1, rate, noisy) for rate in (1.0, 0.0)]
         loop = compiled_with(
             _take_team_steps,
             _set_own_gradients=compiled_with(_set_own_gradients, _batch_gradient=gather.gradient),
@@ -246,8 +247,7 @@ class TeamSteps(ReplicaSteps):
         """Return the numbers of each step."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.coefficients(step.number) for step in steps]
-        return rows, rates, np.array(numbers, steps[0].w.dtype)
+        return rows, rates, list_step_numbers(self._optimizer, steps)
 
     def _arrays(self, step: Step) -> tuple[Any, ...]:
         """Return the arrays that the loop changes."""

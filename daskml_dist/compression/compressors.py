@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.compression.base import Compressor
 from daskml_dist.compression.packed import Packed
-from daskml_dist.compression.sums import CompressedSum, EstimateSum, FeedbackSum, LowRankSum
+from daskml_dist.compression.sums import CompressedSum, EstimateSum, LowRankSum
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 
@@ -40,7 +40,7 @@ class Float16(Compressor):
     """
 
     name = "fp16"
-    keeps_all_entries = True
+    keeps_all_entries = has_fixed_size = True
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the scale, and the scaled entries rounded to half precision."""
@@ -68,7 +68,7 @@ class _Levels(Compressor):
         Levels on each side of 0.
     """
 
-    keeps_all_entries = True
+    keeps_all_entries = has_fixed_size = True
     n_levels: ClassVar[int]
     block_size: int = 256
 
@@ -215,6 +215,7 @@ class OneBit(Compressor):
     """
 
     name = "1bit"
+    has_fixed_size = True
     block_size: int = 1024
     momentum: float = 0.0
 
@@ -226,12 +227,6 @@ class OneBit(Compressor):
     def needs_allreduce(self) -> bool:
         """Return whether lanes average their gradients, for which servers keep nothing."""
         return self.momentum != 0
-
-    def make_sum(
-        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
-    ) -> CompressedSum:
-        """Return a sum with error feedback of the lanes' gradients, or of their averages."""
-        return FeedbackSum(self, lanes, parameters, dtype, self.momentum)
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the mean size of each block, and the sign of each entry."""
@@ -354,10 +349,9 @@ class EF21(TopK):
     """Estimates that follow the gradients by their largest changes: ``"ef21"``, of an all-reduce.
 
     Each lane keeps an estimate of its gradient, which all know; it sends the largest entries of the
-    difference, and steps go along the sum of the estimates. A step thus has entries everywhere,
-    where ``"topk"`` sends some as a late sum of many steps: adaptive optimizers suit it. Where each
-    step is of all rows it comes to the optimum itself, however lanes differ; gradients of small
-    batches vary more than their estimates can follow, unless they are averaged (`momentum`).
+    difference, and steps go along the sum of the estimates. Where each step is of all rows it comes
+    to the optimum itself, however lanes differ. Gradients of small batches vary more than their
+    estimates can follow: choose ``"topk"`` for these, or average them (`momentum`).
 
     Parameters
     ----------
@@ -395,7 +389,7 @@ class EF21(TopK):
         return True
 
     def make_sum(
-        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+        self, lanes: Iterable[int], n_lanes: int, parameters: Parameters, dtype: DTypeLike
     ) -> CompressedSum:
         """Return a sum of estimates."""
         return EstimateSum(self, lanes, parameters, dtype, self.momentum)
@@ -430,6 +424,7 @@ class PowerSGD(Compressor):
     """
 
     name = "powersgd"
+    sums_messages = True
     rank: int = 2
 
     def __post_init__(self) -> None:
@@ -441,10 +436,15 @@ class PowerSGD(Compressor):
         return True
 
     def make_sum(
-        self, lanes: Iterable[int], parameters: Parameters, dtype: DTypeLike
+        self, lanes: Iterable[int], n_lanes: int, parameters: Parameters, dtype: DTypeLike
     ) -> CompressedSum:
         """Return a sum of matrices of low rank."""
         return LowRankSum(self.rank, lanes, parameters, dtype)
+
+    def count_bytes(self, parameters: Parameters, dtype: DTypeLike) -> float:
+        """Return the bytes of the factors, and of what is sent as it is."""
+        sums = LowRankSum(self.rank, (), parameters, dtype)
+        return float(sums.count_numbers() * np.dtype(dtype).itemsize)
 
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return a copy: vectors are sent as they are."""

@@ -98,6 +98,14 @@ class Feedback:
 
 
 Arrays = list[NDArray[Any]]
+#: Bytes of lanes for lanes.
+_BytesByLanes = dict[int, dict[int, NDArray[np.uint8]]]
+
+#: Entries from which lanes that are more than two sum ranges of the parameters in turn: with fewer,
+#: a second message takes longer than the bytes that it saves.
+MIN_RANGED_ENTRIES = 1 << 14
+#: Ranges at most: each lane packs each of them by itself, and a call takes some 50 microseconds.
+_MAX_RANGES = 16
 
 
 @dataclass(frozen=True)
@@ -111,19 +119,24 @@ class LaneExchange:
         their numbers.
     add : callable
         Takes an array of each of the own lanes; returns the sum over all lanes.
+    scatter : callable
+        Takes bytes of each of the own lanes for each of the first lanes, by both; returns those
+        that all lanes have for the own ones, by the own lane and theirs. Bytes for a lane have the
+        same length from all.
     map : callable
         Applies a function to each of a list, maybe in several threads; returns the list of results.
 
     Examples
     --------
     >>> from daskml_dist.compression import LaneExchange
-    >>> alone = LaneExchange(gather=dict, add=lambda own: sum(own.values()))
+    >>> alone = LaneExchange(dict, add=lambda own: sum(own.values()), scatter=dict)
     >>> alone.add({0: 1.5, 1: 2.0})
     3.5
     """
 
     gather: Callable[[dict[int, Arrays]], dict[int, Arrays]]
     add: Callable[[dict[int, NDArray[Any]]], NDArray[Any]]
+    scatter: Callable[[_BytesByLanes], _BytesByLanes]
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = lambda f, some: [
         f(one) for one in some
     ]
@@ -156,7 +169,7 @@ class CompressedSum(ABC):
     >>> from daskml_dist.compression import PowerSGD
     >>> from daskml_dist.models import Parameters, Part
     >>> layer = Parameters((Part("weights", (100, 50)),))
-    >>> sums = PowerSGD(rank=2).make_sum([0, 1], layer, "float32")
+    >>> sums = PowerSGD(rank=2).make_sum([0, 1], 2, layer, "float32")
     >>> sums.common["right"].shape, sums.snapshot(1)["residual"].shape
     ((100,), (5000, 1))
     """
@@ -271,7 +284,7 @@ class FeedbackSum(CompressedSum):
     >>> import numpy as np
     >>> from daskml_dist.compression import FeedbackSum, LaneExchange, TopK
     >>> from daskml_dist.models import Parameters, Part
-    >>> alone = LaneExchange(gather=dict, add=lambda own: sum(own.values()))
+    >>> alone = LaneExchange(dict, add=lambda own: sum(own.values()), scatter=dict)
     >>> sums = FeedbackSum(TopK(0.5), [0, 1], Parameters((Part("w", (2,)),)), "float64")
     >>> sums.add_up({0: np.array([[1.0], [8.0]]), 1: np.array([[2.0], [3.0]])}, alone).ravel()
     array([ 0., 11.])
@@ -324,6 +337,100 @@ class FeedbackSum(CompressedSum):
         for arrays in gathered.values():
             total += self.unpack(Packed(tuple(arrays)), sent)
         return total
+
+
+class RangeSum(FeedbackSum):
+    """Sum with error feedback of which each of the first lanes adds up a range for all others.
+
+    A lane sends each range to its owner alone, who packs the sum and keeps what that leaves out, so
+    that a process sends two messages of all parameters however many lanes there are.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        Whose arrays have lengths that depend on that of the vector alone.
+    lanes : iterable of int
+    n_lanes : int
+        Lanes of all processes.
+    parameters, dtype, momentum
+        See `CompressedSum`.
+
+    References
+    ----------
+    H. Tang et al., "DoubleSqueeze: Parallel Stochastic Gradient Descent with Double-Pass
+    Error-Compensated Compression", ICML 2019.
+    """
+
+    def __init__(
+        self,
+        compressor: Codec,
+        lanes: Iterable[int],
+        n_lanes: int,
+        parameters: Parameters,
+        dtype: DTypeLike,
+        momentum: float = 0.0,
+    ) -> None:
+        super().__init__(compressor, lanes, parameters, dtype, momentum)
+        size, n_ranges = prod(self._shape), min(n_lanes, _MAX_RANGES)
+        bounds = [size * k // n_ranges for k in range(n_ranges + 1)]
+        #: Entries of each range; its owner is the lane of that number.
+        self._ranges = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+        for lane, own in self.kept.items():
+            if lane < n_ranges:
+                at = self._ranges[lane]
+                own["range_residual"] = np.zeros(at.stop - at.start, dtype)
+
+    def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        packed = exchange.map(lambda n: self._pack_ranges(n, values[n]), values)
+        received = exchange.scatter(dict(zip(values, packed, strict=True)))
+        summed = exchange.map(lambda n: self._sum_range(n, received[n]), received)
+        gathered = exchange.gather(dict(zip(received, summed, strict=True)))
+        total = np.empty(self._shape, self._dtype)
+        flat = total.reshape(-1)
+        for lane, arrays in gathered.items():
+            self._compressor.decompress(Packed(tuple(arrays)), flat[self._ranges[lane]])
+        return total
+
+    def _pack_ranges(self, lane: int, gradient: NDArray[Any]) -> dict[int, NDArray[np.uint8]]:
+        """Return the bytes of each range of a lane's gradient, and keep what they leave out."""
+        residual = self.kept[lane]["residual"].reshape(-1)
+        residual += gradient.reshape(-1)
+        found = {}
+        for owner, at in enumerate(self._ranges):
+            packed = self._pack(residual[at])
+            found[owner] = np.concatenate([array.view(np.uint8) for array in packed.arrays])
+        return found
+
+    def _pack(self, wanted: NDArray[Any]) -> Packed:
+        """Return the packed form of a vector, which becomes what that leaves out."""
+        packed = self._compressor.compress(wanted)
+        sent = np.empty_like(wanted)
+        self._compressor.decompress(packed, sent)
+        wanted -= sent
+        return packed
+
+    def _sum_range(self, owner: int, received: Mapping[int, NDArray[np.uint8]]) -> Arrays:
+        """Return the packed sum of a range over all lanes, and keep what that leaves out."""
+        total = self.kept[owner]["range_residual"]
+        sent = np.empty_like(total)
+        # Lengths and types of the arrays in the bytes are those of any vector of the length.
+        like = self._compressor.compress(np.zeros_like(total)).arrays
+        ends = np.cumsum([0, *(array.nbytes for array in like)])
+        for lane in sorted(received):
+            parts = (
+                received[lane][a:b].view(array.dtype)
+                for array, (a, b) in zip(like, itertools.pairwise(ends), strict=True)
+            )
+            self._compressor.decompress(Packed(tuple(parts)), sent)
+            total += sent
+        return list(self._pack(total).arrays)
+
+    def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
+        for lane, own in self.kept.items():
+            if (left := own.get("range_residual")) is not None:
+                own["residual"].reshape(-1)[self._ranges[lane]] += left
+                left[...] = 0
+        return super()._flush(values, exchange)
 
 
 class EstimateSum(CompressedSum):
@@ -463,6 +570,12 @@ class LowRankSum(CompressedSum):
         for matrix, basis, factor in zip(self._views(flat), left, right, strict=True):
             matrix[...] = basis @ factor.T
         return total
+
+    def count_numbers(self) -> int:
+        """Return the numbers that travel in a step."""
+        factors = self._rank * sum(n + m for _, n, m in self._matrices)
+        plain = 0 if self._plain is None else len(self._plain) * self._shape[1]
+        return factors + int(self._rest.sum()) + plain
 
     def _views(self, flat: NDArray[Any]) -> Arrays:
         """Return the matrices among all entries."""

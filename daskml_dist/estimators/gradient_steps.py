@@ -188,7 +188,8 @@ class BaseSteps(BaseOnRows):
         if settings.privacy is None:
             return settings
         # As the user gave them: a schedule may stand in the place of a rate by now.
-        return make_private_settings(settings, params | self._all_params())
+        goes_on = self._continues_last_fit()
+        return make_private_settings(settings, params | self._all_params(), goes_on=goes_on)
 
     # -- fitting -------------------------------------------------------------------------------
 

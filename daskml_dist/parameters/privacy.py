@@ -26,14 +26,17 @@ def check_privacy(privacy: Any) -> None:
         )
 
 
-def make_private_settings(settings: Settings, params: Mapping[str, Any]) -> Settings:
+def make_private_settings(
+    settings: Settings, params: Mapping[str, Any], *, goes_on: bool
+) -> Settings:
     """Return the settings of a private fit; raise for each that would tell of rows without noise.
 
-    `params` are the estimator's parameters as the user gave them. The fit makes all `max_iter`
+    `params` are the estimator's parameters as the user gave them; `goes_on`, whether the fit goes
+    on from an earlier one. The fit makes all `max_iter`
     passes, since a tolerance looks at losses, and starts from the model's own initial parameters
     at the optimizer's own rate, since a pilot looks at rows.
     """
-    refusal = next(_list_refusals(settings, params), None)
+    refusal = next(_list_refusals(settings, params, goes_on), None)
     if refusal is not None:
         given, reason, remedy = refusal
         raise InvalidParameterError(f"{given} with privacy=: {reason}. {remedy}")
@@ -41,7 +44,9 @@ def make_private_settings(settings: Settings, params: Mapping[str, Any]) -> Sett
     return replace(settings, tol=None, calibrates=False, run=run)
 
 
-def _list_refusals(settings: Settings, params: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _list_refusals(
+    settings: Settings, params: Mapping[str, Any], goes_on: bool
+) -> Iterator[tuple[str, str, str]]:
     """Yield what cannot be private, with the reason and the remedy."""
     policy, run = settings.policy, settings.run
     if type(policy) not in (Synchronous, AllReduce):
@@ -69,11 +74,12 @@ def _list_refusals(settings: Settings, params: Mapping[str, Any]) -> Iterator[tu
             "weights are scaled by their mean, which each row changes for all others",
             "Use class_weight=None.",
         )
-    if params.get("warm_start"):
+    if goes_on:
         yield (
             "warm_start=True",
-            "the budget is that of one fit, and the last one has spent its own",
-            "Use warm_start=False, and give a start that is public by coef_init.",
+            "the budget is that of one fit, and the last one has looked at its own rows",
+            "Use warm_start=False, or a new estimator; a start that is public may be given by "
+            "coef_init.",
         )
     if params.get("checkpoint") is not None:
         yield (

@@ -60,11 +60,12 @@ class Run(NamedParameters):
         iterates are those of one lane with all columns. For linear models and perceptrons trained
         by steps under ``"sync"`` or ``"allreduce"``; see :doc:`/columns`.
     compression : str, Compressor or None, default=None
-        Compression, with error feedback, of what trainers push to servers, and under ``"local"`` of
-        what lanes send when they meet: ``"fp16"``, ``"8bit"``, ``"4bit"``, ``"topk"``,
-        ``"significant"`` or an object; see :mod:`daskml_dist.compression`. For the policies
-        ``"sync"``, ``"ssp"``, ``"async"`` and ``"local"``. The coefficients then depend a little on
-        the number of workers, unless the run is `deterministic` or the policy ``"local"``.
+        Compression, with error feedback, of what lanes send to servers or to each other:
+        ``"fp16"``, ``"8bit"``, ``"4bit"``, ``"1bit"``, ``"topk"``, ``"significant"``, under
+        ``"allreduce"`` also ``"powersgd"`` and ``"ef21"``, or an object; see
+        :mod:`daskml_dist.compression`. For all policies but ``"hogwild"``. Under ``"sync"``,
+        ``"ssp"`` and ``"async"`` the coefficients then depend a little on the number of workers,
+        unless the run is `deterministic`.
 
     Examples
     --------

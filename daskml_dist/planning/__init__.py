@@ -8,7 +8,7 @@ are kept in the user's cache folder. Clusters that do not exist are simulated.
 from __future__ import annotations
 
 from daskml_dist.planning.advising import advise
-from daskml_dist.planning.costs import Costs, Work
+from daskml_dist.planning.costs import Costs, PackedMessage, Work
 from daskml_dist.planning.plan import Choice, Plan
 
-__all__ = ["Choice", "Costs", "Plan", "Work", "advise"]
+__all__ = ["Choice", "Costs", "PackedMessage", "Plan", "Work", "advise"]

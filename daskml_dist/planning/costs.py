@@ -30,6 +30,38 @@ Equation = tuple[Counts, float]
 
 
 @dataclass(frozen=True)
+class PackedMessage:
+    """Message of a lane that is compressed.
+
+    Parameters
+    ----------
+    n_bytes : float
+    way : {"gather", "ranges", "sum"}
+        How lanes without a server sum them: all get each, or lanes sum ranges in turn; factors of
+        low rank are all-reduced.
+
+    Examples
+    --------
+    >>> from daskml_dist.planning import PackedMessage
+    >>> PackedMessage(1000.0).count_sent(n_lanes=8, n_trainers=4)
+    6000.0
+    """
+
+    n_bytes: float
+    way: str = "gather"
+
+    def count_sent(self, n_lanes: int, n_trainers: int) -> float:
+        """Return the bytes that a trainer sends in a step, on average."""
+        own, others = n_lanes / n_trainers, n_trainers - 1
+        if self.way == "gather":
+            return own * others * self.n_bytes
+        # To the owners of ranges, and from these to all others.
+        if self.way == "ranges":
+            return (own + 1) * others / n_trainers * self.n_bytes
+        return 2 * others / n_trainers * self.n_bytes
+
+
+@dataclass(frozen=True)
 class Work:
     """Counts of the work of a fit, each by its name.
 
@@ -44,6 +76,8 @@ class Work:
         Number of times in a pass that processes wait for each other.
     message : float, default=0.0
         Bytes that each of them sends, and gets, at a meeting.
+    packed : PackedMessage or None
+        What each lane sends instead, where it is compressed.
 
     Examples
     --------
@@ -58,6 +92,7 @@ class Work:
     passes: float
     meetings: float = 1.0
     message: float = 0.0
+    packed: PackedMessage | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.planning.costs import Costs
+from daskml_dist.planning.costs import Costs, PackedMessage
 from daskml_dist.planning.families.base import Family
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.plan import Choice
@@ -70,8 +70,9 @@ def simulate_choice(
     # A pass in this process needs no messages, so that its seconds are those of computing.
     step_seconds = here.pass_seconds(works[1]) / meetings
     meeting_seconds = simulate_meeting_seconds(
-        rule, step_seconds, place.lanes, works[1].message, latency, speed, stragglers=stragglers
-    )
+        rule, step_seconds, place.lanes, works[1].message, latency, speed,
+        stragglers=stragglers, packed=works[1].packed,
+    )  # fmt: skip
     sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
     computing = {name: v for name, v in here.values.items() if name in family.computing}
     setup = Costs(computing).setup_seconds(works[1]) + start + sent / speed
@@ -112,6 +113,7 @@ def simulate_meeting_seconds(
     bandwidth: float,
     *,
     stragglers: float = 0.0,
+    packed: PackedMessage | None = None,
 ) -> float:
     """Return the simulated seconds from a step of all workers to the next."""
     costs = Network(
@@ -122,6 +124,7 @@ def simulate_meeting_seconds(
     out = simulate(
         policy, costs, workers,
         n_bytes=max(n_bytes, 1.0), steps=_SIMULATED_STEPS, stragglers=Stragglers(stragglers),
+        packed=packed,
     )  # fmt: skip
     # By the gradients that counted: those that a round did not wait for are made again.
     return out.seconds * workers / out.steps

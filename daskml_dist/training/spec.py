@@ -955,6 +955,8 @@ class TrainerResult:
         Whether the client ended the fit before its end.
     left : InterruptedState or None
         Of an interrupted fit, where the trainer holds anything.
+    moved : tuple of int
+        Bytes sent to, and received from, other trainers since the last pass was reported.
     """
 
     rank: int
@@ -962,6 +964,7 @@ class TrainerResult:
     state: ShardState | StateParts | Solution | None = None
     interrupted: bool = False
     left: InterruptedState | None = None
+    moved: tuple[int, int] = (0, 0)
 
     def is_whole(self, generation: int) -> bool:
         """Return whether the trainer has ended with its whole part in a generation."""

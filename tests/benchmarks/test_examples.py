@@ -354,3 +354,13 @@ def test_columns_move_products_alone() -> None:
     output = _run("columns.py", "--features", "65536", "--rows", "2000")
     by_rows, by_columns = (float(line.split(" kB")[0].split()[-1]) for line in output.splitlines())
     assert by_columns < by_rows / 4
+
+
+def test_private_fits_cost_accuracy(here: Callable[..., str]) -> None:
+    options = ["--rows", "8000", "--passes", "4", "--seed", "0"]
+    output = here("private_fits.py", "--epsilon", "0.05", "8", *options)
+    rows = [line.split() for line in output.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["0.05", "8", "none"]
+    little, much, none = (float(row[1]) for row in rows)
+    assert little < much <= none + 0.02
+    assert float(rows[0][2]) > float(rows[1][2])

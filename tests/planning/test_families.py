@@ -22,7 +22,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.base import choose_client
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.planning import Costs, families
+from daskml_dist.planning import Costs, PackedMessage, families
 from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.factors import _estimate_distinct
 from daskml_dist.planning.hypothetical_cluster import (
@@ -33,7 +33,7 @@ from daskml_dist.planning.hypothetical_cluster import (
 from daskml_dist.planning.places import imagine_place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.simulator import allreduce_seconds
-from daskml_dist.policies import AllReduce, Asynchronous
+from daskml_dist.policies import AllReduce, Asynchronous, Synchronous
 from daskml_dist.recommender import ALS
 from daskml_dist.tree import DecisionTreeClassifier
 
@@ -203,6 +203,39 @@ def test_what_all_wait_for_is_the_closed_form() -> None:
     assert simulate_meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
     full = simulate_meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
     assert full == pytest.approx(200 * _NETWORK.message, rel=0.05)
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 8])
+@pytest.mark.parametrize("way", ["gather", "ranges", "sum"])
+def test_messages_that_are_packed_take_less_of_a_network(way: str, lanes: int) -> None:
+    """Without latency and computing: the bytes that each card sends, over its bandwidth."""
+    packed = PackedMessage(1e6, way)
+    found = simulate_meeting_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
+    whole = simulate_meeting_seconds(AllReduce(), 0.0, lanes, 1e8, 0.0, 1e6)
+    others = lanes - 1
+    expected = {"gather": others, "ranges": 2 * others / lanes, "sum": 2 * others / lanes}[way]
+    assert found == pytest.approx(expected, rel=0.05)
+    assert whole == pytest.approx(100 * 2 * others / lanes, rel=0.05)
+    # Servers get the message, and answer with all parameters.
+    served = simulate_meeting_seconds(Synchronous(), 0.0, lanes, 1e8, 0.0, 1e6, packed=packed)
+    assert 98 * lanes < served < 102 * lanes
+
+
+@pytest.mark.parametrize("policy", ["allreduce", "sync", "async", "local", "average"])
+def test_plans_count_the_bytes_that_a_fit_sends(usual: None, client: Client, policy: str) -> None:
+    rng = np.random.default_rng(0)
+    rows = da.from_array(rng.normal(size=(400, 2000)), chunks=(100, -1))
+    y = da.from_array(rng.integers(2, size=400), chunks=100)
+    for compression in (None, "8bit"):
+        model = SGDClassifier(
+            policy=policy, max_iter=3, tol=None, batch_size=10, learning_rate=0.01,
+            run=Run(compression=compression, n_lanes=2),
+        )  # fmt: skip
+        told = next(c.traffic for c in model.plan(rows, y).choices if c.own and c.place != "inline")
+        records = model.fit(rows, y).history_.records
+        moved = sum(r["bytes_pushed"] + r["bytes_pulled"] for r in records)
+        # A lane beside the server sends nothing, and a step in many goes whole.
+        assert 0.45 * told < moved < 1.3 * told
 
 
 def _network(latency: float, bandwidth: float) -> Any:

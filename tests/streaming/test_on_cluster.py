@@ -111,6 +111,27 @@ def test_lanes_that_step_alone_are_averaged(client, policy):
     np.testing.assert_allclose(ours.coef_, np.mean([o.coef_ for o in lanes], axis=0), rtol=1e-9)
 
 
+def test_lanes_that_step_alone_meet_by_an_outer_step(client):
+    policy = LocalSGD(2, outer="adam", outer_rate=0.1)
+    ours = SGDClassifier(policy=policy, run=Run(n_lanes=2), **_PLAIN)
+    _learned(ours, _batches(), client)
+    lanes = [SGDClassifier(shuffle=False, batch_size=None, **_PLAIN) for _ in range(2)]
+    w, m, v = np.zeros(6), np.zeros(6), np.zeros(6)
+    for number, (X, y) in enumerate(_batches()):
+        for lane, own in enumerate(lanes):
+            half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
+            own.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
+        if number % 2:
+            t = number // 2 + 1
+            ends = [np.append(own.coef_, own.intercept_) for own in lanes]
+            progress = w - np.mean(ends, axis=0)
+            m, v = 0.9 * m + 0.1 * progress, 0.99 * v + 0.01 * progress**2
+            w = w - 0.1 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.99**t)) + 1e-3)
+            for own in lanes:
+                own.coef_, own.intercept_ = w[None, :5].copy(), w[5:].copy()
+    np.testing.assert_allclose(ours.coef_[0], w[:5], rtol=1e-9)
+
+
 @pytest.mark.parametrize("policy", ["async", BoundedStaleness(0), "hogwild"])
 def test_lanes_at_their_own_pace_learn_each_row_once(client, policy, tmp_path):
     model = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), random_state=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -15,6 +16,7 @@ from sklearn.base import clone
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
+from daskml_dist.callbacks import Checkpoint
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.compression import EF21, OneBit, PowerSGD, TopK
 from daskml_dist.errors import InvalidParameterError
@@ -266,6 +268,26 @@ def test_an_allreduce_does_not_depend_on_the_workers(compression: Any, client: C
     assert np.isfinite(alone.coef_).all()
 
 
+@pytest.mark.parametrize("compression", ["8bit", OneBit(momentum=0.5)])
+def test_many_lanes_sum_ranges_in_turn(compression: Any, client: Client) -> None:
+    """Of large models: fewer bytes than if every lane's message went to all, and the same bits."""
+    X, y = _three_classes()
+    X, y = np.tile(X[:160], 200), y[:160]  # 18,003 coefficients
+    lazy = da.from_array(X, chunks=(40, -1)), da.from_array(y, chunks=40)
+    params: dict[str, Any] = {
+        "policy": "allreduce", "run__n_lanes": 4, "max_iter": 2, "learning_rate": 1e-4,
+    }  # fmt: skip
+    plain, small = (
+        _classifier(**params, run__compression=c).fit(*lazy) for c in (None, compression)
+    )
+    alone = _classifier(**params, run__compression=compression).fit(X, y)
+    np.testing.assert_array_equal(small.coef_, alone.coef_)
+    pushed = [fit.history_.records[0]["bytes_pushed"] for fit in (small, plain)]
+    # Half of each lane's message goes to the other trainer, and then half of all parameters.
+    name = getattr(compression, "name", compression)
+    assert pushed[0] == pytest.approx(1.5 * PROMISED[name, "float64"] * pushed[1], rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["topk", PowerSGD(rank=1)])
 def test_an_allreduce_does_not_depend_on_four_workers(compression: Any) -> None:
@@ -376,3 +398,18 @@ def test_policies_that_send_nothing_to_compress_are_told(policy: str) -> None:
     names = r"\['sync', 'allreduce', 'ssp', 'async', 'local', 'average'\]"
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(run__compression="fp16").fit(*_rows(), policy=policy)
+
+
+@pytest.mark.parametrize("compression", [TopK(0.1), EF21(0.1), PowerSGD(1)])
+def test_a_checkpoint_has_nothing_that_waits(compression: Any, tmp_path: Path) -> None:
+    """The last step of a part sends all, so a fit that goes on is the one that was not ended."""
+    X, y = _three_classes()
+    params = {"policy": "allreduce", "run__compression": compression}
+    found = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        for stop in stops:
+            saved = Checkpoint(tmp_path / name, every=2, resume=True)
+            clf = _classifier(**params, max_iter=stop, checkpoint=saved).fit(X, y)
+        assert clf.n_iter_ == 4
+        found.append(clf.coef_)
+    np.testing.assert_array_equal(found[1], found[0])

@@ -241,6 +241,16 @@ def test_rows_without_clients_and_other_settings_are_refused(
         _fit(FederatedAveraging(0.5), rows=rows, **params)
 
 
+def test_a_policy_of_ones_own_draws_otherwise() -> None:
+    class InTurn(FederatedAveraging):
+        def draw_clients(self, seed: int, number: int, rows: Any) -> list[int]:
+            return [number % 5]
+
+    reg = _fit(InTurn(local_epochs=3))
+    assert [record["clients"] for record in reg.history_] == [[k % 5] for k in range(ROUNDS)]
+    np.testing.assert_allclose(reg.coef_, _federated(reg, lambda k: 3), rtol=1e-10)
+
+
 def test_streams_have_no_clients(client: Client) -> None:
     clf = SGDClassifier(policy=FederatedAveraging(0.5))
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -17,6 +18,7 @@ from daskml_dist import DP, Run
 from daskml_dist.callbacks import EvalMonitor
 from daskml_dist.data.batches import LaneSpec, PoissonRows, Segment
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference import load, save
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.neural_network import MLPClassifier, MLPRegressor
@@ -221,7 +223,6 @@ def test_a_search_fits_each_candidate_by_itself() -> None:
         ({"early_stopping": True}, "early_stopping=True"),
         ({"class_weight": "balanced"}, "class_weight='balanced'"),
         ({"class_weight": {True: 2.0}}, "class_weight="),
-        ({"warm_start": True}, "warm_start=True"),
         ({"checkpoint": "there"}, "heckpoint"),
         ({"learning_rate": "adaptive"}, 'learning_rate="adaptive"'),
         ({"optimizer": "nag"}, "optimizer='nag'"),
@@ -236,6 +237,16 @@ def test_what_would_tell_of_rows_is_refused(params: dict[str, Any], names: str) 
     X, y = _rows(100)
     with pytest.raises(InvalidParameterError, match=names):
         _classifier(**params).fit(X, y)
+
+
+def test_a_fit_that_goes_on_from_another_is_refused() -> None:
+    X, y = _rows(100)
+    clf = _classifier(warm_start=True, max_iter=1).fit(X, y)
+    with pytest.raises(InvalidParameterError, match="warm_start=True with privacy="):
+        clf.fit(X, y)
+    # A start that is public costs nothing.
+    start = clf.set_params(warm_start=False).fit(X, y, coef_init=np.ones((1, 6)))
+    assert (start.coef_ > 0).all()
 
 
 def test_weights_and_rows_that_come_later_are_refused() -> None:
@@ -278,3 +289,15 @@ def test_eval_monitors_see_private_parameters_alone() -> None:
     monitor = EvalMonitor((X[:200], y[:200]))
     clf = _classifier(callbacks=[monitor]).fit(X, y)
     assert len(clf.history_) == 4
+
+
+@pytest.mark.parametrize("suffix", ["skops", "safetensors"])
+def test_saved_models_tell_what_was_spent(tmp_path: Path, suffix: str) -> None:
+    """And not the seeds of their noise."""
+    X, y = _rows(300)
+    clf = _classifier(max_iter=1, privacy=DP(3.0, 1e-5)).fit(X, y)
+    save(clf, path := tmp_path / f"model.{suffix}")
+    again = load(path)
+    assert again.privacy == DP(3.0, 1e-5)
+    assert again.privacy_spent_ == clf.privacy_spent_
+    assert "seed" not in repr(vars(clf)).replace("seed=None", "")

@@ -30,7 +30,8 @@ _TRUSTED_SUBPACKAGES = (
     "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
     "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
-    "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "ps.shard_state",
+    "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "privacy",
+    "ps.shard_state",
     "recommender", "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
 #: Classes and functions of scikit-learn and NumPy that hold data alone, and that skops does not

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,8 @@ from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed,
 
 #: Steps of a lane between copies of its parameters, which the error of a fit that diverges holds.
 _STEPS_PER_COPY = 32
+#: Numbers of the gradients of single rows that are in memory together (64 MiB of float32).
+_ROW_GRADIENT_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,8 @@ class TorchModel(StepModel):
         Least number of rows of a batch.
     pixelwise : bool
         Whether kernels of convolutions are in channels-last memory format.
+    row_clip : float or None
+        Largest norm of the gradient of a row, over all trained parameters.
     """
 
     source: ModuleSource
@@ -73,6 +77,7 @@ class TorchModel(StepModel):
     checksum: int | None = None
     fewest_rows: int = 1
     pixelwise: bool = False
+    row_clip: float | None = None
     #: Modules made in this process, by lane; for a pipeline by the layers of a stage.
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -183,7 +188,8 @@ class TorchModel(StepModel):
     def identity(self) -> dict[str, Any]:
         """Return the module's name and the shapes of its parts, in order."""
         parts = [[part.name, list(part.shape)] for part in self.parameters.parts]
-        return {"module": self.source.name, "parts": parts, "precision": self.precision}
+        own = {"module": self.source.name, "parts": parts, "precision": self.precision}
+        return own if self.row_clip is None else own | {"row_clip": self.row_clip}
 
 
 class _Lane(FlatModule):
@@ -203,6 +209,8 @@ class _Lane(FlatModule):
         self._drawing = Drawing(self.device)
         self._steps = 0
         self._last_finite: Any = None
+        #: Whether gradients of single rows are computed one by one.
+        self._row_by_row = False
         # On a GPU the loss of a step, and the same memory as an array of the engine's library.
         self._loss_sum: Any = None
         self._loss_array: Any = None
@@ -216,6 +224,12 @@ class _Lane(FlatModule):
         The gradient is a view of the vector of gradients, valid until the next step of the lane.
         """
         torch = load_torch()
+        if self.model.row_clip is not None:
+            self.enter(w)
+            add = partial(self._add_clipped, rows, self.model.row_clip)
+            self._drawing.call(add, lambda: self.enter(w))
+            self.gather()
+            return self._gradient_at(w, rows.X.shape[0]), 0.0
         with self._on_stream(w), torch.enable_grad():
             self.enter(w)
             self.zero_gradients()
@@ -277,6 +291,59 @@ class _Lane(FlatModule):
         if rows.weight is not None:
             losses = losses * to_tensor(rows.weight)
         return losses.sum()
+
+    def _add_clipped(self, rows: BatchRows, clip: float, seed: Seed) -> None:
+        """Set the gradients to the sum of those of the rows, each clipped to a norm."""
+        seed(rows.key)
+        self.zero_gradients()
+        given = *self.model.inputs(rows.X, self.dtype, self.device), to_tensor(rows.y)
+        most = max(1, _ROW_GRADIENT_NUMBERS // len(self.flat))
+        for start in range(0, rows.X.shape[0], most):
+            at = slice(start, start + most)
+            positional, named, y = given
+            part = [x[at] for x in positional], {k: x[at] for k, x in named.items()}, y[at]
+            found = self._row_gradients(*part)
+            squares = sum(own.flatten(1).square().sum(dim=1) for own in found)
+            # A norm of 0 divides nothing: the quotient is infinite, and its bound 1.
+            factors = (clip / squares.sqrt()).clamp(max=1.0)
+            for (_, total), own in zip(self.trained, found, strict=True):
+                total.add_(load_torch().tensordot(factors, own, dims=1))
+
+    def _row_gradients(self, positional: list[Any], named: dict[str, Any], y: Any) -> list[Any]:
+        """Return the gradient of each row for each trained parameter, rows first."""
+        func = load_torch().func
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        trained = {names[id(p)]: p.detach() for p, _ in self.trained}
+        if not self._row_by_row:
+            gradients = func.vmap(
+                func.grad(self._loss_of_row), in_dims=(None, 0, 0, 0), randomness="different"
+            )
+            # Recurrent layers, and what looks at values, cannot be computed for many rows at once;
+            # an error of the module's own comes again for a single row.
+            with suppress(RuntimeError, InvalidParameterError):
+                found = gradients(trained, positional, named, y)
+                return [found[name] for name in trained]
+            self._row_by_row = True
+        one_by_one = [
+            func.grad(self._loss_of_row)(
+                trained, [x[i] for x in positional], {k: x[i] for k, x in named.items()}, y[i]
+            )
+            for i in range(len(y))
+        ]
+        stack = load_torch().stack
+        return [stack([found[name] for found in one_by_one]) for name in trained]
+
+    def _loss_of_row(
+        self, parameters: dict[str, Any], positional: list[Any], named: dict[str, Any], y: Any
+    ) -> Any:
+        """Return the loss of one row as a function of the trained parameters."""
+        name = self.model.source.name
+        arguments = tuple(x[None] for x in positional)
+        with explain_errors(f"{name}.forward, on 1 row,"):
+            output = load_torch().func.functional_call(
+                self.module, parameters, arguments, {k: x[None] for k, x in named.items()}
+            )
+        return compute_row_losses(self.criterion, output, y[None], name).sum()
 
     def _gradient_at(self, w: Any, n_rows: int) -> Any:
         """Return the whole gradient, of the shape of `w`.

@@ -48,6 +48,7 @@ from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_
 from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies.base import Pipeline, Policy
+from daskml_dist.privacy import DP
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine
@@ -136,6 +137,7 @@ class BaseTorch(BaseNetwork):
     layer: str | None
     precision: str | None
     pipeline: Pipeline | None
+    privacy: DP | None
     #: Model and parameters of the last fit.
     _net: TorchModel
     _w: NDArray[Any]
@@ -191,6 +193,11 @@ class BaseTorch(BaseNetwork):
         settings = super()._check_settings(policy)
         check_one_of("images", self.images, (None, *IMAGES))
         check_one_of("precision", self.precision, (None, *PRECISIONS))
+        if settings.privacy is not None and self.precision is not None:
+            raise InvalidParameterError(
+                f"precision={self.precision!r} with privacy=: norms of gradients in so few digits "
+                "bound nothing. Use precision=None."
+            )
         self._source()  # raises for an invalid module or criterion
         return settings
 
@@ -305,6 +312,12 @@ class BaseTorch(BaseNetwork):
         module = source.make_seeded(0, torch_dtype(dtype))
         parameters = lay_out_parameters(module)
         check_shapes(source.name, parameters, last)
+        if self.privacy is not None and any(part.buffer for part in parameters.parts):
+            buffers = [part.name for part in parameters.parts if part.buffer]
+            raise InvalidParameterError(
+                f"{source.name} keeps {buffers} with privacy=: these are means over rows, which no "
+                "noise hides. Replace batch normalisation by GroupNorm or LayerNorm."
+            )
         chained = self.pipeline is not None
         probe = trial.run(source, module, rows, dtype, n_classes, n_targets, chained)
         # The weights of a module that is an object are where the fit starts.
@@ -317,6 +330,7 @@ class BaseTorch(BaseNetwork):
         model: TorchModel = make(
             source, parameters, trial.inputs, target, self._threshold(), self.precision, start,
             fewest_rows=probe.min_batch_rows, pixelwise=probe.channels_last_kernels,
+            row_clip=None if self.privacy is None else float(self.privacy.clip),
         )  # fmt: skip
         trial.model = model, rows
         return model

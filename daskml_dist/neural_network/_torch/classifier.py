@@ -19,6 +19,7 @@ from daskml_dist.neural_network._torch.predict import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Pipeline, Policy
+from daskml_dist.privacy import DP
 
 
 class TorchClassifier(BaseClassifier, BaseTorch):
@@ -100,6 +101,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         warm_start: bool = False,
         # What the fit saves and reports, and where it runs.
         checkpoint: Any = None,
+        privacy: DP | None = None,
         callbacks: Any = None,
         verbose: int = 0,
         device: str = "auto",
@@ -135,6 +137,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         self.average = average
         self.warm_start = warm_start
         self.checkpoint = checkpoint
+        self.privacy = privacy
         self.callbacks = callbacks
         self.verbose = verbose
         self.device = device

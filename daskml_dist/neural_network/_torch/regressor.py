@@ -10,6 +10,7 @@ from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Pipeline
+from daskml_dist.privacy import DP
 
 
 class TorchRegressor(NetworkRegressor, BaseTorch):
@@ -76,6 +77,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         warm_start: bool = False,
         # What the fit saves and reports, and where it runs.
         checkpoint: Any = None,
+        privacy: DP | None = None,
         callbacks: Any = None,
         verbose: int = 0,
         device: str = "auto",
@@ -109,6 +111,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         self.average = average
         self.warm_start = warm_start
         self.checkpoint = checkpoint
+        self.privacy = privacy
         self.callbacks = callbacks
         self.verbose = verbose
         self.device = device

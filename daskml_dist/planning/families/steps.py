@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from daskml_dist.data.batches import LaneSpec, Segment, count_pass_steps
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.planning.costs import Costs, Equation, Work
+from daskml_dist.planning.costs import Costs, Equation, PackedMessage, Work
 from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
@@ -127,7 +127,20 @@ class LinearStepsFamily(Family):
             passes,
             float(steps),
             float((model.n_features + 1) * width * rows.itemsize),
+            self._pack_message(settings, model, rows.itemsize, place.lanes),
         )
+
+    def _pack_message(
+        self, settings: Settings, model: LinearModel, itemsize: int, n_lanes: int
+    ) -> PackedMessage | None:
+        """Return what a lane sends at a meeting, where it is compressed."""
+        compressor, parameters = settings.run.compression, model.parameters
+        if compressor is None:
+            return None
+        n_bytes = compressor.count_bytes(parameters, f"float{8 * itemsize}")
+        ranged = settings.policy.sums_gradients and compressor.sums_ranges(parameters, n_lanes)
+        way = "ranges" if ranged else "gather"
+        return PackedMessage(n_bytes, "sum" if compressor.sums_messages else way)
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return the fewest passes after which `tol` may end the fit, and all passes."""
@@ -231,17 +244,23 @@ class LinearStepsFamily(Family):
             return 0.0
         own = self.policy(estimator)
         policy = own if name == own.name else get_policy(name)
-        both_ways, steps = 2.0 * work.message, work.meetings
+        steps, lanes, trainers = work.meetings, place.lanes, place.trainers
+        # Servers get what is packed, and answer whole; trainers get what others have sent.
+        sent = work.message if work.packed is None else work.packed.n_bytes
+        served, whole = sent + work.message, 2.0 * work.message
         if policy.averages and policy.uses_shards:
-            pushes = max(steps * work.passes // policy.average_every, 1)
-            return both_ways * pushes * place.lanes
+            return served * max(steps * work.passes // policy.average_every, 1) * lanes
         if not policy.lockstep:
-            per_lane = steps * (1 / policy.push_every + 1 / policy.pull_every) / 2
-            return both_ways * per_lane * place.lanes * work.passes
+            per_step = sent / policy.push_every + work.message / policy.pull_every
+            return per_step * steps * lanes * work.passes
+        if not policy.uses_shards and work.packed is not None:
+            served = 2.0 * work.packed.count_sent(lanes, trainers)
         if not policy.averages:
-            return both_ways * steps * place.trainers * work.passes
-        every = policy.average_every
-        return both_ways * max(steps * work.passes // every if every else 1, 1) * place.trainers
+            return served * steps * trainers * work.passes
+        if not policy.average_every:
+            return served * trainers
+        # The mean at the end is whole.
+        return (served * (steps * work.passes // policy.average_every) + whole) * trainers
 
     def _settings(self, estimator: Any) -> Settings:
         """Return the checked settings of an estimator, kept for the present plan."""

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
+from daskml_dist.planning.costs import PackedMessage
 from daskml_dist.policies.base import Gate, Policy, QuorumGate
 from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
@@ -175,19 +176,23 @@ def simulate(
     cached: bool = False,
     colocated: bool = False,
     training: Training | None = None,
+    packed: PackedMessage | None = None,
 ) -> SimulatedRun:
     """Simulate until `steps` gradients per worker have been applied, or the training is over.
 
     Servers hold equal parts of the `n_bytes` of parameters. If `cached`, workers under bounded
     staleness pull only once their copy is too old (the rule of Ho et al. 2013); if `colocated`,
-    server i runs on the machine of worker i, without a network between the two.
+    server i runs on the machine of worker i, without a network between the two. Workers send
+    `packed` messages, if any, in the place of all parameters; packing itself takes no time.
     """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "replicas":
-        return _simulate_replicas(policy, costs, seconds, n_bytes)
+        return _simulate_replicas(policy, costs, seconds, n_bytes, packed)
     if policy.loop == "decoupled":
         return _DecoupledSimulation(policy, costs, seconds, n_bytes).outcome()
-    run = _ServerSimulation(policy, costs, seconds, servers, n_bytes, cached, colocated, training)
+    run = _ServerSimulation(
+        policy, costs, seconds, servers, n_bytes, cached, colocated, training, packed
+    )  # fmt: skip
     return run.outcome(workers * steps)
 
 
@@ -219,8 +224,24 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     return 2 * others * hop + others * part * costs.add
 
 
+def _meeting_seconds(
+    costs: Costs, workers: int, n_bytes: float, packed: PackedMessage | None
+) -> float:
+    """Return the seconds in which workers of one lane tell each other what they have."""
+    if packed is None or packed.way == "sum":
+        return allreduce_seconds(costs, workers, n_bytes if packed is None else packed.n_bytes)
+    # Every worker reads what all have sent; ranges take two turns of smaller messages.
+    turns = 2 if packed.way == "ranges" else 1
+    sending = (workers - 1) * costs.peer * turns
+    return turns * costs.latency + sending + packed.count_sent(workers, workers) / costs.bandwidth
+
+
 def _simulate_replicas(
-    policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
+    policy: Policy,
+    costs: Costs,
+    seconds: NDArray[np.float64],
+    n_bytes: float,
+    packed: PackedMessage | None = None,
 ) -> SimulatedRun:
     """Simulate policies without servers: after every few steps all workers all-reduce."""
     workers, steps = seconds.shape
@@ -234,7 +255,7 @@ def _simulate_replicas(
     # Seconds of each worker between two meetings; a meeting waits for the slowest worker.
     rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
     n_meetings = len(rounds)
-    meeting = allreduce_seconds(costs, workers, n_bytes)
+    meeting = _meeting_seconds(costs, workers, n_bytes, packed)
     # An all-reduced step is applied once for each meeting, a local one at each step.
     applies = costs.apply * n_bytes * (n_meetings if every == 1 else steps)
     total = float(rounds.sum() + n_meetings * meeting + applies)
@@ -242,6 +263,8 @@ def _simulate_replicas(
     network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
     if n_bytes <= MAX_MESH_BYTES:
         network *= workers / 2
+    if packed is not None:
+        network = n_meetings * packed.count_sent(workers, workers) / costs.bandwidth
     return SimulatedRun(
         workers,
         total,
@@ -427,12 +450,17 @@ class _ServerSimulation:
         cached: bool,
         colocated: bool,
         training: Training | None,
+        packed: PackedMessage | None,
     ) -> None:
         workers = len(seconds)
         self._policy = policy
         self._costs = costs
         self._bytes = n_bytes / servers
         self._transfer = self._bytes / costs.bandwidth
+        #: Of a push; answers are whole.
+        self._push_transfer = self._transfer
+        if packed is not None:
+            self._push_transfer = packed.n_bytes / servers / costs.bandwidth
         self._colocated = colocated
         self._training = training
         self._push_every, self._pull_every = _find_pace(policy)
@@ -499,7 +527,7 @@ class _ServerSimulation:
         gradients: list[Any] = []
         if push:
             gradients, worker.gradients = worker.gradients, []
-        duration = self._transfer if push else 0.0  # a request has next to no bytes
+        duration = self._push_transfer if push else 0.0  # a request has next to no bytes
         for s in range(len(self._servers)):
             # The first byte arrives a latency after it was sent. The rest follows at the pace of
             # the sender's card; the receiver's card reads it meanwhile, unless it is busy.
@@ -533,8 +561,8 @@ class _ServerSimulation:
         # Two queues, one after the other: the card reads the message, then the processor works.
         read = now
         if push and not self._is_local(worker, number):
-            read = server.read_free = max(server.read_free, now) + self._transfer
-            server.read_used += self._transfer
+            read = server.read_free = max(server.read_free, now) + self._push_transfer
+            server.read_used += self._push_transfer
         server.cpu_free = max(server.cpu_free, read)
         self._work(server, self._costs.message)
         if push:

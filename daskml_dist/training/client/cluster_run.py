@@ -572,7 +572,13 @@ class RunEnding:
             return None
         outcomes: list[ServerOutcome] = told()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
-        return self._make_result(state, outcomes[0])
+        result = self._make_result(state, outcomes[0])
+        # A mean that lanes make at the very end belongs to the last pass.
+        pushed, pulled = (sum(one.moved[at] for one in results) for at in (0, 1))
+        if result.records and pushed + pulled:
+            result.records[-1]["bytes_pushed"] += pushed
+            result.records[-1]["bytes_pulled"] += pulled
+        return result
 
     def stop_and_clean_up(
         self, error: BaseException, is_users: bool

@@ -131,6 +131,8 @@ class Trainer:
         self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
         self._communicator: Communicator = SoloCommunicator()
+        #: Bytes of what trainers tell each other after the last pass, such as a mean at the end.
+        self._moved_last = 0, 0
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the passes of the fit over the blocks of this trainer's lanes.
@@ -151,7 +153,7 @@ class Trainer:
             self._spec = spec
             try:
                 state = self._run_generation(ready)
-                return TrainerResult(spec.rank, spec.generation, state)
+                return TrainerResult(spec.rank, spec.generation, state, moved=self._moved_last)
             except TrainingError as error:
                 if not is_consequence(error):
                     raise
@@ -218,7 +220,9 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore"),
                 explain_memory_errors(get_fit_backend(self._fit), "What a step makes of its rows"),
             ):
-                return self._run_loop(context)
+                state = self._run_loop(context)
+                self._moved_last = context.count_unreported_bytes()
+                return state
 
     def _run_loop(self, context: Context) -> ShardState | StateParts | Solution | None:
         """Run the loop that the work names."""

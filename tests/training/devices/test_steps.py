@@ -45,6 +45,16 @@ def test_every_policy(gpu: None, policy: str, n_lanes: int) -> None:
     check_device(SGDClassifier(policy=policy, run=Run(n_lanes=n_lanes), **STEPS), TARGETS["two"])
 
 
+@pytest.mark.parametrize(
+    ("policy", "compression"),
+    [("allreduce", "8bit"), ("allreduce", "powersgd"), ("local", "fp16"), ("average", "8bit")],
+)
+def test_gradients_are_packed_on_the_host(gpu: None, policy: str, compression: str) -> None:
+    model = SGDClassifier(policy=policy, run=Run(n_lanes=2, compression=compression), **STEPS)
+    # A rounding that differs may end at another level.
+    check_device(model, TARGETS["three"], rtol=1e-2)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "local"])
 def test_weights_averages_and_held_out_rows(gpu: None, policy: str, deterministic: bool) -> None:

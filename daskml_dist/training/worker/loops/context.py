@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,6 +57,48 @@ def gather_lane_arrays(
         for n, count in theirs.tolist():
             found[n] = list(islice(rest, count))
     return dict(sorted(found.items()))
+
+
+class LaneScatter:
+    """Way by which lanes send bytes to single other lanes, wherever these are.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    lanes : list of int
+        The own lanes.
+    """
+
+    def __init__(self, communicator: Communicator, lanes: list[int]) -> None:
+        self._communicator = communicator
+        own = np.array(lanes, np.int64)
+        #: Lanes of each rank.
+        self._lanes = [theirs.tolist() for (theirs,) in communicator.allgather([own])]
+
+    def __call__(
+        self, sent: dict[int, dict[int, NDArray[np.uint8]]]
+    ) -> dict[int, dict[int, NDArray[np.uint8]]]:
+        """Return what all lanes have for the own ones, by the own lane and theirs."""
+        # All lanes send to the same ones, with as many bytes for each.
+        lengths = {to: len(data) for to, data in next(iter(sent.values())).items()}
+        # In the order of the receiving lanes, then of the sending ones.
+        parts = [
+            np.concatenate(
+                [
+                    np.empty(0, np.uint8),
+                    *(sent[n][to] for to in lanes if to in lengths for n in sent),
+                ]
+            )
+            for lanes in self._lanes
+        ]
+        received = self._communicator.alltoall(parts)
+        found: dict[int, dict[int, NDArray[np.uint8]]] = {n: {} for n in sent if n in lengths}
+        for lanes, data in zip(self._lanes, received, strict=True):
+            at = 0
+            for to, n in product(found, lanes):
+                found[to][n] = data[at : at + lengths[to]]
+                at += lengths[to]
+        return found
 
 
 class DevicePlacement:
@@ -183,6 +224,8 @@ class Context:
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
         self._moved = 0, 0
+        #: Bytes of the communicator that reports of passes have counted; None: none count any.
+        self._in_reports: tuple[int, int] | None = None
         self._failed = threading.Event()
         self.pool = None
         if self.n_threads > 1:
@@ -272,8 +315,9 @@ class Context:
         # Bytes that were moved since the connection's last report.
         pushed, pulled = connection.bytes_moved
         if not self.fit.work.uses_shards:
-            pushed += self.communicator.bytes_sent
-            pulled += self.communicator.bytes_received
+            self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
+            pushed += self._in_reports[0]
+            pulled += self._in_reports[1]
         before = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
         total.bytes_pushed, total.bytes_pulled = pushed - before[0], pulled - before[1]
@@ -288,7 +332,7 @@ class Context:
         if self.fit.work.uses_shards:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
-        connection.ask("report", **{"pass": number, "report": asdict(total)})
+        connection.ask("report", **{"pass": number, "report": dict(vars(total))})
 
     def end_pass(self) -> None:
         """Let the trainer's own thread do its work after a pass, such as callbacks."""
@@ -302,6 +346,13 @@ class Context:
             (self.communicator.bytes_sent, self.communicator.bytes_received),
         )
         return self._moved[0] - before[0], self._moved[1] - before[1]
+
+    def count_unreported_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent and received since the last report of a pass, where these count."""
+        if self._in_reports is None:
+            return 0, 0
+        moved = self.communicator.bytes_sent, self.communicator.bytes_received
+        return moved[0] - self._in_reports[0], moved[1] - self._in_reports[1]
 
     def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
         """Run a function once a compute thread, each with its own lanes; raise the first error."""

@@ -41,6 +41,7 @@ from daskml_dist.training.worker.loops.columns import ColumnSteps
 from daskml_dist.training.worker.loops.context import (
     Context,
     DevicePlacement,
+    LaneScatter,
     gather_lane_arrays,
     gather_lane_parts,
 )
@@ -152,7 +153,9 @@ class SummedSteps:
                 # Gradients of touched rows are sent together, whatever the rows are.
                 parts = (replace(p, buffer=False, additive=False) for p in parameters.parts)
                 parameters = replace(parameters, parts=tuple(parts))
-            self._compressed = compressor.make_sum(numbers, parameters, self._fit.rows.dtype)
+            self._compressed = compressor.make_sum(
+                numbers, len(context.lane_rows), parameters, self._fit.rows.dtype
+            )
         self._home = DevicePlacement(context, alone)
         self.replica = self._home.make_replica(state or self._fit.make_start_state(), rule=rule)
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
@@ -286,7 +289,12 @@ class SummedSteps:
             summed: NDArray[Any] = communicator.allreduce(total)
             return summed
 
-        return LaneExchange(partial(gather_lane_arrays, communicator), add, self._context.map)
+        return LaneExchange(
+            partial(gather_lane_arrays, communicator),
+            add,
+            LaneScatter(communicator, [lane.number for lane in self._lanes]),
+            self._context.map,
+        )
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums, and the replica's parameters with those of lane 0."""
@@ -886,9 +894,7 @@ class ReplicaTeamSteps:
         #: First step from which no lane copies its rows; None where such steps are impossible.
         self._first_team_step: int | None = None
         work = context.fit.work
-        # The team's loop adds no noise.
-        steps_alone = replica.rule.steps_alone and replica.rule.noise is None
-        if work.linear is not None and steps_alone:
+        if work.linear is not None and replica.rule.steps_alone:
             self._first_team_step = self._find_first_step(work.linear)
 
     def _find_first_step(self, linear: LinearForm) -> int:
@@ -950,8 +956,9 @@ class ReplicaTeamSteps:
         """Take steps in one call of the compiled loop, and count those that were made."""
         context, replica = self._context, self._replica
         drawn = [lane.draw_batch_runs(count) for lane in context.lanes]
-        # Rows of each lane in each step, as the loop reads them.
-        counts = np.array([rows for _, rows in drawn], np.int64).T.copy()
+        # Rows of each lane in each step, of which the loop asks whether there are any; mean numbers
+        # of rows may lie below one.
+        counts = np.ceil([rows for _, rows in drawn]).astype(np.int64).T.copy()
         numbers = np.arange(clock, clock + count) % context.fit.work.n_steps
         steps = replica.next_steps(context.step_rows(numbers).tolist())
         assert self._recorded is not None
