@@ -1,4 +1,4 @@
-"""Networks whose lanes send compressed gradients: as accurate, by few bytes, running means whole."""
+"""Networks whose lanes send compressed gradients: accuracy, bytes, and running means whole."""
 
 from __future__ import annotations
 
