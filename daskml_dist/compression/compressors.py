@@ -84,15 +84,17 @@ class _Levels(Compressor):
         # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
         # blocks with NaN or infinity: their scale tells the server, which reports divergence.
         divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
-        levels = np.rint(array / self._spread_over_entries(divisors, len(array)))
-        levels = np.nan_to_num(np.clip(levels, -self.n_levels, self.n_levels))
+        levels = np.empty_like(array)
+        _apply_by_block(np.divide, array, divisors, self.block_size, levels)
+        np.clip(np.rint(levels, out=levels), -self.n_levels, self.n_levels, out=levels)
+        levels[np.isnan(levels)] = 0
         return Packed((scales, self._pack_levels(levels.astype(np.int8))))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Multiply levels by the scales of their blocks."""
         scales, levels = packed.arrays
         entries = self._unpack_levels(levels, len(out))
-        np.multiply(entries, self._spread_over_entries(scales, len(out)), out=out)
+        _apply_by_block(np.multiply, entries, scales, self.block_size, out)
 
     def _pack_levels(self, levels: NDArray[np.int8]) -> NDArray[Any]:
         """Return the levels as they travel."""
@@ -101,10 +103,6 @@ class _Levels(Compressor):
     def _unpack_levels(self, packed: NDArray[Any], n: int) -> NDArray[np.int8]:
         """Return the levels of `n` entries."""
         return packed
-
-    def _spread_over_entries(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
-        """Return the scale of each entry, given one scale for each block."""
-        return np.repeat(scales, self.block_size)[:n]
 
 
 @dataclass(frozen=True)
@@ -236,14 +234,17 @@ class OneBit(Compressor):
         counts = np.diff(starts, append=len(array)).astype(array.dtype)
         # Divided first, so that the sum of large entries does not overflow. NaN or infinity make
         # the block's scale so, and reach the receiver, which reports divergence.
-        shares = np.abs(array) / np.repeat(counts, self.block_size)[: len(array)]
+        shares = np.abs(array)
+        _apply_by_block(np.divide, shares, counts, self.block_size, shares)
         return Packed((np.add.reduceat(shares, starts), np.packbits(array > 0)))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Put the scales of the blocks with the signs of the entries."""
         scales, bits = packed.arrays
-        out[:] = np.repeat(scales, self.block_size)[: len(out)]
-        np.negative(out, out=out, where=np.unpackbits(bits, count=len(out)) == 0)
+        signs = np.unpackbits(bits, count=len(out)).view(np.int8)
+        signs *= 2
+        signs -= 1
+        _apply_by_block(np.multiply, signs, scales, self.block_size, out)
 
 
 @dataclass(frozen=True)
@@ -453,6 +454,22 @@ class PowerSGD(Compressor):
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Copy the vector."""
         (out[:],) = packed.arrays
+
+
+def _apply_by_block(
+    operation: np.ufunc,
+    entries: NDArray[Any],
+    scales: NDArray[Any],
+    block_size: int,
+    out: NDArray[Any],
+) -> None:
+    """Fill `out` with an operation of entries and the scale of their block."""
+    # Whole blocks as rows of a matrix, so that no array of a scale for each entry is made.
+    n = len(entries) // block_size * block_size
+    rows, filled = entries[:n].reshape(-1, block_size), out[:n].reshape(-1, block_size)
+    operation(rows, scales[: len(rows), None], out=filled)
+    if n < len(entries):
+        operation(entries[n:], scales[-1:], out=out[n:])
 
 
 def _check_count(owner: Any, name: str) -> None:

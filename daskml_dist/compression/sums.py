@@ -547,6 +547,14 @@ class LowRankSum(CompressedSum):
         found = exchange.map(project, wanted)
         summed = exchange.add(dict(zip(wanted, found, strict=True)))
         n_left = self._rank * sum(n for _, n, _ in self._matrices)
+        # Taken before the next exchange, which may use the memory of this one's result again.
+        total = np.zeros(self._shape, self._dtype)
+        flat = total.reshape(-1)
+        flat[self._rest] = summed[n_left:]
+        if not self._matrices:  # all was sent as it is
+            for lane in wanted:
+                wanted[lane][:] = 0
+            return total
         left = [
             np.linalg.qr(factor)[0]
             for factor in self._factors(summed[:n_left], [n for _, n, _ in self._matrices])
@@ -563,9 +571,6 @@ class LowRankSum(CompressedSum):
 
         found = exchange.map(leave_rest, wanted)
         self.common["right"][...] = exchange.add(dict(zip(wanted, found, strict=True)))
-        total = np.zeros(self._shape, self._dtype)
-        flat = total.reshape(-1)
-        flat[self._rest] = summed[n_left:]
         right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
         for matrix, basis, factor in zip(self._views(flat), left, right, strict=True):
             matrix[...] = basis @ factor.T

@@ -68,6 +68,14 @@ def _list_refusals(
             "the score of held-out rows would decide the end, and no noise hides it",
             "Use early_stopping=False, and score rows of your own by eval_set.",
         )
+    callbacks = params.get("callbacks")
+    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    if any(getattr(callback, "monitor", None) in ("loss", "val_score") for callback in given):
+        yield (
+            'monitor="loss"',
+            "the losses of the passes are not told, since no noise hides them",
+            'Use monitor="eval_score", of rows of your own in eval_set.',
+        )
     if settings.class_weight is not None:
         yield (
             f"class_weight={settings.class_weight!r}",

@@ -119,6 +119,14 @@ def test_a_matrix_that_stays_comes_to_its_largest_directions() -> None:
     np.testing.assert_allclose(found.reshape(40, 30), best, atol=1e-6)
 
 
+def test_what_has_no_matrix_is_sent_as_it_is() -> None:
+    vector = Parameters((Part("coef", (30, 1)), Part("intercept", (1, 1))))
+    sums = PowerSGD(2).make_sum(range(2), 2, vector, "float64")
+    for step in range(3):
+        own = {n: np.full((31, 1), 1.0 + n + step) for n in range(2)}
+        np.testing.assert_array_equal(sums.add_up(own, _all_in_one()), own[0] + own[1])
+
+
 def test_zeros_and_what_is_not_finite_pass_factors() -> None:
     sums = _make(PowerSGD(2))
     zeros = {n: np.zeros(NETWORK.shape) for n in range(N_LANES)}

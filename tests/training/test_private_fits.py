@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV as SklearnGridSearchCV
 
 from daskml_dist import DP, Run
-from daskml_dist.callbacks import EvalMonitor
+from daskml_dist.callbacks import EarlyStopping, EvalMonitor
 from daskml_dist.data.batches import LaneSpec, PoissonRows, Segment
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference import load, save
@@ -221,6 +221,7 @@ def test_a_search_fits_each_candidate_by_itself() -> None:
         ({"policy": LocalSGD()}, "policy='local'"),
         ({"policy": Synchronous(backup_workers=1)}, "backup_workers=1"),
         ({"early_stopping": True}, "early_stopping=True"),
+        ({"callbacks": [EarlyStopping("loss")]}, 'monitor="loss"'),
         ({"class_weight": "balanced"}, "class_weight='balanced'"),
         ({"class_weight": {True: 2.0}}, "class_weight="),
         ({"checkpoint": "there"}, "heckpoint"),

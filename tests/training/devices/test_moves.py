@@ -92,7 +92,7 @@ def _fit_on_device(model: Any, dtype: str, rows_dtype: str) -> Any:
     rows = {"dtype": dtype, "rows_dtype": rows_dtype, "classes": None, "weight_scale": None}
     return SimpleNamespace(
         rows=SimpleNamespace(compute_dtype=None, weights=lambda block: None, **rows),
-        work=SimpleNamespace(model=model, coordinates=False, on_host=False),
+        work=SimpleNamespace(model=model, coordinates=False, on_host=False, privacy=None),
         run=SimpleNamespace(device="gpu"),
     )
 

@@ -85,13 +85,14 @@ def test_outer_steps_go_on_from_their_momentum(
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
 
 
-@pytest.mark.parametrize("outer", first_of(None, "adam"))
-def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, outer: Any) -> None:
+@pytest.mark.parametrize("case", first_of((None, "trainer"), ("adam", "server"), ("muon", "both")))
+def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: Any) -> None:
     """Neither who is drawn, nor a bit."""
+    outer, role = case
     policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
     params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 12}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
-    strike = Strike(make_killer(crew_client, "trainer"))
+    strike = Strike(make_killer(crew_client, role))
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
