@@ -506,7 +506,8 @@ class ServerState:
         n_steps: int,
         kept: int,
     ) -> None:
-        self.snapshots = SnapshotStore(len(lanes), kept)
+        # Decoupled lanes keep a push until it is answered, to send it again after a loss.
+        self.snapshots = SnapshotStore(len(lanes), kept, policy.loop == "decoupled")
         #: Pushes that came too late or twice.
         self.dropped = 0
         self._policy = policy

@@ -163,8 +163,9 @@ class RecentSnapshots:
 #: Hands a snapshot to the standby; must not block.
 ShipSnapshot = Callable[[ServerSnapshot], None]
 #: Most snapshots in flight to the standby before pulls block. Fewer where trainers hand them over,
-#: since these step on to the next snapshot before they wait.
-_MAX_UNDER_WAY, _MAX_HANDED_OVER = 2, 1
+#: since these step on to the next snapshot before they wait; and where they forget what they have
+#: sent once they have an answer.
+_MAX_UNDER_WAY, _MAX_HANDED_OVER, _MAX_ANSWERED = 2, 1, 1
 
 
 class SnapshotStore:
@@ -178,15 +179,18 @@ class SnapshotStore:
         Lanes whose snapshots make a whole one, where trainers hold the parameters.
     most : int
         Snapshots that are kept.
+    before_answers : bool, default=False
+        Whether the standby must have a snapshot before lanes hear of what is in it.
     """
 
-    def __init__(self, n_lanes: int, most: int) -> None:
+    def __init__(self, n_lanes: int, most: int, before_answers: bool = False) -> None:
         self.kept = RecentSnapshots(most)
         #: The lanes' snapshots that this generation goes on from; none at the start.
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes
         #: Snapshots of lanes by their clock, until those of all lanes are there.
         self._storing: dict[int, dict[int, LaneSnapshot]] = {}
+        self._most_under_way = _MAX_ANSWERED if before_answers else _MAX_UNDER_WAY
         #: Whether trainers hand snapshots over, as they hold the parameters.
         self._stored = False
         self._ship: ShipSnapshot | None = None
@@ -198,7 +202,7 @@ class SnapshotStore:
     @property
     def is_behind(self) -> bool:
         """Return whether too many snapshots are on their way to the standby to let lanes go."""
-        return self._under_way >= (_MAX_HANDED_OVER if self._stored else _MAX_UNDER_WAY)
+        return self._under_way >= (_MAX_HANDED_OVER if self._stored else self._most_under_way)
 
     def is_due(self, version: int) -> bool:
         """Return whether a snapshot is to be made after update number `version`."""

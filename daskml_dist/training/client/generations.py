@@ -393,7 +393,8 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     if policy.averages and not policy.average_every:
         return 8 * every
     if policy.loop == "decoupled":
-        return max(1, every // policy.average_every)  # an update is that of many steps
+        # An update is that of many steps of many lanes.
+        return max(1, every // (policy.average_every * len(fit.rows.lane_rows)))
     if not policy.uses_shards:
         every *= 2  # trainers wait at the next one until the standby has what they handed over
     if policy.averages:

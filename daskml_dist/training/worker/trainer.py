@@ -157,8 +157,9 @@ class Trainer:
             except TrainingError as error:
                 if not is_consequence(error):
                     raise
-                # The client counts how many steps are made again.
-                reached = {lane.number: lane.reached for lane in self._at_work}
+                # The client counts how many steps are made again: none, where replicas are kept.
+                keeps = self._fit.work.loop == "decoupled"
+                reached = {n.number: n.reached for n in self._at_work if not keeps}
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
