@@ -2,12 +2,14 @@
 
 Real fits under `FederatedAveraging`, without a cluster, by the accuracy on test rows after each
 round: FedAvg beside FedProx (Li et al. 2020), FedAdam and FedAvgM (Reddi et al. 2021, Hsu et al.
-2019). Every method has its best local learning rate, chosen on a partition of its own.
+2019). Every method has its best local learning rate, chosen on a partition of its own. A second
+table is of stragglers, which FedAvg drops, and of which FedProx takes what they have.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,48 @@ STYLES = [
     (":", GREEN),
 ]
 
+#: Of the second table: share of drawn clients that are late, local epochs, batch, rounds, clients.
+LATE, LATE_EPOCHS, LATE_BATCH, LATE_ROUNDS, LATE_CLIENTS = 0.9, 20, 10, 60, 60
+LATE_RATES = (0.1, 0.3)
+LATE_METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg, stragglers are dropped": {"drops": True},
+    "stragglers send what they have": {},
+    "FedProx: they do, and mu 0.01": {"proximal": 0.01},
+    "FedProx: they do, and mu 0.1": {"proximal": 0.1},
+    "FedProx: they do, and mu 1": {"proximal": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Straggling(FederatedAveraging):
+    """Federated averaging with stragglers, which make a part of their steps.
+
+    Parameters
+    ----------
+    drops : bool
+        Whether a straggler is left out of its round; else what it did counts.
+    """
+
+    drops: bool = False
+
+    def draw_clients(self, seed: int, number: int, rows: Sequence[int]) -> list[int]:
+        """Return the clients of a round, of whom one is there at least."""
+        drawn = super().draw_clients(seed, number, rows)
+        late = [_lateness(seed, number, client) < LATE for client in drawn]
+        there = [client for client, is_late in zip(drawn, late, strict=True) if not is_late]
+        return (there or drawn[:1]) if self.drops else drawn
+
+    def limit_client_steps(self, seed: int, number: int, client: int, n_steps: int) -> int:
+        """Return the steps of a client: of one that is late, any number of them."""
+        # Below LATE it is uniform, and says how far the client came.
+        share = _lateness(seed, number, client) / LATE
+        return n_steps if share >= 1 else 1 + int(share * n_steps)
+
+
+def _lateness(seed: int, number: int, client: int) -> float:
+    """A draw of [0, 1) for a client and a round, the same for all methods."""
+    return float(np.random.default_rng([seed, number, client]).random())
+
 
 @dataclass(frozen=True)
 class Method:
@@ -78,6 +122,7 @@ class Figures:
     data: str
     n_rows: int
     methods: dict[str, Method]
+    late: dict[str, Method]
 
 
 def measure(tiny: bool = False, real: bool = False) -> Figures:
@@ -93,14 +138,31 @@ def measure(tiny: bool = False, real: bool = False) -> Figures:
         rate = max(tried, key=lambda r: float(np.nan_to_num(tried[r])))
         runs = [data.learn(name, rate, seed, ROUNDS) for seed in range(seeds)]
         found[name] = Method(rate, np.array(runs))
-    return Figures(data.name, len(data.y), found)
+    return Figures(data.name, len(data.y), found, measure_late(tiny))
+
+
+def measure_late(tiny: bool = False) -> dict[str, Method]:
+    """Accuracies with stragglers on scikit-learn's digits, at each method's better rate."""
+    data = _Data(real=False, tiny=tiny, clients=LATE_CLIENTS, rounds=LATE_ROUNDS)
+    found = {}
+    for name, own in list(LATE_METHODS.items())[: 2 if tiny else None]:
+        policy = Straggling(1 / 6, local_epochs=2 if tiny else LATE_EPOCHS, **own)
+        runs = [
+            Method(rate, np.array([data.fit(policy, rate, seed, LATE_BATCH, LATE_ROUNDS)
+                                   for seed in range(1 if tiny else SEEDS)]))
+            for rate in LATE_RATES
+        ]  # fmt: skip
+        found[name] = max(runs, key=lambda method: float(method.last.mean()))
+    return found
 
 
 class _Data:
     """Digits: rows to part among clients, and rows to test with."""
 
-    def __init__(self, real: bool, tiny: bool) -> None:
-        self.clients, self.rounds = (10, 3) if tiny else (CLIENTS, ROUNDS)
+    def __init__(
+        self, real: bool, tiny: bool, clients: int = CLIENTS, rounds: int = ROUNDS
+    ) -> None:
+        self.clients, self.rounds = (10, 3) if tiny else (clients, rounds)
         if real:
             X, y, X_test, y_test = read_mnist()
             self.X, self.y, self.name = X[:MNIST_ROWS], y[:MNIST_ROWS], "MNIST"
@@ -113,17 +175,23 @@ class _Data:
         self.name = "scikit-learn's digits"
 
     def learn(self, method: str, rate: float, seed: int, rounds: int) -> NDArray[np.float64]:
+        """Accuracy of a method after each round."""
+        own = METHODS[method]
+        work = {} if "local_steps" in own else {"local_epochs": EPOCHS}
+        policy = FederatedAveraging(FRACTION, **work, **own)
+        return self.fit(policy, rate, seed, BATCH if work else len(self.y), rounds)
+
+    def fit(
+        self, policy: FederatedAveraging, rate: float, seed: int, batch: int, rounds: int
+    ) -> NDArray[np.float64]:
         """Accuracy after each round; the seed draws partition, clients and first parameters."""
         parted = partition_by_class(self.X, self.y, self.clients, random_state=seed)
         # Clients are alike in size, so that even lanes of rows in their order are the clients.
         X, y = (part.compute(scheduler="sync") for part in parted)
-        own = METHODS[method]
-        work = {} if "local_steps" in own else {"local_epochs": EPOCHS}
         clf = MLPClassifier(
-            (64,), policy=FederatedAveraging(FRACTION, **work, **own), solver="sgd", momentum=0.0,
-            learning_rate_init=rate, batch_size=BATCH if work else len(y), alpha=0.0,
-            max_iter=min(rounds, self.rounds), tol=None, random_state=seed,
-            run=Run(n_lanes=self.clients),
+            (64,), policy=policy, solver="sgd", momentum=0.0, learning_rate_init=rate,
+            batch_size=batch, alpha=0.0, max_iter=min(rounds, self.rounds), tol=None,
+            random_state=seed, run=Run(n_lanes=self.clients),
         )  # fmt: skip
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,10 +200,30 @@ class _Data:
 
 
 def table(figures: Figures) -> str:
-    """A row for each method."""
-    first = next(iter(figures.methods.values())).last
+    """A row for each method, and a second table of stragglers."""
+    some = next(iter(figures.methods.values())).accuracies
+    first = _compare(
+        f"McMahan et al. 2017: test accuracy of a perceptron with 64 hidden units, mean of the "
+        f"last {min(LAST, some.shape[1])} of {some.shape[1]} rounds and of {len(some)} seeds, on "
+        f"{figures.n_rows:,} rows of {figures.data} parted by class, two for each client; a tenth "
+        f"of the clients a round, {EPOCHS} local epochs, batches of {BATCH}",
+        figures.methods,
+    )
+    late = next(iter(figures.late.values())).accuracies
+    second = _compare(
+        f"Li et al. 2020: the same on scikit-learn's digits, {LATE_CLIENTS} clients of whom ten "
+        f"are drawn, {LATE_EPOCHS} local epochs, batches of {LATE_BATCH}, {late.shape[1]} rounds; "
+        f"{LATE:.0%} of the drawn are late",
+        figures.late,
+    )
+    return f"{first}\n\n{second}"
+
+
+def _compare(title: str, methods: dict[str, Method]) -> str:
+    """A table of methods beside the first of them."""
+    first = next(iter(methods.values())).last
     rows = []
-    for name, method in figures.methods.items():
+    for name, method in methods.items():
         # Seeds are partitions, so methods are compared seed by seed.
         gain = method.last - first
         error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.nan
@@ -144,14 +232,7 @@ def table(figures: Figures) -> str:
             f"{method.accuracies[:, -LAST:].std(axis=1).mean():.3f}",
             f"{gain.mean():+.3f} ± {error:.3f}" if gain.any() else "",
         ])  # fmt: skip
-    some = next(iter(figures.methods.values())).accuracies
-    title = (
-        f"McMahan et al. 2017: test accuracy of a perceptron with 64 hidden units, mean of the "
-        f"last {min(LAST, some.shape[1])} of {some.shape[1]} rounds and of {len(some)} seeds, on "
-        f"{figures.n_rows:,} rows of {figures.data} parted by class, two for each client; a tenth "
-        f"of the clients a round, {EPOCHS} local epochs, batches of {BATCH}"
-    )
-    columns = ["method", "local rate", "accuracy", "std of rounds", "beside FedAvg (std. error)"]
+    columns = ["method", "local rate", "accuracy", "std of rounds", "beside the first (std. error)"]
     return markdown(title, columns, rows)
 
 

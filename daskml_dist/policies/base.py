@@ -503,6 +503,10 @@ class Policy(NamedParameters):
         """Return the lanes that step in a round; `rows` are those of each lane."""
         return list(range(len(rows)))
 
+    def limit_client_steps(self, seed: int, number: int, client: int, n_steps: int) -> int:
+        """Return how many of its steps a drawn client makes in a round; all by default."""
+        return n_steps
+
     def for_one_lane(self) -> Policy:
         """Return a policy by which a fit of one lane makes the same steps without waiting."""
         return self

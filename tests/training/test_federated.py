@@ -246,9 +246,13 @@ def test_a_policy_of_ones_own_draws_otherwise() -> None:
         def draw_clients(self, seed: int, number: int, rows: Any) -> list[int]:
             return [number % 5]
 
+        def limit_client_steps(self, seed: int, number: int, client: int, n_steps: int) -> int:
+            return min(n_steps, client + 1)
+
     reg = _fit(InTurn(local_epochs=3))
     assert [record["clients"] for record in reg.history_] == [[k % 5] for k in range(ROUNDS)]
-    np.testing.assert_allclose(reg.coef_, _federated(reg, lambda k: 3), rtol=1e-10)
+    expected = _federated(reg, lambda k: min(k + 1, 3))
+    np.testing.assert_allclose(reg.coef_, expected, rtol=1e-10)
 
 
 def test_streams_have_no_clients(client: Client) -> None:

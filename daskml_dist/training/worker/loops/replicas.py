@@ -530,7 +530,7 @@ class FederatedSteps:
         drawn = work.policy.draw_clients(work.seed, clock // count, rows)
         total = sum(rows[n] for n in drawn)
         clients = [
-            self._begin_client(lane, rows[lane.number] / total)
+            self._begin_client(lane, clock // count, rows[lane.number] / total)
             for lane in self._lanes
             if lane.number in drawn
         ]
@@ -543,7 +543,7 @@ class FederatedSteps:
         self.common.meet(self._home.to_device(mean))
         return count
 
-    def _begin_client(self, lane: Lane, share: float) -> _Client:
+    def _begin_client(self, lane: Lane, number: int, share: float) -> _Client:
         """Return a drawn lane with a replica of its own, at the common parameters."""
         work, common = self._fit.steps, self.common
         rule = replace(work.rule, outer=None).scale_to_share(share)
@@ -555,7 +555,9 @@ class FederatedSteps:
         replica.restart_optimizer()
         replica.anchor = common.w
         own = OwnSteps(lane, replica, self._context.raise_if_stopped)
-        return _Client(replica, own, share, lane.number, work.clients[lane.number].n_steps)
+        n_steps = work.clients[lane.number].n_steps
+        n_steps = work.policy.limit_client_steps(work.seed, number, lane.number, n_steps)
+        return _Client(replica, own, share, lane.number, n_steps)
 
     def _average(self, clients: list[_Client]) -> Any:
         """Return the mean of all drawn lanes' parameters, weighted by their rows."""
