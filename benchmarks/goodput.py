@@ -29,9 +29,9 @@ N_ROWS, FEATURES = 65_536, 40
 #: Steps between two meetings; lanes of which a meeting may do without: those of one worker, and a
 #: few more.
 EVERY, ABSENT = 64, 8
-#: Seconds of each fit, and between two faults: 62 in half an hour, as in Decoupled DiLoCo's
-#: experiment with one machine.
-SECONDS, FAULT_EVERY = 1_800.0, 29.0
+#: Seconds of each fit, and between two faults: more often than the 62 in half an hour of Decoupled
+#: DiLoCo's experiment with one machine. `run(seconds=1800)` takes as long as that.
+SECONDS, FAULT_EVERY = 180.0, 18.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
@@ -39,7 +39,6 @@ HOW = "`python -m benchmarks goodput`"
 POLICIES: dict[str, str | Policy] = {
     "allreduce": "allreduce",
     f"local, {EVERY} steps": LocalSGD(EVERY),
-    f"local, {EVERY} steps, quorum {LANES - ABSENT}": LocalSGD(EVERY, quorum=LANES - ABSENT),
     f"local, {EVERY} steps, quorum {LANES - ABSENT}, 2 fragments": LocalSGD(
         EVERY, quorum=LANES - ABSENT, fragments=2
     ),
@@ -56,8 +55,8 @@ def run(tiny: bool = False, seconds: float = SECONDS) -> str:
         n = min(len(calm.losses), len(struck.losses))
         rows.append([
             name,
-            calm.rate,
-            struck.rate,
+            f"{calm.rate:,.0f}",
+            f"{struck.rate:,.0f}",
             f"{struck.rate / calm.rate:.1%}",
             f"{struck.kills} + {struck.stops}",
             struck.generations,
@@ -100,7 +99,8 @@ def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Fou
         )  # fmt: skip
         net.fit(*lazy)
     records = net.history_.records[1:]
-    rows = sum(record["rows"] for record in records)
+    # Lanes at their own pace are in later passes, too, when one closes.
+    rows = sum(record["rows"] for record in records) + net.history_.extra["partial_rows"]
     generations = len(net.history_.extra.get("generations", []))
     return _Found(
         rows / sum(record["seconds"] for record in records),
