@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from benchmarks._common import markdown, persisted, processes, read_mnist
 from benchmarks._torch_nets import make_net
 from daskml_dist import Run
-from daskml_dist.compression import EF21, OneBit, PowerSGD, TopK
+from daskml_dist.compression import OneBit, PowerSGD, TopK
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD
 
@@ -22,18 +22,12 @@ DILOCO = LocalSGD(100, outer_rate=0.7, outer_momentum=0.5)
 #: Names, the policy, the compression, the optimizer by its kind, and the networks.
 CASES: dict[str, tuple[Any, Any, str, str]] = {
     "allreduce, Adam": ("allreduce", None, "adam", "MLP, CNN"),
-    "allreduce, Adam, 8bit": ("allreduce", "8bit", "adam", "CNN"),
     "allreduce, Adam, PowerSGD of rank 4": ("allreduce", PowerSGD(4), "adam", "CNN"),
     "allreduce, Adam, PowerSGD of rank 1": ("allreduce", PowerSGD(1), "adam", "MLP"),
     "allreduce, momentum": ("allreduce", None, "momentum", "MLP, CNN"),
     "allreduce, momentum, PowerSGD of rank 1": ("allreduce", PowerSGD(1), "momentum", "MLP, CNN"),
     "allreduce, momentum, topk of 0.25 %": ("allreduce", TopK(0.0025), "momentum", "MLP, CNN"),
-    "allreduce, signs of the momentum": ("allreduce", OneBit(momentum=0.9), "sgd", "MLP, CNN"),
-    "allreduce, EF21 of 1 % of the momentum": (
-        "allreduce", EF21(0.01, momentum=0.9), "sgd", "MLP, CNN"
-    ),
-    "DiLoCo, 100 steps of Adam": (DILOCO, None, "adam", "CNN"),
-    "DiLoCo, 100 steps of Adam, 8bit": (DILOCO, "8bit", "adam", "CNN"),
+    "allreduce, signs of the momentum": ("allreduce", OneBit(momentum=0.9), "sgd", "MLP"),
     "DiLoCo, 100 steps of Adam, 4bit": (DILOCO, "4bit", "adam", "CNN"),
     "DiLoCo, 100 steps of Adam, 1bit": (DILOCO, "1bit", "adam", "MLP, CNN"),
     "DiLoCo, 100 steps of Adam, topk of 5 %": (DILOCO, TopK(0.05), "adam", "CNN"),
