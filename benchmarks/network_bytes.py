@@ -22,8 +22,10 @@ DILOCO = LocalSGD(100, outer_rate=0.7, outer_momentum=0.5)
 #: Names, the policy, the compression, the optimizer by its kind, and the networks.
 CASES: dict[str, tuple[Any, Any, str, str]] = {
     "allreduce, Adam": ("allreduce", None, "adam", "MLP, CNN"),
+    "allreduce, Adam, 8bit": ("allreduce", "8bit", "adam", "CNN"),
+    "allreduce, Adam, 1bit": ("allreduce", "1bit", "adam", "CNN"),
     "allreduce, Adam, PowerSGD of rank 4": ("allreduce", PowerSGD(4), "adam", "CNN"),
-    "allreduce, Adam, PowerSGD of rank 1": ("allreduce", PowerSGD(1), "adam", "MLP"),
+    "allreduce, Adam, PowerSGD of rank 1": ("allreduce", PowerSGD(1), "adam", "MLP, CNN"),
     "allreduce, momentum": ("allreduce", None, "momentum", "MLP, CNN"),
     "allreduce, momentum, PowerSGD of rank 1": ("allreduce", PowerSGD(1), "momentum", "MLP, CNN"),
     "allreduce, momentum, topk of 0.25 %": ("allreduce", TopK(0.0025), "momentum", "MLP, CNN"),
@@ -39,7 +41,7 @@ OPTIMIZERS: dict[str, dict[str, tuple[str, float]]] = {
 }
 TITLES = {
     "MLP": "MLPClassifier((256,)) on MNIST / 255, 12 passes, 2 worker processes",
-    "CNN": "TorchClassifier(LeNet) on MNIST / 255, 6 passes, 2 worker processes",
+    "CNN": "TorchClassifier(LeNet) on MNIST / 255, 3 passes, 2 worker processes",
 }
 
 
@@ -65,7 +67,7 @@ def _compare(name: str, data: tuple[Any, ...], tiny: bool) -> str:
         X, y = persisted(X, 6), persisted(y, 6)
         for case, (policy, compression, kind) in cases.items():
             start = time.perf_counter()
-            model = _make_model(name, kind, 1 if tiny else {"MLP": 12, "CNN": 6}[name])
+            model = _make_model(name, kind, 1 if tiny else {"MLP": 12, "CNN": 3}[name])
             model.set_params(policy=policy, run=Run(compression=compression))
             model.fit(X, y)
             seconds = time.perf_counter() - start
