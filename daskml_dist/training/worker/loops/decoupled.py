@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.compression import Feedback, Packed
-from daskml_dist.errors import GenerationError
 from daskml_dist.ps.messages import ServerReply
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, copy_array
@@ -38,8 +37,6 @@ _LOOKS_PER_PUSH = 8
 #: Seconds between two looks of a thread all of whose lanes wait: by so much more each time, up to
 #: the longest, which is short next to a round of many steps.
 _PAUSE_SECONDS, _LONGEST_PAUSE = 2e-5, 1e-3
-#: Seconds that a trainer steps on without orders at most: they take some tenths of a second.
-_SECONDS_OF_ORDERS = 2.0
 #: Of one lane: a trainer's memory of it, under this name and the lane's number.
 _MEMORY = "decoupled"
 
@@ -83,21 +80,8 @@ def _run_lanes_of_thread(
                 context.wait.check(since, "the servers")
                 time.sleep(pause)
                 pause = min(_LONGEST_PAUSE, pause + _PAUSE_SECONDS)
-    except GenerationError:
-        _step_until_orders(context, open_lanes)
-        raise
     finally:
         connection.close()
-
-
-def _step_until_orders(context: Context, lanes: list[DecoupledLane]) -> None:
-    """Make steps while the client gives out the orders of the next generation, soon to come."""
-    deadline = time.monotonic() + _SECONDS_OF_ORDERS
-    with np.errstate(over="ignore", invalid="ignore"):
-        while not (context.wait.is_renewed() or context.wait.is_aborted() or context.failed):
-            context.raise_if_stopped()
-            if time.monotonic() > deadline or not any([lane.step_alone() for lane in lanes]):
-                return
 
 
 @dataclass(slots=True)
@@ -249,17 +233,6 @@ class DecoupledLane:
             return self._leave_shards() or done
         if self._must_wait():
             return done
-        self._take_steps()
-        return True
-
-    def step_alone(self) -> bool:
-        """Make steps without the servers, as far as may be; return whether there were any."""
-        memory = self._memory
-        views = enumerate(memory.views)
-        # Without a quorum all lanes push at the same clocks, so none may pass by its next one.
-        is_held = self._waits and any(v.push is None and self._is_due(s, v) for s, v in views)
-        if self._joining or is_held or self._must_wait() or memory.clock >= self._end:
-            return False
         self._take_steps()
         return True
 
