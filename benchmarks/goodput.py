@@ -31,7 +31,7 @@ N_ROWS, FEATURES = 65_536, 40
 EVERY, ABSENT = 64, 8
 #: Seconds of each fit, and between two faults: more often than the 62 in half an hour of Decoupled
 #: DiLoCo's experiment with one machine. `run(seconds=1800)` takes as long as that.
-SECONDS, FAULT_EVERY = 180.0, 18.0
+SECONDS, FAULT_EVERY = 100.0, 18.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"

@@ -208,7 +208,7 @@ class PassLedger:
         entry.reports.append(report)
         self.lane_seconds.update(zip(report.lanes, report.busy, strict=False))
         # Passes close in their order, though fast lanes report later ones before.
-        while (at := self._n_passes + 1) in self._open and not self._open[at].missing:
+        while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)
             self._close_pass(at, [*entry.reports, entry.counted], age)
 
@@ -253,10 +253,10 @@ class PassLedger:
 
     def is_closed(self, number: int) -> bool:
         """Return whether every lane has reported pass `number`."""
-        return number <= self._n_passes
+        return number <= self.n_passes
 
     @property
-    def _n_passes(self) -> int:
+    def n_passes(self) -> int:
         """Return the number of closed passes, with those before this fit."""
         return self._first_pass + len(self.records)
 

@@ -228,6 +228,11 @@ class ShardServer:
             return self._callers.end_pass(number, reply, ledger)
         return [partial(reply, _make_ok_answer(stop=ledger.ends_with(number)))]
 
+    def _on_count_passes(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Tell how many passes all lanes have reported."""
+        assert self.ledger is not None
+        return [partial(reply, _make_ok_answer(passes=self.ledger.n_passes))]
+
     def _on_report_sums(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Take the reports of sums over all lanes, each a pass, from number `first` on."""
         ledger = self.ledger

@@ -202,9 +202,7 @@ class DecoupledLane:
             )
             for rows in self._slices
         ]
-        # Reports of passes before may have been lost with a trainer; servers know repeated ones.
-        again = clock // self._n_steps - 1 - self._every // self._n_steps
-        self._memories[number] = LaneMemory(replica, clock, views, max(fit.work.first_pass, again))
+        self._memories[number] = LaneMemory(replica, clock, views, fit.work.first_pass)
 
     def _attach(self) -> None:
         """Go on with the lane from its memory."""
@@ -392,6 +390,8 @@ class DecoupledLane:
             self._begin(self._context.fit.make_start_state())
             self._attach()
             views = self._memory.views
+        # Reports may have been lost with a trainer or a server, which ignores repeated ones.
+        self._memory.reported = int(self._connection.call("count_passes")["passes"])
         for s, (view, reply) in enumerate(zip(views, replies, strict=True)):
             if view.push is not None and reply.clock != view.push.clock:
                 self._send(s, view.push)  # it was lost with the open round
