@@ -38,7 +38,6 @@ __all__ = [
     "DP",
     "RDP_ORDERS",
     "GaussianNoise",
-    "NoiseStream",
     "PrivacySpent",
     "PrivateSteps",
     "compute_epsilon",
