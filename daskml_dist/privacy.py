@@ -38,6 +38,7 @@ __all__ = [
     "DP",
     "RDP_ORDERS",
     "GaussianNoise",
+    "NoiseStream",
     "PrivacySpent",
     "PrivateSteps",
     "compute_epsilon",
@@ -214,6 +215,14 @@ class NoiseStream:
     shape : tuple of int
     dtype : dtype
     first_row : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.privacy import GaussianNoise, NoiseStream
+    >>> stream = NoiseStream(GaussianNoise(std=1.0, seed=0), (2, 1), np.float32, first_row=0)
+    >>> stream.draw(step=1).dtype
+    dtype('float32')
     """
 
     def __init__(

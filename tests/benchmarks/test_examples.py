@@ -46,7 +46,8 @@ def test_quickstart_compares_policies_on_workers(here: Callable[..., str]) -> No
     (sync, average) = ({"policy": row[0], "last": row[3], "moved": row[6]} for row in rows)
     assert (sync["policy"], average["policy"]) == ("sync", "average")
     assert sync["last"] != average["last"]  # the policies are seen to differ
-    assert float(average["moved"]) < float(sync["moved"]) / 100
+    # The one average, at the end, is as many bytes as a push of each lane.
+    assert float(average["moved"]) < float(sync["moved"]) / 50
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def _fit_on(device: str, classes: NDArray[Any]) -> Any:
         dtype="float32", rows_dtype="float32", classes=classes, weights=lambda block: None,
         compute_dtype=None, streaming=None,
     )  # fmt: skip
-    work = SimpleNamespace(model=model, coordinates=False, on_host=False, loop="solver")
+    work = SimpleNamespace(
+        model=model, coordinates=False, on_host=False, loop="solver", privacy=None
+    )
     return SimpleNamespace(rows=rows, work=work, run=SimpleNamespace(device=device))
 
 
