@@ -214,9 +214,9 @@ class DecoupledLane:
 
     def step(self) -> bool:
         """Do what can be done without waiting; return whether that was anything."""
-        memory, number = self._memory, self._lane.number
         if self._joining:
-            if not all(self._connection.has_answer_of_shard(s, number) for s in self._joining):
+            has_answer, number = self._connection.has_answer_of_shard, self._lane.number
+            if not all(has_answer(s, number) for s in self._joining):
                 return False
             self._join_generation()
         done = self._merge_answers()
@@ -277,6 +277,10 @@ class DecoupledLane:
                 stops.append(clock + max(1, gap // _LOOKS_PER_PUSH))
         self._own.take(min(stops) - clock)
         self._lane.clock = memory.clock = min(stops)
+        for s, view in enumerate(memory.views):
+            # A shard that had seen these steps, which another had not, knows this way.
+            if memory.clock == view.applied:
+                view.origin = copy_array(memory.replica.w[self._slices[s], ...])
         loss, rows = self._lane.sums[0] - loss, self._lane.sums[1] - rows
         # Servers count in passes: stretches of one pass are one.
         sent = [view.sent for view in memory.views]
@@ -291,9 +295,6 @@ class DecoupledLane:
     def _is_due(self, s: int, view: _ShardView) -> bool:
         """Return whether it is a shard's turn to get a push, or the end."""
         clock = self._memory.clock
-        # Steps that are made again, since another shard has not seen them, are known here.
-        if clock == view.applied:
-            view.origin = copy_array(self._memory.replica.w[self._slices[s], ...])
         is_turn = clock == self._end or clock == self._find_next_push(s, clock - 1)
         return view.applied < clock and is_turn
 
