@@ -7,11 +7,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import dask
 import numpy as np
-from distributed import Client, WorkerPlugin
+from distributed import Client, LocalCluster, WorkerPlugin
+from distributed.utils import get_mp_context
 
 WORKERS = 3
 #: Strikes come so many seconds later, at random: at no fixed moment of the client's own looks at
@@ -84,6 +87,29 @@ def victims_of(run: Any, who: str) -> list[str]:
     server = run.server_addresses[0]
     trainer = max(set(run.trainer_addresses) - {server})
     return {"trainer": [trainer], "server": [server], "both": [server, trainer]}[who]
+
+
+@contextlib.contextmanager
+def open_workers(n_workers: int, preload: str, **options: Any) -> Iterator[Client]:
+    """Workers that come back when they are lost, forked of a process that imported a module."""
+    config = {
+        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
+        "distributed.deploy.lost-worker-timeout": "1h",
+        "distributed.worker.multiprocessing-method": "forkserver",
+    }
+    with dask.config.set(config):
+        # Lost workers come back without importing all again, which leaves the cores to the fit.
+        get_mp_context().set_forkserver_preload([preload])
+        cluster = LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=50,
+            **options,
+        )
+        with cluster, Client(cluster) as client:
+            yield client
 
 
 def all_there(client: Client) -> dict[str, int]:

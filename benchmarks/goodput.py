@@ -8,17 +8,15 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
+from distributed import Client
 
 from benchmarks._common import markdown
+from benchmarks._strikes import open_workers
 from daskml_dist import Run
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
@@ -83,7 +81,7 @@ class _Found:
 
 
 def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Found:
-    with _workers() as client:
+    with open_workers(WORKERS, __name__, memory_limit=0) as client:
         rng = np.random.default_rng(0)
         X = rng.normal(size=(N_ROWS, FEATURES)).astype(np.float32)
         y = (X[:, :5] ** 2).sum(axis=1) + rng.normal(size=N_ROWS) > 5
@@ -159,25 +157,3 @@ class _Striker:
         self.stops += 1
         self._over.wait(self._draw.uniform(*STOPPED))
         os.kill(pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def _workers() -> Iterator[Client]:
-    config = {
-        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
-        "distributed.deploy.lost-worker-timeout": "1h",
-        "distributed.worker.multiprocessing-method": "forkserver",
-    }
-    with dask.config.set(config):
-        # Lost workers come back without importing all again, which leaves the cores to the fit.
-        get_mp_context().set_forkserver_preload([__name__])
-        cluster = LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=50,
-            memory_limit=0,
-        )
-        with cluster, Client(cluster) as client:
-            yield client

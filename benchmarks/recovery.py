@@ -9,14 +9,12 @@ import contextlib
 import os
 import signal
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
 import numpy as np
-from distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
+from distributed import Client
 
 from benchmarks._common import logistic_rows, markdown, persisted
 from benchmarks._strikes import (
@@ -27,6 +25,7 @@ from benchmarks._strikes import (
     Watch,
     all_there,
     lives_of_lanes,
+    open_workers,
 )
 from benchmarks._subjects import LINEAR, ROWS, Subject, networks
 from daskml_dist.linear_model import SGDClassifier
@@ -62,29 +61,8 @@ def run(tiny: bool = False) -> str:
     return "\n\n".join([*_killed_and_stopped(size), _killed_networks(size), _standbys(size)])
 
 
-@contextlib.contextmanager
-def _workers() -> Iterator[Client]:
-    config = {
-        # By default a cluster gives up a worker that happens to be away 15 s after a loss.
-        "distributed.deploy.lost-worker-timeout": "1h",
-        "distributed.worker.multiprocessing-method": "forkserver",
-    }
-    with dask.config.set(config):
-        # Lost workers come back without importing all again, which leaves the cores to the fit.
-        get_mp_context().set_forkserver_preload([__name__])
-        cluster = LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=50,
-        )
-        with cluster, Client(cluster) as client:
-            yield client
-
-
 def _killed_and_stopped(size: _Size) -> list[str]:
-    with _workers() as client:
+    with open_workers(WORKERS, __name__) as client:
         killed = _kill_table(client, LINEAR, size)
         stopping = ("sync", "async") if size.stops else ()
         stopped = [_stop_row(client, name, size.stops) for name in stopping]
@@ -93,7 +71,7 @@ def _killed_and_stopped(size: _Size) -> list[str]:
 
 def _killed_networks(size: _Size) -> str:
     """The same of networks, with `deterministic=True`."""
-    with _workers() as client:
+    with open_workers(WORKERS, __name__) as client:
         few = replace(size, fits=min(size.fits, 2))
         return "\n\n".join(_kill_table(client, subject, few) for subject in networks())
 
@@ -261,7 +239,7 @@ def _stopped_table(rows: list[list[Any]], stops: int) -> str:
 
 def _standbys(size: _Size) -> str:
     rows = []
-    with _workers():
+    with open_workers(WORKERS, __name__):
         for features, n_rows, batch in size.models:
             X, y = logistic_rows(n_rows, features)
             X, y = persisted(X, WORKERS), persisted(y, WORKERS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.metrics import log_loss
@@ -21,7 +20,6 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
-from tests.lost_workers import wait_for_three
 
 STEPS, RATE = 14, 0.2
 _draw = np.random.default_rng(0)
@@ -173,15 +171,6 @@ def test_going_on_with_another_fit() -> None:
     assert not np.array_equal(again.coef_, first)
     again.partial_fit(rows, y).set_params(policy="sync").fit(rows, y)
     assert again.score(rows, y) > 0.75
-
-
-@pytest.fixture
-def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
-    """A client that finds three workers, and leaves nothing behind."""
-    with Client(crew) as client:
-        wait_for_three(client)
-        yield client
-        assert_clean(client)
 
 
 class _Strike:

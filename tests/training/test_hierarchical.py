@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from numpy.typing import NDArray
 
 from daskml_dist import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.policies import AllReduce, Asynchronous, Hierarchical, LocalSGD, Policy
-from tests.lost_workers import wait_for_three
 
 EVERY, STEPS, RATE = 3, 12, 0.2
 _draw = np.random.default_rng(0)
@@ -81,13 +80,10 @@ def _tell_hosts(numbers: dict[int, int] | None) -> None:
 
 
 @pytest.fixture
-def three_there(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
-    """A client that finds three workers, and leaves nothing behind."""
-    with Client(crew) as client:
-        wait_for_three(client)
-        yield client
-        client.run(_tell_hosts, None)
-        assert_clean(client)
+def three_there(crew_client: Client) -> Iterator[Client]:
+    """A client of three workers, which are on their own hosts again afterwards."""
+    yield crew_client
+    crew_client.run(_tell_hosts, None)
 
 
 def _on_hosts(client: Client, hosts: list[int]) -> None:
