@@ -26,14 +26,18 @@ N_ROWS, FEATURES = 65_536, 40
 #: Steps between two meetings; lanes of which a meeting may do without: those of one worker, and a
 #: few more.
 EVERY, ABSENT = 64, 8
-#: Seconds of each fit, and between two faults: more often than the 62 in half an hour of Decoupled
-#: DiLoCo's experiment with one machine. `run(seconds=1800)` takes as long as that.
-SECONDS, FAULT_EVERY = 70.0, 18.0
+#: Seconds between two faults: 62 in half an hour, as in Decoupled DiLoCo's experiment with one
+#: machine.
+FAULT_EVERY = 1800 / 62
+#: Seconds of a calm fit, of one under faults, and of the policy that is to bear them: as long as
+#: that experiment.
+CALM, STRUCK, LONG = 120.0, 240.0, 1800.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
 
 POLICIES: dict[str, str | Policy] = {
+    '`"allreduce"`': "allreduce",
     f"local, {EVERY} steps": LocalSGD(EVERY),
     f"local, {EVERY} steps, quorum {LANES - ABSENT}, 2 fragments": LocalSGD(
         EVERY, quorum=LANES - ABSENT, fragments=2
@@ -41,30 +45,34 @@ POLICIES: dict[str, str | Policy] = {
 }
 
 
-def run(tiny: bool = False, seconds: float = SECONDS) -> str:
+def run(tiny: bool = False) -> str:
     """One table: a row for each policy, calm and under faults."""
-    seconds = 4.0 if tiny else seconds
-    policies = list(POLICIES.items())[-1:] if tiny else POLICIES.items()
     rows = []
-    for name, policy in policies:
-        calm, struck = (_fit(policy, seconds, faults, tiny) for faults in (False, True))
-        n = min(len(calm.losses), len(struck.losses))
+    for i, (name, policy) in enumerate(reversed(POLICIES.items())):
+        if tiny and i:
+            break
+        seconds = 4.0 if tiny else STRUCK if i else LONG
+        calm = _fit(policy, 4.0 if tiny else CALM, faults=False, tiny=tiny)
+        struck = _fit(policy, seconds, faults=True, tiny=tiny)
+        # A pass closes at other times under faults: what a user waits for is a loss by the clock.
+        n = sum(at <= calm.closed[-1] for at in struck.closed)
         rows.append([
             name,
+            f"{seconds:,.0f}",
             f"{calm.rate:,.0f}",
             f"{struck.rate:,.0f}",
             f"{struck.rate / calm.rate:.1%}",
             f"{struck.kills} + {struck.stops}",
             struck.generations,
-            f"{struck.losses[n - 1] / calm.losses[n - 1] - 1:+.2%}",
+            f"{struck.losses[n - 1] / calm.losses[-1] - 1:+.2%}",
         ])  # fmt: skip
     columns = [
-        "policy", "rows/s, calm", "rows/s, under faults", "kept", "kills + stops", "generations",
-        "loss after as many passes",
+        "policy", "seconds of faults", "rows/s, calm", "rows/s, under faults", "kept",
+        "kills + stops", "generations", "loss after as long as the calm fit",
     ]  # fmt: skip
     title = (
-        f"Perceptron of {FEATURES} x 32 x 2, {LANES} lanes on {WORKERS} processes, fits of "
-        f"{seconds:,.0f} s, a fault every {FAULT_EVERY:.0f} s"
+        f"Perceptron of {FEATURES} x 32 x 2, {LANES} lanes on {WORKERS} processes, a fault every "
+        f"{FAULT_EVERY:.0f} s; calm fits of {CALM:.0f} s"
     )
     return markdown(title, columns, rows)
 
@@ -75,6 +83,8 @@ class _Found:
 
     rate: float
     losses: list[float]
+    #: Seconds from the end of the first pass at which each pass closed.
+    closed: list[float]
     generations: int
     kills: int
     stops: int
@@ -100,8 +110,9 @@ def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Fou
     rows = sum(record["rows"] for record in records) + net.history_.extra["partial_rows"]
     generations = len(net.history_.extra.get("generations", []))
     return _Found(
-        rows / (clock.last - clock.first),
+        rows / clock.closed[-1],
         [record["loss"] for record in net.history_.records],
+        clock.closed,
         generations,
         striker.kills if striker else 0,
         striker.stops if striker else 0,
@@ -113,12 +124,19 @@ class _Clock:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.first = self.last = 0.0
+        self._first = 0.0
+        self._by_pass: dict[int, float] = {}
+
+    @property
+    def closed(self) -> list[float]:
+        """Seconds at which each pass closed, by the last time where one was made again."""
+        return list(self._by_pass.values())
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self.last = time.monotonic()
-        self.first = self.first or self.last
-        if self.last - self.first > self._seconds:
+        now = time.monotonic()
+        self._first = self._first or now
+        self._by_pass[record["pass"]] = now - self._first
+        if now - self._first > self._seconds:
             run.stop()
 
 
