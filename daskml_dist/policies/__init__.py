@@ -210,6 +210,10 @@ class Asynchronous(Policy):
         parameters since the lane pulled them, to each mean gradient: a first-order correction,
         whose curvature is that of the gradient's square (DC-ASGD; 0.04 there). Servers then keep
         the parameters that each lane pulled last. Not with `push_every` or `pull_every`.
+    gradient_table : bool, default=False
+        Steps follow the mean of all lanes' latest gradients, which servers keep, so that slow lanes
+        weigh as much as fast ones (Ringleader ASGD): for lanes whose rows differ. Some pushes only
+        fill the table, up to half of them among lanes of one speed. Not with the two above.
 
     References
     ----------
@@ -217,13 +221,15 @@ class Asynchronous(Policy):
     A. Maranjyan et al., "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time
     Complexity", ICML 2025.
     S. Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017.
+    A. Maranjyan and P. Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time
+    Complexity under Data Heterogeneity", ICLR 2026.
 
     Examples
     --------
     >>> from daskml_dist.policies import Asynchronous
     >>> from daskml_dist.linear_model import SGDClassifier
-    >>> SGDClassifier(policy=Asynchronous(max_delay="auto")).policy
-    Asynchronous(push_every=1, pull_every=1, max_delay='auto', delay_compensation=0.0)
+    >>> SGDClassifier(policy=Asynchronous(max_delay="auto")).policy.max_delay
+    'auto'
     """
 
     name = "async"
@@ -232,6 +238,7 @@ class Asynchronous(Policy):
     pull_every: int = 1
     max_delay: int | Literal["auto"] | None = None
     delay_compensation: float = 0.0
+    gradient_table: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,6 +257,15 @@ class Asynchronous(Policy):
             raise InvalidParameterError(
                 "Asynchronous(delay_compensation=...) corrects gradients of one pull: leave "
                 "push_every and pull_every at 1."
+            )
+        if not isinstance(self.gradient_table, bool):
+            raise InvalidParameterError(
+                f"Asynchronous(gradient_table={self.gradient_table!r}): give True or False."
+            )
+        if self.gradient_table and (factor or most is not None):
+            raise InvalidParameterError(
+                "Asynchronous(gradient_table=True) bounds delays by itself and steps along many "
+                "gradients: leave max_delay at None and delay_compensation at 0."
             )
 
     def applies(self, delay: int, n_lanes: int) -> bool:

@@ -308,6 +308,9 @@ class Consistency(Protocol):
     @property
     def delay_compensation(self) -> float: ...
 
+    @property
+    def gradient_table(self) -> bool: ...
+
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate: ...
 
     def applies(self, delay: int, n_lanes: int) -> bool: ...
@@ -368,6 +371,8 @@ class Policy(NamedParameters):
     delay_compensation : float, default=0.0
         ``"free"``: how far the server corrects a gradient for the updates that were applied since
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
+    gradient_table : bool, default=False
+        ``"free"``: whether steps follow the mean of all lanes' gradients, which the server keeps.
 
     Examples
     --------
@@ -394,6 +399,7 @@ class Policy(NamedParameters):
     outer_momentum = cast(Any, None)
     proximal = 0.0
     delay_compensation = 0.0
+    gradient_table = False
 
     def __post_init__(self) -> None:
         self._check_declaration()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.host_threads import flush_denormals
 from daskml_dist.compression import Compressor
 from daskml_dist.policies.base import Consistency
+from daskml_dist.ps.gradient_table import GradientTable, TableEntry
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import (
     CallPayload,
@@ -523,6 +524,7 @@ class ServerState:
         #: Clocks of lanes that have left.
         self._left: dict[int, int] = {}
         self._pending: dict[int, ServerRequest] = {}
+        self._table = GradientTable() if policy.gradient_table else None
         #: Rows (None: all) and parameters that each lane pulled last, where delays are corrected.
         self._pulled: dict[int, tuple[NDArray[np.int64] | None, NDArray[Any]]] = {}
 
@@ -580,6 +582,12 @@ class ServerState:
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
             {p.lanes[0] for p in pushes if p.owned},
         )
+        if self._table is not None:
+            entry = TableEntry(index, total, rows)
+            step = self._table.add(pushes[0].lanes[0], entry, self._gate.clocks)
+            if step is None:
+                return
+            index, total, rows = step.index, step.values, step.rows
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
 
     def _count_pushes(self, ledger: PassLedger, pushes: list[ServerRequest], applies: bool) -> None:
@@ -709,6 +717,8 @@ class ServerState:
         self._left.clear()
         self._pending.clear()
         self._pulled.clear()
+        if self._table is not None:
+            self._table = GradientTable()
         self.snapshots.renew()
         if self._ledger is not None:
             self._ledger.renew()

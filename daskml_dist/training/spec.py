@@ -338,6 +338,11 @@ class FitWork(ABC):
         """Return how far servers correct gradients that are some updates old."""
         return 0.0
 
+    @property
+    def gradient_table(self) -> bool:
+        """Return whether servers keep all lanes' gradients, and step along their mean."""
+        return False
+
     def applies(self, delay: int, n_lanes: int) -> bool:
         """Return whether servers apply a gradient that is so many updates old."""
         return True
@@ -494,6 +499,10 @@ class StepWork(FitWork):
     @property
     def delay_compensation(self) -> float:
         return self.policy.delay_compensation
+
+    @property
+    def gradient_table(self) -> bool:
+        return self.policy.gradient_table
 
     def applies(self, delay: int, n_lanes: int) -> bool:
         return self.policy.applies(delay, n_lanes)

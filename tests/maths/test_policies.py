@@ -438,11 +438,11 @@ def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
             setattr(policy(), field.name, 3)
         if "Optimizer" in str(field.type):
             continue
-        real = "float" in str(field.type)
-        for wrong in (-1, np.inf if real else 1.5, True, "4", None):
+        real, flag = "float" in str(field.type), "bool" in str(field.type)
+        for wrong in (-1, np.inf if real else 1.5, 1 if flag else True, "4", None):
             if wrong is getattr(policy(), field.name):
                 continue
-            kind = "number >=? 0" if real else "integer >= [01]"
+            kind = "True or False" if flag else "number >=? 0" if real else "integer >= [01]"
             with pytest.raises(InvalidParameterError, match=rf"{field.name}=.*{kind}"):
                 policy(**{field.name: wrong})
 
@@ -462,6 +462,8 @@ def test_least_numbers() -> None:
         {"max_delay": -1}, {"max_delay": True}, {"max_delay": 1.5}, {"max_delay": "no"},
         {"delay_compensation": -1}, {"delay_compensation": np.nan},
         {"delay_compensation": 0.1, "push_every": 2}, {"delay_compensation": 0.1, "pull_every": 2},
+        {"gradient_table": 1}, {"gradient_table": True, "max_delay": "auto"},
+        {"gradient_table": True, "delay_compensation": 0.1},
     ],
 )  # fmt: skip
 def test_delays_are_bounded_by_meaningful_numbers(wrong: dict[str, Any]) -> None:

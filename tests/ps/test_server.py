@@ -279,6 +279,22 @@ def test_a_gradient_that_is_too_old_is_dropped(most: Any, allowed: int) -> None:
     assert (fleet.w != before).all()
 
 
+def test_a_fast_lane_weighs_no_more_than_others_in_a_table() -> None:
+    """Ringleader: steps begin once all lanes have pushed; then each lane's push makes one."""
+    fleet = _Fleet(Asynchronous(gradient_table=True), n_servers=2)
+    for clock in range(1, 5):
+        replies = fleet.push(0, clock)
+        assert {(r.status, r.clock, r.version) for r in replies} == {(ServerStatus.OK, clock, 0)}
+    fleet.push(1, 1)
+    assert not fleet.w.any()
+    fleet.push(2, 1)  # each lane's mean gradient at zero: a step of plain descent
+    _check_first_step(fleet, fleet.lanes)
+    assert [server.shard.version for server in fleet.servers if server.shard] == [1, 1]
+    fleet.renew(fleet.lanes)  # a new generation gathers anew
+    fleet.push(0, 5)
+    assert [server.shard.version for server in fleet.servers if server.shard] == [1, 1]
+
+
 @pytest.mark.parametrize("index", [None, np.array([1, 4, 6])])
 def test_a_delayed_gradient_is_corrected_by_what_changed_since(index: Any) -> None:
     """Zheng et al. 2017: g + c g * g * (w - what the lane pulled), of the mean gradient g."""

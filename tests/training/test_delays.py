@@ -36,6 +36,16 @@ def test_corrected_and_bounded_delays_find_the_classes(is_sparse: bool) -> None:
     assert found.score(X, y) > (0.8 if is_sparse else 0.95)
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_steps_along_all_lanes_gradients_find_the_classes(is_sparse: bool) -> None:
+    X, y = _rows(is_sparse)
+    in_order = np.argsort(y, kind="stable")  # lanes of one class each
+    found = _fit(Asynchronous(gradient_table=True), X[in_order], y[in_order], n_lanes=4)
+    assert found.score(X, y) > (0.8 if is_sparse else 0.95)
+    # Pushes that only fill the table count, too: each lane makes 15 steps of 20 rows a pass.
+    assert all(record["rows"] == len(y) for record in found.history_.records)
+
+
 def test_what_is_too_old_is_counted() -> None:
     X, y = _rows(False)
     found = _fit(Asynchronous(max_delay=0), X, y, n_lanes=4)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
 from daskml_dist.planning.costs import PackedMessage
 from daskml_dist.policies.base import Gate, Policy, QuorumGate
+from daskml_dist.ps.gradient_table import GradientTable, TableEntry
 from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
 
@@ -394,8 +395,8 @@ class _DecoupledSimulation:
 class _Server:
     """Server of one shard: its gate, and when its processor and network card are free again."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, gate: Gate, table: GradientTable | None) -> None:
+        self.gate, self.table = gate, table
         #: Version and gradients of each lane's push that was not applied yet.
         self.pending: dict[int, tuple[int, list[Any]]] = {}
         #: Heap of clock and lane, of lanes whose answers the gate holds back.
@@ -466,7 +467,10 @@ class _ServerSimulation:
         self._push_every, self._pull_every = _find_pace(policy)
         self._staleness: int | None = getattr(policy, "staleness", None)
         self._cached = cached and self._staleness is not None
-        self._servers = [_Server(policy.gate(range(workers))) for _ in range(servers)]
+        self._servers = [
+            _Server(policy.gate(range(workers)), GradientTable() if policy.gradient_table else None)
+            for _ in range(servers)
+        ]
         self._workers = [_Worker(i, row) for i, row in enumerate(seconds.tolist())]
         self._events: list[_Event] = []
         #: Second key of the heap: events of one time keep their order, and are never compared
@@ -594,7 +598,24 @@ class _ServerSimulation:
         # Groups of lanes whose pushes become one update: all of a round, or a single lane.
         while group := gate.pop_due_lanes():
             pushes = [server.pending.pop(member) for member in group]
-            self._apply(server, pushes, len(pushes) * self._push_every)
+            n_steps = len(pushes) * self._push_every
+            if server.table is not None:
+                pushes = self._add_to_table(server, server.table, lane, pushes)
+                if not pushes:
+                    self.result.steps += n_steps if first else 0
+            if pushes:
+                self._apply(server, pushes, n_steps)
+
+    def _add_to_table(
+        self, server: _Server, table: GradientTable, lane: int, pushes: list[tuple[int, list[Any]]]
+    ) -> list[tuple[int, list[Any]]]:
+        """Add a lane's push to a server's table; return the push of its mean, if it is applied."""
+        self._work(server, self._costs.add * self._bytes)
+        ((version, gradients),) = pushes
+        total = np.asarray(sum(gradients)) if self._training is not None else np.zeros(1)
+        push = TableEntry(None, total, max(len(gradients), 1))
+        step = table.add(lane, push, server.gate.clocks)
+        return [] if step is None else [(version, [step.values / step.rows])]
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
         """Apply pushes as one update, unless they are too old; the first server counts for all."""
