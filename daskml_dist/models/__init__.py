@@ -17,6 +17,7 @@ __all__ = [
     "BatchRows",
     "ColumnModel",
     "ColumnPart",
+    "GrowingTable",
     "LinearForm",
     "Model",
     "Parameters",

@@ -341,6 +341,47 @@ class Model(ABC):
         return nullcontext()
 
 
+#: Ids that the rows of a growing table may have: it is a matrix of so many rows, few of which are.
+N_TABLE_IDS = 2**62
+
+
+@dataclass(frozen=True)
+class GrowingTable:
+    """Description of parameters whose rows are made on servers when their ids first come.
+
+    Parameters
+    ----------
+    scales : tuple of float
+        Standard deviation of the initial values in each column.
+    seed : int, default=0
+        Of the initial values.
+    admit_after : int, default=1
+        Number of steps that touch an id after which it has a row.
+    expire_after : int or None, default=None
+        Steps after which a row that none of them touched is dropped; None: never.
+    max_rows : int or None, default=None
+        Most rows of a server; None: as many as its memory holds.
+    memory_bytes : int or None, default=None
+        Bytes of a server's rows beyond which they lie in mapped files.
+    folder : str or None, default=None
+        Of mapped files; None: that of temporary files.
+
+    Examples
+    --------
+    >>> from daskml_dist.models import GrowingTable
+    >>> GrowingTable((0.0, 0.01)).admit_after
+    1
+    """
+
+    scales: tuple[float, ...]
+    seed: int = 0
+    admit_after: int = 1
+    expire_after: int | None = None
+    max_rows: int | None = None
+    memory_bytes: int | None = None
+    folder: str | None = None
+
+
 class StepModel(Model):
     """Base class of models trained by gradient steps.
 
@@ -357,6 +398,9 @@ class StepModel(Model):
     row_clip : float or None
         Largest norm of the gradient of one row, to which longer ones are scaled down (differential
         privacy); None: they are not. Losses are then told as 0, since no noise hides them.
+    table : GrowingTable or None
+        How the rows of the parameters are made, where these are a table of ids: their shape is then
+        ``(N_TABLE_IDS, width)``, and :meth:`touched` returns ids. None: all are there.
     starts_threads : bool
         Whether the model starts threads that may outlive a fit. Trainers then do not pin themselves
         to a share of the cores, since the threads would inherit the affinity.
@@ -384,6 +428,7 @@ class StepModel(Model):
     linear: LinearForm | None = None
     touches: float | None = None
     row_clip: float | None = None
+    table: GrowingTable | None = None
     starts_threads: ClassVar[bool] = True
 
     def bound_slopes(self, X: Any) -> NDArray[Any] | None:

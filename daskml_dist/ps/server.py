@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,7 @@ from daskml_dist.ps.messages import (
     sum_in_lane_order,
 )
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
 from daskml_dist.ps.snapshots import (
     KEPT_SNAPSHOTS,
     AvailableSnapshots,
@@ -278,7 +279,7 @@ class ShardServer:
         """Keep a snapshot of the server whose standby this is."""
         # The standby keeps the records of finished passes, too, which snapshots only count.
         snapshot, records = payload["blob"]
-        self._snapshots.kept.add(snapshot)
+        self._keep(snapshot)
         if self.ledger is not None:
             self.ledger.records[payload["first"] :] = records
         return [partial(reply, _make_ok_answer())]
@@ -331,12 +332,25 @@ class ShardServer:
             if snapshot is None:
                 return None
             n_records = snapshot.ledger.n_records if snapshot.ledger is not None else 0
+            if self.shard is not None and snapshot.shard is not None:
+                whole = self.shard.whole_snapshot(place, snapshot.shard)
+                snapshot = replace(snapshot, shard=whole)
             return snapshot, [] if self.ledger is None else self.ledger.records[:n_records]
+
+    def _keep(self, snapshot: ServerSnapshot) -> None:
+        """Keep a snapshot of another server."""
+        kept = self._snapshots.kept
+        if self.shard is not None and snapshot.shard is not None:
+            table = snapshot.shard.table
+            if table is not None and table.since < 0:
+                kept.clear()  # all rows are replaced, and with them those of earlier places
+            self.shard.follow(snapshot.at, snapshot.shard, kept.most)
+        kept.add(snapshot.without_table())
 
     def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
         """Keep a snapshot that another server made."""
         with self._lock:
-            self._snapshots.kept.add(snapshot)
+            self._keep(snapshot)
             if self.ledger is not None:
                 self.ledger.records[:] = records
 
@@ -652,7 +666,7 @@ class ServerState:
         shard = self._shard
         assert shard is not None
         # All rows: one immutable copy for all lanes. Some rows: indexing copies them anyhow.
-        values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
+        values = shard.published() if request.pull_index is None else shard.take(request.pull_index)
         lane = request.lanes[0]
         if self._policy.delay_compensation:
             self._pulled[lane] = request.pull_index, values
@@ -675,21 +689,32 @@ class ServerState:
         """Make a snapshot now and every so many updates; where there is a last one, hand it on."""
         self.snapshots.begin(ship, every)
         if self._shard is not None:
-            self.snapshots.add(self.snapshot())
+            self._shard.send_all_next()
+            self._add_snapshot()
         else:
             self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
         """Make a snapshot where one is due after an update."""
         if self.snapshots.is_due(version):
-            self.snapshots.add(self.snapshot())
+            self._add_snapshot()
+
+    def _add_snapshot(self) -> None:
+        """Make a snapshot, to keep and to hand on."""
+        assert self._shard is not None
+        place = self.place()
+        shard = self._shard.snapshot_at(place, self.snapshots.kept.most)
+        self.snapshots.add(self._describe(place, shard))
 
     def snapshot(self) -> ServerSnapshot:
         """Return a snapshot of the present."""
-        shard = self._shard
-        assert shard is not None
+        assert self._shard is not None
+        return self._describe(self.place(), self._shard.snapshot())
+
+    def _describe(self, place: int, shard: ShardSnapshot) -> ServerSnapshot:
+        """Return a snapshot of clocks and ledger, and of the shard."""
         ledger = None if self._ledger is None else self._ledger.snapshot()
-        return ServerSnapshot(self.place(), self.clocks(), shard.snapshot(), ledger)
+        return ServerSnapshot(place, self.clocks(), shard, ledger)
 
     def place(self) -> int:
         """Return the present's place among the snapshots."""
@@ -728,7 +753,7 @@ class ServerState:
         snapshot = self.snapshots.kept[at]
         if snapshot.shard is not None:
             assert self._shard is not None
-            self._shard.restore(snapshot.shard)
+            self._shard.go_back(at, snapshot.shard)
         if snapshot.ledger is not None:
             assert self._ledger is not None
             self._ledger.restore(snapshot.ledger)

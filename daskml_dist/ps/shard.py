@@ -685,6 +685,24 @@ class Shard:
             self._n_meetings,
         )
 
+    def snapshot_at(self, place: int, most: int) -> ShardSnapshot:
+        """Return a snapshot to keep as that of a place, of `most` such, and to send to a standby."""
+        return self.snapshot()
+
+    def send_all_next(self) -> None:
+        """Have the next snapshot hold everything; each one does."""
+
+    def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
+        """Take over what a standby gets as the snapshot of a place; here it is kept as it is."""
+
+    def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
+        """Return all that a kept snapshot of a place stands for."""
+        return snapshot
+
+    def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
+        """Go back to a place, given its snapshot."""
+        self.restore(snapshot)
+
     def restore(self, snapshot: ShardSnapshot) -> None:
         """Restore the shard of a snapshot, which stays as it is."""
         self.w = copy_array(snapshot.w)
@@ -698,6 +716,10 @@ class Shard:
         self._n_summed, self._n_meetings = snapshot.n_summed, snapshot.n_meetings
         self._steps, self._applied_rate_sum = self._bind_steps(), None
         self._published = None
+
+    def take(self, index: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a copy of some rows of the parameters."""
+        return self.w[index]
 
     def published(self) -> NDArray[Any]:
         """Return a read-only copy of the parameters at this version; one copy a version."""

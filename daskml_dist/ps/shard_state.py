@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.ps.row_store import RowChanges
 
 
 @dataclass
@@ -33,6 +34,8 @@ class ShardState:
     n_averaged: int = 0
     #: Outer steps that were made, at meetings of lanes that step alone.
     n_meetings: int = 0
+    #: Sorted ids of the rows of a growing table; None: the rows are all there are.
+    ids: NDArray[np.int64] | None = None
 
     @property
     def final(self) -> NDArray[Any]:
@@ -45,7 +48,14 @@ class ShardState:
         return replace(self, w=w, average=None if self.average is None else w)
 
     def part(self, rows: slice) -> ShardState:
-        """Return a copy of a slice of rows."""
+        """Return a copy of a slice of rows; of a table, of the ids in a range."""
+        ids = self.ids
+        if ids is not None:
+            first, stop = rows.start or 0, rows.stop
+            rows = slice(
+                int(np.searchsorted(ids, first)),
+                len(ids) if stop is None else int(np.searchsorted(ids, stop)),
+            )
         return ShardState(
             copy_array(self.w[rows, ...]),
             {name: copy_array(array[rows, ...]) for name, array in self.opt_state.items()},
@@ -54,6 +64,7 @@ class ShardState:
             None if self.average is None else copy_array(self.average[rows, ...]),
             self.n_averaged,
             self.n_meetings,
+            None if ids is None else ids[rows].copy(),
         )
 
     @staticmethod
@@ -72,6 +83,7 @@ class ShardState:
             else concat([p.average for p in parts if p.average is not None]),
             first.n_averaged,
             first.n_meetings,
+            None if first.ids is None else np.concatenate([p.ids for p in parts]),
         )
 
 
@@ -109,6 +121,8 @@ class ShardSnapshot:
     n_summed: int
     #: Outer steps that were made.
     n_meetings: int = 0
+    #: All of a growing table; the arrays above are then empty.
+    table: RowChanges | None = None
 
     def part(self, rows: slice) -> ShardSnapshot:
         """Return the snapshot of a slice of rows; its arrays are views of these."""

@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
+from daskml_dist.ps.row_store import RowChanges
 from daskml_dist.ps.shard_state import ShardSnapshot
 
 #: Snapshots that are kept of one server of several: in lock-step these are one round apart at
@@ -95,9 +96,21 @@ class ServerSnapshot:
     ledger: LedgerSnapshot | None = None
     lanes: dict[int, LaneSnapshot] = field(default_factory=dict)
 
+    def without_table(self) -> ServerSnapshot:
+        """Return the snapshot without rows of a table, which goes back to them by itself."""
+        if self.shard is None or self.shard.table is None:
+            return self
+        return replace(self, shard=replace(self.shard, table=None))
+
 
 #: Classes of the objects in a snapshot, which may travel between processes; no others may.
-SNAPSHOT_CLASSES: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_PARTS)
+SNAPSHOT_CLASSES: tuple[type, ...] = (
+    ServerSnapshot,
+    LaneSnapshot,
+    ShardSnapshot,
+    RowChanges,
+    *LEDGER_PARTS,
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,15 @@ class RecentSnapshots:
     def get(self, at: int) -> ServerSnapshot | None:
         """Return the snapshot of a place, if it is kept."""
         return next((snapshot for snapshot in self._kept if snapshot.at == at), None)
+
+    @property
+    def most(self) -> int:
+        """Return how many snapshots are kept."""
+        return self._kept.maxlen or 0
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._kept.clear()
 
     def __getitem__(self, at: int) -> ServerSnapshot:
         return next(snapshot for snapshot in self._kept if snapshot.at == at)
@@ -210,7 +232,7 @@ class SnapshotStore:
 
     def add(self, snapshot: ServerSnapshot) -> None:
         """Keep a snapshot of this server, and hand it on."""
-        self.kept.add(snapshot)
+        self.kept.add(snapshot.without_table())
         self._ship_snapshot(snapshot)
 
     def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:

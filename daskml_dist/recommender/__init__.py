@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from daskml_dist.recommender.als import ALS
+from daskml_dist.recommender.factorization_machine import (
+    FactorizationMachineClassifier,
+    FactorizationMachineRegressor,
+)
 from daskml_dist.recommender.matrix_factorization import MatrixFactorization
+from daskml_dist.recommender.wide_and_deep import DeepFMClassifier, WideAndDeepClassifier
 
-__all__ = ["ALS", "MatrixFactorization"]
+__all__ = [
+    "ALS",
+    "DeepFMClassifier",
+    "FactorizationMachineClassifier",
+    "FactorizationMachineRegressor",
+    "MatrixFactorization",
+    "WideAndDeepClassifier",
+]

@@ -99,6 +99,8 @@ def make_fit(
         First column of each lane, and the number of columns, where lanes hold columns.
     """
     summary, run, fraction = rows.summary, settings.run, settings.validation_fraction
+    if model.table is not None:
+        _check_table_settings(settings)
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, summary, model):
         # Where a policy has such a variant, lanes then meet seldom enough to step row by row.
@@ -122,6 +124,13 @@ def make_fit(
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
     # The pull towards the last average moves all parameters.
     is_indexed = is_indexed and not settings.policy.proximal
+    if model.table is not None:
+        if not in_memory:
+            raise InvalidParameterError(
+                "A batch of all rows touches all ids, and the rows do not fit in memory together. "
+                "Set batch_size, or raise memory_budget of run=Run()."
+            )
+        is_indexed = True
     is_sparse = single_rows or is_indexed
     if is_sparse and run.compression is not None and run.compression.needs_allreduce:
         raise InvalidParameterError(
@@ -137,7 +146,7 @@ def make_fit(
             "use more workers, float32 rows, or fewer rows."
         )
     # 4. Who holds the parameters, and when lanes meet.
-    policy = _resolve_policy(settings, len(lanes), on_one_host)
+    policy = _resolve_policy(settings, model, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
@@ -178,6 +187,33 @@ def make_fit(
     )
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run, fraction)
     return FitSpec(spec, work, RunSpec.of(run, summary))
+
+
+#: Loops whose steps push to servers, and pull rows by their ids.
+_TABLE_LOOPS = ("bulk", "free")
+
+
+def _check_table_settings(settings: Settings) -> None:
+    """Raise for what needs all rows of the parameters at once, where these are made as ids come."""
+    policy = settings.policy
+    if policy.loop not in _TABLE_LOOPS or policy.delay_compensation:
+        raise InvalidParameterError(
+            f"policy={policy!r} needs all parameters in each trainer, and rows of a table are made "
+            'on servers when their ids come. Use "sync", "ssp" or "async".'
+        )
+    refused = {
+        "early_stopping=True": settings.validation_fraction > 0,
+        f"average={settings.average!r}": settings.average is not None,
+        "privacy=DP(...)": settings.privacy is not None,
+        f"optimizer={settings.optimizer!r}": settings.optimizer.whole_matrices,
+        f"penalty={settings.penalty!r}": bool(settings.penalty.l1 or settings.penalty.l2),
+    }
+    if found := [name for name, is_set in refused.items() if is_set]:
+        raise InvalidParameterError(
+            f"{' and '.join(found)}: reads or changes all parameters at once, and rows of a table "
+            "are made on servers when their ids come. Leave it out (eval_set= scores rows of your "
+            "own after each pass)."
+        )
 
 
 def _make_rows_spec(
@@ -265,11 +301,13 @@ def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
         )
 
 
-def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
+def _resolve_policy(
+    settings: Settings, model: StepModel, n_lanes: int, on_one_host: bool
+) -> Policy:
     """Return the user's policy, or its equivalent without a server where no server is needed."""
-    # A server is needed for several shards, for compression, and between hosts.
+    # A server is needed for several shards, for compression, between hosts, and for what grows.
     needs_server = settings.run.n_servers > 1 or settings.run.compression is not None
-    if needs_server or (n_lanes > 1 and not on_one_host):
+    if needs_server or model.table is not None or (n_lanes > 1 and not on_one_host):
         return settings.policy
     return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
 

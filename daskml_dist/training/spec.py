@@ -13,6 +13,7 @@ fields.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -195,6 +196,8 @@ def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tup
     )
 
 
+#: Parameters by which snapshots of a growing table are timed: they hold what changed, not all.
+_TABLE_PARAMETERS = 2**14
 #: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
 #: pushes would be a large share of all, so only the fit ends with one.
 COMPRESSED_PASS_STEPS = 32
@@ -521,6 +524,13 @@ class StepWork(FitWork):
         return self.model.parameters.shape
 
     @property
+    def n_parameters(self) -> int:
+        """Return the number of parameters; of a growing table, as many as a large one has."""
+        if self.model.table is not None:
+            return _TABLE_PARAMETERS
+        return math.prod(self.shape)
+
+    @property
     def carried_bytes(self) -> int:
         """Return the bytes of the initial parameters that travel with the specification."""
         return _count_call_bytes(self.call) + (0 if self.initial is None else self.initial.w.nbytes)
@@ -562,6 +572,8 @@ class StepWork(FitWork):
         """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
             return self.initial.part(rows)
+        if self.model.table is not None:  # no id has come
+            return ShardState(np.empty((0, self.shape[1]), dtype), {})
         # Drawn by the seed: each server makes its own rows, and none are sent.
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 

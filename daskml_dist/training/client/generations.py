@@ -10,7 +10,6 @@ client.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import pickle
 import tempfile
@@ -349,8 +348,8 @@ class Generations:
         fit = self._fit
         if fit.work.remembers_course:  # nobody holds parameters
             return True
-        shape, dtype = fit.steps.shape, np.dtype(fit.rows.dtype)
-        arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.state_names))
+        dtype = np.dtype(fit.rows.dtype)
+        arrays = fit.steps.n_parameters * (3 + len(fit.steps.rule.state_names))
         policy = fit.steps.policy
         one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self.assignments.lanes)
@@ -388,7 +387,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     policy = fit.steps.policy
     # A step costs little next to a snapshot of many parameters.
     # Copies of many parameters take longer, and so do their steps.
-    larger = max(1, math.prod(fit.steps.shape) // 2**14)
+    larger = max(1, fit.steps.n_parameters // 2**14)
     every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
         return 8 * every

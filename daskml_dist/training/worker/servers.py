@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskml_dist.ps.growing_shard import GrowingShard
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
@@ -50,7 +51,12 @@ def make_server(
         if fit.work.loop == "decoupled":
             # An earlier fit's optimizer state is that of the lanes' own steps.
             start = ShardState(start.w, {}, rows=start.rows)
-        shard = Shard(fit.steps.server_rule, start, rows.start)
+        table = fit.steps.model.table
+        shard = (
+            Shard(fit.steps.server_rule, start, rows.start)
+            if table is None
+            else GrowingShard(fit.steps.server_rule, table, start, rows.start)
+        )
     if number == 0:
         # The first server also collects the lanes' reports and decides the end of the fit.
         ledger = PassLedger(
@@ -91,7 +97,7 @@ class _PrivatePasses:
 def _count_kept_snapshots(fit: FitSpec) -> int:
     """Return how many snapshots a server keeps: one where they are large and nobody else's."""
     alone = count_fit_servers(fit) == 1
-    large = not fit.work.remembers_course and math.prod(fit.steps.shape) >= _LARGE
+    large = not fit.work.remembers_course and fit.steps.n_parameters >= _LARGE
     return 1 if alone and large else KEPT_SNAPSHOTS
 
 

@@ -1,0 +1,115 @@
+"""Compiled loops over sparse rows of ids: their weights, products of pairs, vectors of fields.
+
+Importing this module loads numba (about half a second), so it is imported at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist.backends.compiled import compiled_entry
+
+#: Sums over an id's vector may be added in any order, which vector instructions need.
+_compiled = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
+
+
+@_compiled
+def predict_rows(
+    indptr: Any, place: Any, data: Any, w: Any, pairs: Any, raw: Any, sums: Any
+) -> None:
+    """Write the raw prediction of each row, and the sums of its vectors (Rendle 2010, equation 5).
+
+    Parameters
+    ----------
+    indptr, place, data
+        CSR rows, whose columns are rows of `w`.
+    w : (n_touched, 1 + rank) floats
+        Weight and vector of each id; the intercept is the weight of the last.
+    pairs : bool
+        Whether products of pairs of vectors are added.
+    raw : (n,) floats
+    sums : (n, rank) floats
+        Zeros; with `pairs`, gets the sum of ``x * v`` over each row's ids.
+    """
+    number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
+    for i in range(len(raw)):
+        total, squares, own = w[last, 0], number(0), sums[i]
+        for k in range(indptr[i], indptr[i + 1]):
+            x, row = data[k], w[place[k]]
+            total += row[0] * x
+            if pairs:
+                for f in range(rank):
+                    part = row[1 + f] * x
+                    own[f] += part
+                    squares += part * part
+        # Pairs in linear time: half of (the square of the sum - the sum of squares).
+        of_sum = number(0)
+        for f in range(rank):
+            of_sum += own[f] * own[f]
+        raw[i] = total + number(0.5) * (of_sum - squares)
+
+
+@_compiled
+def add_row_gradients(
+    indptr: Any, place: Any, data: Any, w: Any, pairs: Any, sums: Any, slope: Any, weight: Any,
+    alpha: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the gradient of the rows' losses, and of the penalty of what each row touches.
+
+    Parameters
+    ----------
+    indptr, place, data, w, pairs, sums
+        As for `predict_rows`, which has written `sums`.
+    slope : (n,) floats
+        Derivative of each row's weighted loss by its raw prediction.
+    weight : (n,) floats
+        Of the rows, for the penalty; empty: all are 1.
+    alpha : float
+        Each row adds ``alpha / 2`` times the squares of what it touches, less the intercept.
+    out : array like `w`
+    """
+    number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
+    intercept = 0.0
+    for i in range(len(slope)):
+        own, g, shrink = sums[i], slope[i], number(alpha)
+        if len(weight):
+            shrink *= weight[i]
+        intercept += g
+        for k in range(indptr[i], indptr[i + 1]):
+            at, x = place[k], data[k]
+            row, to = w[at], out[at]
+            gx = g * x
+            to[0] += gx + shrink * row[0]
+            if pairs:
+                # The derivative of all pairs by the vector of one id is x * (sum - x * v).
+                for f in range(rank):
+                    v = row[1 + f]
+                    to[1 + f] += gx * (own[f] - v * x) + shrink * v
+            else:
+                for f in range(rank):
+                    to[1 + f] += shrink * row[1 + f]
+    out[last, 0] += number(intercept)
+
+
+@_compiled
+def pool_fields(indptr: Any, place: Any, field: Any, data: Any, w: Any, pooled: Any) -> None:
+    """Add ``x * v`` of each id to its field's part of `pooled`, of shape (n, n_fields, rank)."""
+    rank = w.shape[1] - 1
+    for i in range(len(pooled)):
+        for k in range(indptr[i], indptr[i + 1]):
+            x, row, to = data[k], w[place[k]], pooled[i, field[k]]
+            for f in range(rank):
+                to[f] += row[1 + f] * x
+
+
+@_compiled
+def add_pooled_gradients(
+    indptr: Any, place: Any, field: Any, data: Any, slope: Any, out: Any
+) -> None:
+    """Add the gradient of what `pool_fields` has pooled, given that of `pooled` as `slope`."""
+    rank = out.shape[1] - 1
+    for i in range(len(slope)):
+        for k in range(indptr[i], indptr[i + 1]):
+            x, own, to = data[k], slope[i, field[k]], out[place[k]]
+            for f in range(rank):
+                to[1 + f] += own[f] * x

@@ -1,0 +1,313 @@
+"""Models of rows over ids: each id has a weight and a vector, made when the id first comes.
+
+A row is a sparse vector x over ids, each of a field (`backends/id_hashing.py`). Its raw prediction is
+an intercept and the sum of up to three terms:
+
+- ``sum_i w_i x_i``, the weights of its ids (the wide part);
+- ``v_i @ v_j * x_i * x_j`` for each pair of its ids (factorisation machines, Rendle 2010);
+- a perceptron of the vectors of all fields, side by side (the deep part: Cheng et al. 2016, and with
+  pairs Guo et al. 2017).
+
+Weights and vectors are rows of a `GrowingTable`: a column of weights, then the vectors. Weights of
+the perceptron's layers are rows of the same table, of a field of their own. What lies in the table
+is how far they came from where they began, so that a table needs no special values for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.id_hashing import FIELD_BITS, MODEL_FIELD, field_ids
+from daskml_dist.losses.base import Loss
+from daskml_dist.models.base import (
+    N_TABLE_IDS,
+    BatchRows,
+    GrowingTable,
+    Parameters,
+    Part,
+    StepModel,
+    distinct,
+    encode_signs,
+)
+from daskml_dist.models.mlp import MLP
+
+#: Id of the intercept, the largest there is: the last of the sorted ids that a batch touches.
+INTERCEPT_ID = N_TABLE_IDS - 1
+#: Most fields of a row: numbers below that of the model's own.
+MAX_FIELDS = MODEL_FIELD
+
+
+@dataclass(frozen=True)
+class EmbeddingModel(StepModel):
+    """Model of rows over ids, of one output.
+
+    Parameters
+    ----------
+    loss : Loss
+    rank : int
+        Length of an id's vector.
+    alpha : float
+        Each row adds ``alpha / 2`` times the squares of the weights and vectors that it touches.
+    table : GrowingTable
+    offset : float, default=0.0
+        Number near the best prediction by one number, to which the intercept is added.
+    pairs : bool, default=True
+        Whether products of pairs of vectors are added.
+    hidden : tuple of int, default=()
+        Units of the perceptron's hidden layers; empty: there is none.
+    n_fields : int, default=0
+        Fields of the perceptron's input.
+    activation : str, default="relu"
+    touches : float
+        Mean number of ids of a row.
+    """
+
+    loss: Loss
+    rank: int
+    alpha: float
+    table: GrowingTable
+    offset: float = 0.0
+    pairs: bool = True
+    hidden: tuple[int, ...] = ()
+    n_fields: int = 0
+    activation: str = "relu"
+    touches: float | None = field(default=1.0, compare=False)
+
+    starts_threads: ClassVar[bool] = False
+    parameters: Parameters = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        width = 1 + self.rank
+        parts = (Part("table", (N_TABLE_IDS, width)),)
+        object.__setattr__(self, "parameters", Parameters(parts, width))
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Return targets; of two classes +1 for the second and else -1."""
+        if classes is None:
+            return y.astype(dtype, copy=False)
+        return encode_signs(y == classes[1], dtype)
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """Return rows over ids: columns of other rows than a hasher's become ids."""
+        return to_id_rows(X, dtype)
+
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Return the ids of a batch and of the model's own rows, and renumber the pieces."""
+        rows = [_take_rows(piece.X) for piece in pieces]
+        own = self.own_ids
+        index, (*places, at) = distinct([*(X.indices for X in rows), own])
+        for piece, X, place in zip(pieces, rows, places, strict=True):
+            piece.X = PlacedRows(X.indptr, place, X.data, _find_fields(X.indices), at[:-1])
+        return index
+
+    @property
+    def own_ids(self) -> NDArray[np.int64]:
+        """Return the ids of the layers' weights, and the intercept's."""
+        return _list_own_ids(self._n_layer_rows)
+
+    @property
+    def _network(self) -> MLP | None:
+        """Return the perceptron, if there is one."""
+        if not self.hidden:
+            return None
+        sizes = (self.n_fields * self.rank, *self.hidden, 1)
+        return MLP(self.loss, sizes, self.activation, 0)
+
+    @property
+    def _n_layer_rows(self) -> int:
+        """Return the number of rows of the table that the layers' weights take."""
+        network = self._network
+        width = self.parameters.width
+        return 0 if network is None else -(-network.parameters.shape[0] // width)
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the gradient of some rows to `out`; return the summed loss without the penalty."""
+        from daskml_dist.backends.embedding_kernels import add_row_gradients
+
+        X, weight = rows.X, rows.weight
+        raw, sums = self._predict_without_layers(w, X)
+        passed = self._pass_layers(w, X, backend)
+        if passed is not None:
+            raw += passed.output[:, 0]
+        losses, slope = self.loss.value_and_gradient(rows.y, raw)
+        if weight is not None:
+            losses, slope = losses * weight, slope * weight
+        slope = slope.astype(w.dtype, copy=False)
+        own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
+        add_row_gradients(
+            X.indptr, X.place, X.data, w, self.pairs, sums, slope, own, self.alpha, out
+        )
+        if passed is not None:
+            self._add_layer_gradients(passed, X, slope, out, backend)
+        return float(losses.sum(dtype=np.float64))
+
+    def predict(self, w: NDArray[Any], X: PlacedRows, backend: Backend) -> NDArray[Any]:
+        """Return raw predictions, of shape (n,)."""
+        raw, _ = self._predict_without_layers(w, X)
+        passed = self._pass_layers(w, X, backend)
+        if passed is not None:
+            raw += passed.output[:, 0]
+        return raw
+
+    def _predict_without_layers(
+        self, w: NDArray[Any], X: PlacedRows
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return offset, weights and pairs of each row, and the sums of its vectors."""
+        from daskml_dist.backends.embedding_kernels import predict_rows
+
+        raw = np.empty(X.shape[0], w.dtype)
+        sums = np.zeros((len(raw), self.rank), w.dtype)
+        predict_rows(X.indptr, X.place, X.data, w, self.pairs, raw, sums)
+        raw += w.dtype.type(self.offset)
+        return raw, sums
+
+    def _pass_layers(
+        self, w: NDArray[Any], X: PlacedRows, backend: Backend
+    ) -> _PassedLayers | None:
+        """Return the perceptron's output of each row's vectors, and what its gradient needs."""
+        network = self._network
+        if network is None:
+            return None
+        from daskml_dist.backends.embedding_kernels import pool_fields
+
+        pooled = np.zeros((X.shape[0], self.n_fields, self.rank), w.dtype)
+        pool_fields(X.indptr, X.place, X.field, X.data, w, pooled)
+        flat = w[X.of_layers].reshape(-1, 1)[: network.parameters.shape[0]]
+        weights = flat + _draw_layers(network, self.table.seed, w.dtype.str)
+        inputs = pooled.reshape(len(pooled), -1)
+        layers = range(len(network.layers))
+        output, memory = network.forward(weights, inputs, layers, _NO_ROWS, backend)
+        return _PassedLayers(network, weights, output, memory)
+
+    def _add_layer_gradients(
+        self,
+        passed: _PassedLayers,
+        X: PlacedRows,
+        slope: NDArray[Any],
+        out: NDArray[Any],
+        backend: Backend,
+    ) -> None:
+        """Add the gradient of the layers' weights, and of the vectors through them."""
+        from daskml_dist.backends.embedding_kernels import add_pooled_gradients
+
+        network, weights = passed.network, passed.weights
+        gradient = np.zeros((len(X.of_layers) * out.shape[1], 1), out.dtype)
+        of_inputs = network.backward(
+            weights, passed.memory, slope[:, None].copy(), gradient[: len(weights)],
+            range(len(network.layers)), _NO_ROWS, backend, wants_input=True,
+        )  # fmt: skip
+        out[X.of_layers] += gradient.reshape(-1, out.shape[1])
+        of_fields = of_inputs.reshape(len(of_inputs), self.n_fields, self.rank)
+        add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_fields, out)
+
+    def identity(self) -> dict[str, Any]:
+        """Return loss, rank, penalty and layers."""
+        return {
+            "model": "embeddings", "loss": repr(self.loss), "rank": self.rank,
+            "alpha": self.alpha, "pairs": self.pairs, "hidden": list(self.hidden),
+            "n_fields": self.n_fields, "activation": self.activation, "seed": self.table.seed,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _PassedLayers:
+    """Perceptron, its weights, output of shape (n, 1), and what its backward pass needs."""
+
+    network: MLP
+    weights: NDArray[Any]
+    output: NDArray[Any]
+    memory: Any
+
+
+#: Stands for a batch where layers get their input as an array.
+_NO_ROWS: Any = None
+
+
+class PlacedRows:
+    """Sparse rows whose columns are places among the parameters that a batch has pulled.
+
+    Parameters
+    ----------
+    indptr : ndarray of int of shape (n + 1,)
+    place : ndarray of int of shape (n_entries,)
+    data : ndarray of float of shape (n_entries,)
+    field : ndarray of uint8 of shape (n_entries,)
+        Field of each entry's id.
+    of_layers : ndarray of int
+        Places of the layers' weights.
+    """
+
+    __slots__ = ("data", "field", "indptr", "of_layers", "place")
+
+    def __init__(
+        self,
+        indptr: NDArray[Any],
+        place: NDArray[Any],
+        data: NDArray[Any],
+        field: NDArray[np.uint8],
+        of_layers: NDArray[Any],
+    ) -> None:
+        self.indptr, self.place, self.data = indptr, place, data
+        self.field, self.of_layers = field, of_layers
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the number of rows."""
+        return (len(self.indptr) - 1,)
+
+
+def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
+    """Return rows as a CSR array over ids, with indices of int64."""
+    if not sparse.issparse(X):
+        X = sparse.csr_array(X)
+    indices = X.indices
+    if X.shape[1] <= MAX_FIELDS:
+        # Each column is a field of one id.
+        indices = _list_column_ids(X.shape[1])[indices]
+    elif X.shape[1] != N_TABLE_IDS:
+        # Columns by their numbers: ids of one field.
+        indices = field_ids(indices, 0)
+    found = sparse.csr_array((X.shape[0], N_TABLE_IDS), dtype=dtype)
+    # Without the checks of the constructor, which read all entries.
+    found.data = X.data.astype(dtype, copy=False)
+    found.indices = indices.astype(np.int64, copy=False)
+    found.indptr = X.indptr.astype(np.int64, copy=False)
+    return found
+
+
+def _find_fields(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the field of each id."""
+    found: NDArray[np.uint8] = (ids & ((1 << FIELD_BITS) - 1)).astype(np.uint8)
+    return found
+
+
+def _take_rows(X: Any) -> Any:
+    """Return chosen rows of a block as CSR rows of their own."""
+    rows = getattr(X, "rows", None)
+    return X if rows is None else X.X[rows]
+
+
+@lru_cache(maxsize=8)
+def _list_column_ids(n_columns: int) -> NDArray[np.int64]:
+    """Return the ids of columns that are fields of one id each."""
+    return np.concatenate([field_ids(np.zeros(1, np.int64), field) for field in range(n_columns)])
+
+
+@lru_cache(maxsize=8)
+def _list_own_ids(n_layer_rows: int) -> NDArray[np.int64]:
+    """Return the ids of so many rows of layers, in their order, and the intercept's."""
+    of_layers = field_ids(np.arange(n_layer_rows), MODEL_FIELD)
+    return np.append(of_layers, INTERCEPT_ID)
+
+
+@lru_cache(maxsize=4)
+def _draw_layers(network: MLP, seed: int, dtype: str) -> NDArray[Any]:
+    """Return the weights that the layers begin with; not to be changed."""
+    return network.init(seed, np.dtype(dtype))

@@ -1,0 +1,217 @@
+"""A shard of a table whose rows are made when their ids first come.
+
+To all other rooms the table is a matrix of ``2**62`` rows, which a layout divides among servers by
+ranges of ids; the shard holds the rows that were touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.id_hashing import MODEL_FIELD
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.base import GrowingTable
+from daskml_dist.ps.row_store import RowChanges, RowStore, RowStoreSettings
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+
+
+class GrowingShard(Shard):
+    """Shard of the ids from `start` on, with room for those that have come.
+
+    Parameters
+    ----------
+    rule : UpdateRule
+    table : GrowingTable
+    state : ShardState
+        Rows of an earlier fit, with their ids; taken over.
+    start : int
+        First id of the shard.
+    """
+
+    def __init__(
+        self, rule: UpdateRule, table: GrowingTable, state: ShardState, start: int
+    ) -> None:
+        self._start = start
+        self._store = RowStore(_make_store_settings(rule, table, state.w))
+        if state.ids is not None:
+            self._store.restore(_make_content(state, self._store.settings))
+        self._n_grown = self._store.n_grown
+        given = replace(state, w=self._store.w, opt_state=self._store.state, ids=None)
+        super().__init__(rule, given)
+        #: Step of the store at the last snapshot of which a standby has got what changed; -1: none.
+        self._sent_step = -1
+        self._expire_after = table.expire_after
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows that have come, less those that were dropped."""
+        return self._store.n_rows
+
+    @property
+    def store(self) -> RowStore:
+        """Return what holds the rows."""
+        return self._store
+
+    def take(self, index: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a copy of the rows of some ids; those that have no row yet are as they begin."""
+        return self._store.read(index + self._start)
+
+    def apply(
+        self,
+        grad: NDArray[Any],
+        rows: float,
+        index: NDArray[np.int64] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Apply one step to the rows of some ids, which are made where they are not there."""
+        assert index is not None
+        step = self.version + 1
+        if self._expire_after is not None and step % self._expire_after == 0:
+            self._store.expire(step)
+        slots = self._store.slots_for_update(index + self._start, step)
+        if self._store.n_grown != self._n_grown:
+            self._bind_store()
+        # Ids that were not seen often enough have no row yet.
+        admitted = slots >= 0
+        if not admitted.all():
+            grad, slots = grad[admitted], slots[admitted]
+        super().apply(grad, rows, slots, scale)
+
+    def _bind_store(self) -> None:
+        """Bind the steps to the arrays that hold the rows now."""
+        self._n_grown = self._store.n_grown
+        self.w, self.opt_state = self._store.w, self._store.state
+        self.change_rule(self.rule)
+
+    def _bind_steps(self) -> list[Any]:
+        """Return no steps of all rows: a gradient is of few of them."""
+        super_steps: list[Any] = []
+        self._few = None
+        return super_steps
+
+    # A snapshot has the rows that changed since the one before. To go back, rows are kept as they
+    # were when they first changed after it (`RowStore.mark`): no snapshot costs a copy of a table.
+
+    def snapshot(self) -> ShardSnapshot:
+        """Return a copy of everything."""
+        return self._describe(self._store.copy_all())
+
+    def _describe(self, table: RowChanges) -> ShardSnapshot:
+        """Return a snapshot of the present counts, and of a table."""
+        nothing = np.empty((0, self.w.shape[1]), self.w.dtype)
+        return ShardSnapshot(
+            nothing, {}, self.version, self._first_step, self.rows, self._rate_sum, None, None, 0,
+            table=table,
+        )  # fmt: skip
+
+    def snapshot_at(self, place: int, most: int) -> ShardSnapshot:
+        """Return what has changed since the last snapshot, and mark this place."""
+        changes = self._store.changed_since(self._sent_step)
+        self._sent_step = changes.step
+        self._store.mark(place, most)
+        return self._describe(changes)
+
+    def send_all_next(self) -> None:
+        """Have the next snapshot hold all rows: another standby gets it."""
+        self._sent_step = -1
+
+    def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
+        """Take over what has changed since the last snapshot, and mark its place."""
+        assert snapshot.table is not None
+        self._store.apply_changes(snapshot.table)
+        self._store.mark(place, most)
+        self._take_counts(snapshot)
+
+    def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
+        """Return the snapshot of a place with all rows."""
+        return replace(snapshot, table=self._store.content_at(place))
+
+    def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
+        """Go back to a place that was marked."""
+        self._store.go_back(place)
+        self._take_counts(snapshot)
+
+    def restore(self, snapshot: ShardSnapshot) -> None:
+        """Restore the shard of a whole snapshot, which stays as it is."""
+        assert snapshot.table is not None
+        self._store.restore(snapshot.table)
+        self._take_counts(snapshot)
+
+    def _take_counts(self, snapshot: ShardSnapshot) -> None:
+        """Take up the counts of a snapshot whose rows are there."""
+        self.version, self._first_step = snapshot.version, snapshot.first_step
+        self.rows, self._rate_sum = snapshot.rows, snapshot.rate_sum
+        self._bind_store()
+
+    def published(self) -> NDArray[Any]:
+        """Raise: no answer can hold all rows."""
+        raise NotImplementedError("a growing table is read by its ids")
+
+    def state(self, copy: bool = True) -> ShardState:
+        """Return a copy of everything a later fit needs, in the order of the ids."""
+        slots = self._store.sorted_slots()
+        return ShardState(
+            self._store.gather(slots),
+            self._store.gather_state(slots),
+            self.step,
+            self.rows,
+            ids=self._store.ids[slots],
+        )
+
+
+def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -> NDArray[Any]:
+    """Return the values with which the rows of sorted ids begin."""
+    settings = RowStoreSettings(
+        len(table.scales), {}, dtype=np.dtype(dtype).name, seed=table.seed, scale=table.scales,
+        own_field=MODEL_FIELD,
+    )  # fmt: skip
+    return RowStore(settings).read(ids)
+
+
+def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
+    """Return the rows of an earlier fit as a store's content; no step has touched them yet."""
+    ids = state.ids
+    assert ids is not None
+    kept = state.opt_state or {
+        name: np.full((len(ids), width), settings.state_start[name], settings.dtype)
+        for name, width in settings.state_widths.items()
+    }
+    nothing, at_start = np.empty(0, np.int64), np.zeros(len(ids), np.int64)
+    return RowChanges(-1, 0, ids, at_start, state.w, kept, nothing, nothing, nothing, 0, 0, 0, 0)
+
+
+def _make_store_settings(
+    rule: UpdateRule, table: GrowingTable, like: NDArray[Any]
+) -> RowStoreSettings:
+    """Return the settings of a store of rows like these."""
+    width = like.shape[1]
+    zero, one = (rule.init(np.full((1, width), value, like.dtype)) for value in (0, 1))
+    for name, array in zero.items():
+        # Rows are made by the server, one at a time: their state must not depend on their values.
+        if not np.array_equal(array, one[name]) or array.min() != array.max():
+            (group,) = rule.groups
+            raise InvalidParameterError(
+                f"optimizer={group.optimizer!r} begins with a state that depends on the parameters, "
+                "and rows of a table are made when their ids come. Use another one, such as "
+                "'adagrad' or 'adam'."
+            )
+    return RowStoreSettings(
+        width,
+        {name: array.shape[1] for name, array in zero.items()},
+        dtype=like.dtype.name,
+        seed=table.seed,
+        scale=table.scales,
+        state_start={name: float(array.flat[0]) for name, array in zero.items()},
+        admit_after=table.admit_after,
+        expire_after=table.expire_after,
+        max_rows=table.max_rows,
+        memory_bytes=table.memory_bytes,
+        folder=table.folder,
+        own_field=MODEL_FIELD,
+    )

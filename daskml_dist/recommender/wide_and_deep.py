@@ -1,0 +1,274 @@
+"""Click models of a wide and a deep part, over ids that have a row once they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses.base import Loss
+from daskml_dist.models.embeddings import MAX_FIELDS
+from daskml_dist.models.mlp import ACTIVATIONS
+from daskml_dist.optimizers.base import Optimizer
+from daskml_dist.parameters.checks import check_count
+from daskml_dist.parameters.run import Run
+from daskml_dist.policies.base import Policy
+from daskml_dist.recommender._embeddings import EmbeddingClassifier
+from daskml_dist.schedules import Schedule
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.spec import Settings
+
+
+class BaseDeepClassifier(EmbeddingClassifier):
+    """Base class of classifiers with layers over the vectors of all fields."""
+
+    hidden_layer_sizes: Any
+    activation: str
+    n_fields: int | None
+
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
+        sizes = self._hidden_sizes()
+        if not sizes:
+            raise InvalidParameterError(
+                "hidden_layer_sizes=() leaves no layers. Give a size for each, such as (64, 32), or "
+                "use FactorizationMachineClassifier."
+            )
+        for size in sizes:
+            check_count("hidden_layer_sizes", size)
+        if self.activation not in ACTIVATIONS:
+            raise InvalidParameterError(
+                f"activation={self.activation!r}: use one of {sorted(ACTIVATIONS)}."
+            )
+        if self.n_fields is not None:
+            check_count("n_fields", self.n_fields)
+        return super()._check_settings(policy)
+
+    def _hidden_sizes(self) -> tuple[Any, ...]:
+        """Return the units of each hidden layer."""
+        given = self.hidden_layer_sizes
+        return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+    def _layers(self, rows: DatasetInfo) -> dict[str, Any]:
+        """Return the parameters of the model's layers."""
+        return {
+            "hidden": tuple(int(size) for size in self._hidden_sizes()),
+            "n_fields": self._count_fields(rows),
+            "activation": self.activation,
+        }
+
+    def _count_fields(self, rows: DatasetInfo) -> int:
+        """Return the number of fields of a row."""
+        n = self.n_fields
+        n = rows.summary.n_features if n is None else int(n)
+        if n > MAX_FIELDS:
+            raise InvalidParameterError(
+                f"{type(self).__name__} puts the vectors of all fields side by side, and the rows "
+                f"have {n} columns; at most {MAX_FIELDS} can be fields. Give a dataframe with a "
+                "column for each field, rows of a FieldHasher with n_fields=, or use "
+                "FactorizationMachineClassifier."
+            )
+        return n
+
+
+class WideAndDeepClassifier(BaseDeepClassifier):
+    """Weights of ids, and a perceptron of their vectors, for two classes.
+
+    The wide part remembers what each id does; the deep part generalises over the vectors of the
+    fields' ids, side by side. Ids need not be known before the fit: rows of weights and vectors are
+    made on a parameter server when their ids come.
+
+    Parameters
+    ----------
+    rank : int, default=8
+        Length of the vectors.
+    hidden_layer_sizes : int or tuple of int, default=(64, 32)
+        Units of the perceptron's hidden layers.
+    activation : {"identity", "logistic", "relu", "tanh"}, default="relu"
+    n_fields : int or None, default=None
+        Fields of the rows; None: the columns of a dataframe, or of an array of 255 columns at most.
+        For rows that a :class:`~daskml_dist.preprocessing.FieldHasher` has made.
+    alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
+        As in :class:`FactorizationMachineClassifier`.
+
+    Attributes
+    ----------
+    ids_ : ndarray of int64 of shape (n_ids,)
+        Sorted ids that have a row.
+    weights_ : ndarray of shape (n_ids,)
+    vectors_ : ndarray of shape (n_ids, rank)
+    intercept_ : float
+    classes_ : ndarray of shape (2,)
+
+    References
+    ----------
+    H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.recommender import WideAndDeepClassifier
+    >>> X = np.random.default_rng(0).normal(size=(1000, 3))
+    >>> y = X[:, 0] * X[:, 1] > 0
+    >>> clf = WideAndDeepClassifier(init_scale=0.5, max_iter=50, random_state=0)
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        rank: int = 8,
+        *,
+        hidden_layer_sizes: Any = (64, 32),
+        activation: str = "relu",
+        n_fields: int | None = None,
+        alpha: float = 0.0001,
+        init_scale: float = 0.01,
+        loss: str | Loss = "log_loss",
+        max_iter: int = 10,
+        tol: float | None = None,
+        n_iter_no_change: int = 5,
+        shuffle: bool = True,
+        batch_size: int | str | None = "auto",
+        learning_rate: float | str | Schedule = "auto",
+        optimizer: str | Optimizer = "adagrad",
+        class_weight: Any = None,
+        warm_start: bool = False,
+        admit_after: int = 1,
+        expire_after: int | None = None,
+        max_rows: int | None = None,
+        dtype: str = "float32",
+        policy: str | Policy = "sync",
+        random_state: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.n_fields = n_fields
+        self.alpha = alpha
+        self.init_scale = init_scale
+        self.loss = loss
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.admit_after = admit_after
+        self.expire_after = expire_after
+        self.max_rows = max_rows
+        self.dtype = dtype
+        self.policy = policy
+        self.random_state = random_state
+        self.verbose = verbose
+        self.run = run
+        self.callbacks = callbacks
+        self.checkpoint = checkpoint
+
+    def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
+        return {"pairs": False, **self._layers(rows)}
+
+
+class DeepFMClassifier(BaseDeepClassifier):
+    """Factorisation machine and perceptron of the same vectors, for two classes.
+
+    As :class:`WideAndDeepClassifier`, with the products of all pairs of vectors added.
+
+    Parameters
+    ----------
+    rank, hidden_layer_sizes, activation, n_fields
+        As in :class:`WideAndDeepClassifier`.
+    alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
+        As in :class:`FactorizationMachineClassifier`.
+
+    Attributes
+    ----------
+    ids_ : ndarray of int64 of shape (n_ids,)
+        Sorted ids that have a row.
+    weights_ : ndarray of shape (n_ids,)
+    vectors_ : ndarray of shape (n_ids, rank)
+    intercept_ : float
+    classes_ : ndarray of shape (2,)
+
+    References
+    ----------
+    H. Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
+    2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.recommender import DeepFMClassifier
+    >>> X = np.random.default_rng(0).normal(size=(1000, 3))
+    >>> y = X[:, 0] * X[:, 1] > 0
+    >>> clf = DeepFMClassifier(init_scale=0.5, max_iter=50, random_state=0)
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        rank: int = 8,
+        *,
+        hidden_layer_sizes: Any = (64, 32),
+        activation: str = "relu",
+        n_fields: int | None = None,
+        alpha: float = 0.0001,
+        init_scale: float = 0.01,
+        loss: str | Loss = "log_loss",
+        max_iter: int = 10,
+        tol: float | None = None,
+        n_iter_no_change: int = 5,
+        shuffle: bool = True,
+        batch_size: int | str | None = "auto",
+        learning_rate: float | str | Schedule = "auto",
+        optimizer: str | Optimizer = "adagrad",
+        class_weight: Any = None,
+        warm_start: bool = False,
+        admit_after: int = 1,
+        expire_after: int | None = None,
+        max_rows: int | None = None,
+        dtype: str = "float32",
+        policy: str | Policy = "sync",
+        random_state: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.n_fields = n_fields
+        self.alpha = alpha
+        self.init_scale = init_scale
+        self.loss = loss
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.admit_after = admit_after
+        self.expire_after = expire_after
+        self.max_rows = max_rows
+        self.dtype = dtype
+        self.policy = policy
+        self.random_state = random_state
+        self.verbose = verbose
+        self.run = run
+        self.callbacks = callbacks
+        self.checkpoint = checkpoint
+
+    def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
+        return {"pairs": True, **self._layers(rows)}

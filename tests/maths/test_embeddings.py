@@ -1,0 +1,121 @@
+"""Models over ids: gradients by finite differences, predictions by the formulas written plainly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.id_hashing import ID_BITS, field_ids, mix_ids
+from daskml_dist.losses import get_loss
+from daskml_dist.models.base import BatchRows, GrowingTable
+from daskml_dist.models.embeddings import INTERCEPT_ID, MAX_FIELDS, EmbeddingModel, to_id_rows
+
+BACKEND = get_backend("cpu")
+N_ROWS, N_FIELDS, RANK = 12, 4, 3
+#: Terms of the models: a factorisation machine, wide and deep, DeepFM.
+TERMS: list[dict[str, Any]] = [
+    {"pairs": True},
+    {"pairs": False, "hidden": (5,), "n_fields": N_FIELDS, "activation": "tanh"},
+    {"pairs": True, "hidden": (5, 4), "n_fields": N_FIELDS, "activation": "tanh"},
+]
+
+
+def _model(**terms: Any) -> EmbeddingModel:
+    table = GrowingTable((0.0, *[0.1] * RANK), seed=3)
+    return EmbeddingModel(get_loss("log_loss", "classification"), RANK, 0.0, table, 0.25, **terms)
+
+
+def _rows(seed: int = 0) -> tuple[Any, Any]:
+    """Rows whose columns are fields, some of them empty."""
+    rng = np.random.default_rng(seed)
+    X = sparse.csr_array(rng.normal(size=(N_ROWS, N_FIELDS)) * (rng.random((N_ROWS, 4)) < 0.8))
+    return X, np.where(rng.random(N_ROWS) < 0.5, 1.0, -1.0)
+
+
+def _touch(model: EmbeddingModel, X: Any, y: Any, weight: Any = None) -> tuple[Any, BatchRows]:
+    piece = BatchRows(model.prepare(X, np.float64), y, weight)
+    return model.touched([piece], BACKEND), piece
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("terms", TERMS)
+def test_gradients_are_those_of_finite_differences(terms: dict[str, Any], weighted: bool) -> None:
+    model, (X, y), rng = _model(**terms), _rows(), np.random.default_rng(1)
+    weight = rng.uniform(0.5, 2, N_ROWS) if weighted else None
+    index, piece = _touch(model, X, y, weight)
+    w = rng.normal(size=(len(index), 1 + RANK)) * 0.5
+    out = np.zeros_like(w)
+    model.add_gradient(w, piece, out, BACKEND)
+    for at in np.ndindex(*w.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = w.copy()
+            moved[at] += sign * 1e-6
+            ends.append(model.add_gradient(moved, piece, np.zeros_like(w), BACKEND))
+        assert out[at] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=2e-7)
+
+
+def test_pairs_are_all_products_of_two_vectors() -> None:
+    model, (X, y), rng = _model(pairs=True), _rows(), np.random.default_rng(1)
+    index, piece = _touch(model, X, y)
+    w = rng.normal(size=(len(index), 1 + RANK))
+    ids = np.concatenate([field_ids(np.zeros(1, np.int64), field) for field in range(N_FIELDS)])
+    own = w[np.searchsorted(index, ids)]
+    dense, expected = X.toarray(), np.full(N_ROWS, 0.25 + w[-1, 0])
+    expected += dense @ own[:, 0]
+    for i in range(N_FIELDS):
+        for j in range(i):
+            expected += dense[:, i] * dense[:, j] * (own[i, 1:] @ own[j, 1:])
+    np.testing.assert_allclose(model.predict(w, piece.X, BACKEND), expected, rtol=1e-12)
+
+
+def test_the_penalty_is_of_what_each_row_touches() -> None:
+    X, y = _rows()
+    plain, penalised = _model(), replace(_model(), alpha=0.5)
+    index, piece = _touch(plain, X, y)
+    w = np.random.default_rng(1).normal(size=(len(index), 1 + RANK))
+    found = []
+    for model in (plain, penalised):
+        out = np.zeros_like(w)
+        model.add_gradient(w, piece, out, BACKEND)
+        found.append(out)
+    n_touched = np.bincount(piece.X.place, minlength=len(index))[:, None]
+    np.testing.assert_allclose(found[1] - found[0], 0.5 * n_touched * w, atol=1e-12)
+
+
+def test_chosen_rows_of_a_block_are_those_rows() -> None:
+    model, (X, y) = _model(), _rows()
+    chosen = np.array([7, 2, 2])
+    index, piece = _touch(model, X[chosen], y[chosen])
+    block = model.prepare(X, np.float64)
+    other = BatchRows(BACKEND.rows(block, BACKEND.row_numbers(chosen)), y[chosen])
+    np.testing.assert_array_equal(model.touched([other], BACKEND), index)
+    for name in ("indptr", "place", "data", "field"):
+        np.testing.assert_array_equal(getattr(other.X, name), getattr(piece.X, name))
+
+
+def test_no_two_ids_of_a_field_become_one() -> None:
+    """The mix of ids is a permutation: of few bits it would reach each number once."""
+    ids = np.r_[np.arange(200_000), (1 << ID_BITS) - 1 - np.arange(200_000)]
+    mixed = mix_ids(ids)
+    assert len(np.unique(mixed)) == len(ids)
+    assert mixed.max() < 1 << ID_BITS
+    # Spread over the servers, which hold ranges of ids.
+    shares = np.bincount((field_ids(ids, 5) >> (ID_BITS + 4)).astype(int), minlength=16)
+    assert abs(shares / len(ids) - 1 / 16).max() < 0.005
+
+
+def test_columns_become_ids() -> None:
+    few = to_id_rows(np.array([[2.0, 0.0, 3.0]]), np.float32)
+    assert (few.indices & 255).tolist() == [0, 2]  # fields
+    many = to_id_rows(sparse.csr_array((np.ones(2), ([0, 0], [7, 900])), (1, 1000)), np.float32)
+    np.testing.assert_array_equal(many.indices, field_ids(np.array([7, 900]), 0))
+    again = to_id_rows(many, np.float64)
+    np.testing.assert_array_equal(again.indices, many.indices)
+    assert many.indices.max() < INTERCEPT_ID
+    assert MAX_FIELDS == 255

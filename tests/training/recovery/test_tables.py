@@ -1,0 +1,48 @@
+"""Fits of growing tables that lose workers: no row is lost, and none is made twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from scipy import sparse
+
+from daskml_dist import Run
+from daskml_dist.recommender import FactorizationMachineClassifier
+from tests.quick import quick
+from tests.training.recovery.strikes import Strike, make_killer
+
+N_ROWS, N_IDS = 1_200, 400
+
+
+def _lazy_rows() -> tuple[Any, Any]:
+    """Rows of a user and an item each, whose sides decide, in blocks."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(N_IDS // 2, size=(2, N_ROWS))
+    at = np.stack([users, N_IDS // 2 + items], axis=1).ravel()
+    starts = np.arange(0, 2 * N_ROWS + 1, 2)
+    X = sparse.csr_array((np.ones(2 * N_ROWS), at, starts), shape=(N_ROWS, N_IDS))
+    parts = [da.from_array(X[at : at + 200], asarray=False) for at in range(0, N_ROWS, 200)]
+    return da.concatenate(parts), da.from_array(users % 2 == items % 2, chunks=200)
+
+
+@pytest.mark.parametrize("role", quick(["server", "trainer", "both"], "server"))
+def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
+    X, y = _lazy_rows()
+
+    def fit(*callbacks: Any) -> Any:
+        return FactorizationMachineClassifier(
+            random_state=0, max_iter=100, batch_size=16, callbacks=list(callbacks), admit_after=2,
+            run=Run(n_lanes=3, n_servers=2),
+        ).fit(X, y)  # fmt: skip
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role))
+    struck = fit(strike)
+    assert strike.struck
+    assert not strike.events[0].anew
+    np.testing.assert_array_equal(struck.ids_, calm.ids_)
+    np.testing.assert_array_equal(struck.weights_, calm.weights_)
+    np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
