@@ -20,7 +20,7 @@ _SHIFT = np.uint64(ID_BITS // 2)
 
 
 def mix_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a permutation of the numbers below ``2**54``, which looks random; larger are folded."""
+    """Return a permutation of the numbers below ``2**54``, mixed; larger are folded."""
     x = ids.astype(np.uint64)
     x = (x ^ (x >> np.uint64(ID_BITS))) & _MASK
     # Each line can be undone, so no two ids become one.
@@ -33,7 +33,7 @@ def mix_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def field_ids(ids: NDArray[Any], field: int) -> NDArray[np.int64]:
-    """Return the rows of a growing table for the ids of a field: even over the range of all rows."""
+    """Return the numbers of the rows of a growing table that the ids of a field have."""
     found: NDArray[np.int64] = ((mix_ids(ids) << np.uint64(FIELD_BITS)) | np.uint64(field)).astype(
         np.int64
     )

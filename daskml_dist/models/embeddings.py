@@ -1,12 +1,12 @@
 """Models of rows over ids: each id has a weight and a vector, made when the id first comes.
 
-A row is a sparse vector x over ids, each of a field (`backends/id_hashing.py`). Its raw prediction is
-an intercept and the sum of up to three terms:
+A row is a sparse vector x over ids, each of a field (`backends/id_hashing.py`). Its raw prediction
+is an intercept and the sum of up to three terms:
 
 - ``sum_i w_i x_i``, the weights of its ids (the wide part);
 - ``v_i @ v_j * x_i * x_j`` for each pair of its ids (factorisation machines, Rendle 2010);
-- a perceptron of the vectors of all fields, side by side (the deep part: Cheng et al. 2016, and with
-  pairs Guo et al. 2017).
+- a perceptron of the vectors of all fields, side by side (the deep part: Cheng et al. 2016, and
+  with pairs Guo et al. 2017).
 
 Weights and vectors are rows of a `GrowingTable`: a column of weights, then the vectors. Weights of
 the perceptron's layers are rows of the same table, of a field of their own. What lies in the table

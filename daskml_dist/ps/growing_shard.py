@@ -197,8 +197,8 @@ def _make_store_settings(
         if not np.array_equal(array, one[name]) or array.min() != array.max():
             (group,) = rule.groups
             raise InvalidParameterError(
-                f"optimizer={group.optimizer!r} begins with a state that depends on the parameters, "
-                "and rows of a table are made when their ids come. Use another one, such as "
+                f"optimizer={group.optimizer!r} begins with a state that depends on the "
+                "parameters, and rows of a table are made when their ids come. Use another, such as "
                 "'adagrad' or 'adam'."
             )
     return RowStoreSettings(

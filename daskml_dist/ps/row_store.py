@@ -18,7 +18,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -87,6 +87,9 @@ class RowStoreSettings:
     evict : bool
         Whether the rows that were touched longest ago go where there is no room; else a row that
         finds none is an error.
+    own_field : int, optional
+        Lowest 8 bits of ids that belong to a model and not to the data: their rows begin at 0, and
+        are there from the first sighting on.
     storage : {"float32", "float64", "float16", "bfloat16"}, optional
         What rows are stored as; None: as `dtype`. Halves (of a float32 `dtype`) are rounded to
         nearest even whenever a row is written; the state is not.
@@ -104,6 +107,7 @@ class RowStoreSettings:
     memory_bytes: int | None = None
     folder: str | None = None
     evict: bool = True
+    own_field: int | None = None
     storage: str | None = None
 
     def __post_init__(self) -> None:
@@ -329,6 +333,29 @@ class _IdIndex:
         return ids, numbers
 
 
+@dataclass
+class _Epoch:
+    """What changed since a mark, as it was before: entries in the order of the changes.
+
+    Parameters
+    ----------
+    place : int
+        Name of the mark.
+    step : int
+        Last step of an update before it.
+    counts : tuple of int
+        Floor of what waits, and totals of rows that have gone, at the mark.
+    entries : list of tuple
+        Kind, ids, and what there was before: of ``"rows"`` steps, rows and state; of ``"made"``
+        nothing; of ``"waiting"`` the sightings, -1 where there was none.
+    """
+
+    place: int
+    step: int
+    counts: tuple[int, int, int, int]
+    entries: list[tuple[str, Ids, Any]] = field(default_factory=list)
+
+
 class RowStore:
     """Rows of a growing table by id, with their optimizer state.
 
@@ -382,6 +409,8 @@ class RowStore:
         self._removals: deque[tuple[int, Ids]] = deque()
         self._n_logged, self._logged_since = 0, 0
         self.n_expired = self.n_evicted = self.n_refused = 0
+        #: Marks that the store can go back to, and what has changed since each.
+        self._epochs: deque[_Epoch] = deque()
         self._take_views()
 
     def _take_views(self) -> None:
@@ -455,11 +484,15 @@ class RowStore:
 
     def blocks(self, n: int) -> Iterator[tuple[Ids, NDArray[Any]]]:
         """Yield all ids, sorted, and their rows, `n` at a time."""
-        slots = self._live_slots()
-        slots = slots[np.argsort(self.ids[slots])]
+        slots = self.sorted_slots()
         for start in range(0, len(slots), n):
             part = slots[start : start + n]
             yield self.ids[part], self.gather(part)
+
+    def sorted_slots(self) -> Ids:
+        """Return the slots of all rows, in the order of their ids."""
+        slots = self._live_slots()
+        return slots[np.argsort(self.ids[slots])]
 
     def _live_slots(self) -> Ids:
         """Return the slots of all rows."""
@@ -482,7 +515,14 @@ class RowStore:
         """Return the initial values of ids, rounded to what rows are stored as."""
         rows = np.empty((len(ids), self.settings.width), np.float32)
         _load_kernels().draw_rows(ids, np.arange(len(ids)), self._seed, self.settings.scales, rows)
+        rows[self._find_own(ids)] = 0
         return self._decode(self._encode(rows.astype(self.settings.dtype, copy=False)))
+
+    def _find_own(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return which ids belong to a model."""
+        own_field = self.settings.own_field
+        found: NDArray[np.bool_] = (ids & 0xFF) == (-1 if own_field is None else own_field)
+        return found
 
     def _encode(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return rows as they are stored."""
@@ -524,12 +564,16 @@ class RowStore:
                 f"{step}."
             )
         self._step = step = int(step)
-        slots, n_missing = self._index.find(ids, self.touched, step)
+        if self._epochs:
+            slots, n_missing = self._index.find(ids, self.touched)
+            self._touch(slots[slots >= 0], step)
+        else:
+            slots, n_missing = self._index.find(ids, self.touched, step)
         if not n_missing:
             return slots
         places = np.flatnonzero(slots < 0)
         if self.settings.admit_after > 1:
-            places = places[self._count_sightings(ids[places], step)]
+            places = places[self._find_due(ids[places], step)]
             if not len(places):
                 return slots
         n = self._make_room(len(places), step)
@@ -538,9 +582,22 @@ class RowStore:
         slots[places] = self._make_rows(ids[places], step)
         return slots
 
+    def _touch(self, slots: Ids, step: int) -> None:
+        """Note the step that touches rows; those that none has since the last mark are logged."""
+        first = slots[self.touched[slots] <= self._epochs[-1].step]
+        self._log_rows(first)
+        self.touched[slots] = step
+
+    def _find_due(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        """Return which ids without a row are due for one, at this sighting."""
+        due = self._find_own(ids)
+        due[~due] = self._count_sightings(ids[~due], step)
+        return due
+
     def _count_sightings(self, ids: Ids, step: int) -> NDArray[np.bool_]:
         """Count sightings of ids without a row; return which of them are due for one."""
         due = np.empty(len(ids), np.bool_)
+        self._log_waiting(ids)
         self._waiting.reserve(self._waiting.n + len(ids))
         self._waiting.n += _load_kernels().count_sightings(
             self._waiting.table, ids, step, self.settings.admit_after, due
@@ -550,6 +607,7 @@ class RowStore:
     def _make_rows(self, ids: Ids, step: int) -> Ids:
         """Make rows of ids that have none; return their slots."""
         slots = self._take_slots(len(ids))
+        self._log_made(ids)
         self._index.insert(ids, slots)
         self.ids[slots] = ids
         self.touched[slots] = step
@@ -559,9 +617,11 @@ class RowStore:
             # Written where they stay.
             seed, scales = self._seed, self.settings.scales
             _load_kernels().draw_rows(self.ids, slots, seed, scales, self.w)
+            self.w[slots[self._find_own(ids)]] = 0
         else:
             self.scatter(slots, self._draw(ids))
         if self._waiting.n:
+            self._log_waiting(ids)
             self._waiting.remove(ids)
         return slots
 
@@ -660,6 +720,9 @@ class RowStore:
         if self._waiting.n:
             kept = self._waiting.items(bound << _load_kernels().COUNT_BITS)
             if len(kept[0]) < self._waiting.n:
+                if self._epochs:
+                    waiting = self._waiting.items()[0]
+                    self._log_waiting(np.setdiff1d(waiting, kept[0], assume_unique=True))
                 # Mostly few are left: a new table costs less than taking the others out.
                 self._waiting = _IdIndex()
                 self._waiting.insert(*kept)
@@ -668,6 +731,7 @@ class RowStore:
         """Drop the rows of slots, at a step."""
         if not len(slots):
             return
+        self._log_rows(slots)
         ids = self.ids[slots]
         self._index.remove(ids)
         self.ids[slots] = self.touched[slots] = -1
@@ -726,8 +790,9 @@ class RowStore:
         gone = self.find(np.concatenate([changes.removed, changes.waiting_ids]))
         self._remove(np.sort(gone[gone >= 0]), changes.step)
         # An id may have got its row, and lost it again, since this store saw it wait.
-        for ids in (changes.removed, changes.ids, changes.waiting_ids):
-            self._waiting.remove(_as_plain_ids(ids))
+        for ids in map(_as_plain_ids, (changes.removed, changes.ids, changes.waiting_ids)):
+            self._log_waiting(ids)
+            self._waiting.remove(ids)
         self._take_over(changes)
 
     def restore(self, changes: RowChanges) -> None:
@@ -748,8 +813,10 @@ class RowStore:
         """Write changed rows and what waits."""
         ids = _as_plain_ids(changes.ids)
         slots, n_missing = self._index.find(ids, self.touched)
+        self._log_rows(slots[slots >= 0])
         if n_missing:
             missing = np.flatnonzero(slots < 0)
+            self._log_made(ids[missing])
             most = self.settings.max_rows
             if most is not None and self.n_rows + n_missing > most:
                 raise MessageError(
@@ -768,6 +835,87 @@ class RowStore:
         self._step = changes.step
         self.n_expired, self.n_evicted = changes.n_expired, changes.n_evicted
         self.n_refused = changes.n_refused
+
+    # -- marks -----------------------------------------------------------------------------------
+
+    def mark(self, place: int, most: int) -> None:
+        """Remember the present content under a number, to go back to; of the last `most` such.
+
+        What changes later is copied when it first does, so that a mark itself costs nothing.
+        """
+        if self._epochs and self._epochs[-1].place == place and not self._epochs[-1].entries:
+            return
+        counts = self._waiting_floor, self.n_expired, self.n_evicted, self.n_refused
+        self._epochs.append(_Epoch(place, self._step, counts))
+        while len(self._epochs) > most:
+            self._epochs.popleft()
+
+    @property
+    def marks(self) -> list[int]:
+        """Return the numbers of the marks."""
+        return [epoch.place for epoch in self._epochs]
+
+    def go_back(self, place: int) -> None:
+        """Take up the content that was marked last under a number; later marks are forgotten."""
+        if place not in self.marks:
+            raise MessageError(
+                f"A store of rows cannot go back to {place}: its marks are {self.marks}."
+            )
+        epochs, self._epochs = self._epochs, deque()  # what goes back is not logged
+        while True:
+            epoch = epochs.pop()
+            for kind, ids, before in reversed(epoch.entries):
+                self._undo(kind, ids, before, epoch.step)
+            if epoch.place == place:
+                break
+        self._step = epoch.step
+        self._waiting_floor, self.n_expired, self.n_evicted, self.n_refused = epoch.counts
+        epoch.entries.clear()
+        self._epochs = deque([*epochs, epoch])
+
+    def content_at(self, place: int) -> RowChanges:
+        """Return the whole content as it was when a number was marked."""
+        other = RowStore(self.settings)
+        other.restore(self.copy_all())
+        # Entries are not changed by going back, but their lists are.
+        other._epochs = deque(replace(e, entries=list(e.entries)) for e in self._epochs)
+        other.go_back(place)
+        return other.copy_all()
+
+    def _undo(self, kind: str, ids: Ids, before: Any, step: int) -> None:
+        """Undo one change."""
+        if kind == "made":
+            self._remove(self.find(ids), step)
+        elif kind == "waiting":
+            self._waiting.remove(ids)
+            known = before >= 0
+            self._waiting.insert(ids[known], before[known])
+        else:
+            slots = self.find(ids)
+            missing = np.flatnonzero(slots < 0)
+            slots[missing] = made = self._take_slots(len(missing))
+            self._index.insert(ids[missing], made)
+            touched, w, state = before
+            self.ids[slots], self.touched[slots] = ids, touched
+            _scatter(self.w, slots, w)
+            self.scatter_state(slots, state)
+
+    def _log_rows(self, slots: Ids) -> None:
+        """Copy rows that are about to change or go."""
+        if self._epochs and len(slots):
+            before = self.touched[slots], _gather(self.w, slots), self.gather_state(slots)
+            self._epochs[-1].entries.append(("rows", self.ids[slots], before))
+
+    def _log_made(self, ids: Ids) -> None:
+        """Note ids that are about to get a row."""
+        if self._epochs and len(ids):
+            self._epochs[-1].entries.append(("made", ids, None))
+
+    def _log_waiting(self, ids: Ids) -> None:
+        """Note the sightings of ids that wait, or are about to."""
+        if self._epochs and len(ids):
+            before = self._waiting.find(ids, np.empty(0, np.int64))[0]
+            self._epochs[-1].entries.append(("waiting", ids, before))
 
     def _check_changes(self, changes: RowChanges) -> None:
         """Check that changes are those of a store of the same settings."""

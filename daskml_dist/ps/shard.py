@@ -686,7 +686,7 @@ class Shard:
         )
 
     def snapshot_at(self, place: int, most: int) -> ShardSnapshot:
-        """Return a snapshot to keep as that of a place, of `most` such, and to send to a standby."""
+        """Return a snapshot to keep as that of a place, one of `most`, and to send to a standby."""
         return self.snapshot()
 
     def send_all_next(self) -> None:

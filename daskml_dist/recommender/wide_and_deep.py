@@ -29,8 +29,8 @@ class BaseDeepClassifier(EmbeddingClassifier):
         sizes = self._hidden_sizes()
         if not sizes:
             raise InvalidParameterError(
-                "hidden_layer_sizes=() leaves no layers. Give a size for each, such as (64, 32), or "
-                "use FactorizationMachineClassifier."
+                "hidden_layer_sizes=() leaves no layers. Give a size for each, such as (64, 32), "
+                "or use FactorizationMachineClassifier."
             )
         for size in sizes:
             check_count("hidden_layer_sizes", size)
@@ -85,9 +85,10 @@ class WideAndDeepClassifier(BaseDeepClassifier):
     activation : {"identity", "logistic", "relu", "tanh"}, default="relu"
     n_fields : int or None, default=None
         Fields of the rows; None: the columns of a dataframe, or of an array of 255 columns at most.
-        For rows that a :class:`~daskml_dist.preprocessing.FieldHasher` has made.
+        For rows that a :class:`~daskml_dist.feature_extraction.FieldHasher` has made.
     alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
-optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
+optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
+random_state
         As in :class:`FactorizationMachineClassifier`.
 
     Attributes
@@ -185,7 +186,8 @@ class DeepFMClassifier(BaseDeepClassifier):
     rank, hidden_layer_sizes, activation, n_fields
         As in :class:`WideAndDeepClassifier`.
     alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
-optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
+optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
+random_state
         As in :class:`FactorizationMachineClassifier`.
 
     Attributes
