@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.simulate import NOISE, RATES, measured_rates
 from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
+from daskml_dist.planning import PackedMessage
 from daskml_dist.planning.simulator import (
     Costs,
     SimulatedRun,
@@ -74,6 +75,17 @@ def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
         for g in (0.0, 2.0)
     ]
     assert rounds[1] == 10 < rounds[0]
+
+
+@pytest.mark.parametrize("policy", [LocalSGD(10, quorum=4), LocalSGD(10, fragments=1)], ids=repr)
+def test_decoupled_lanes_push_packed_messages_and_get_whole_answers(policy: Policy) -> None:
+    """The server's card is all that takes time: four pushes and four answers a meeting."""
+    costs = Costs(1e-9, bandwidth=1e3)
+    plain = simulate(policy, costs, 4, n_bytes=1000, steps=10)
+    assert plain.seconds == pytest.approx(4 + 4)
+    small = simulate(policy, costs, 4, n_bytes=1000, steps=10, packed=PackedMessage(125.0))
+    assert small.seconds == pytest.approx(0.5 + 4)
+    assert small.use["server network"] == pytest.approx(4 / 4.5)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])

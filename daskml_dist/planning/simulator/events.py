@@ -190,7 +190,7 @@ def simulate(
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes, packed)
     if policy.loop == "decoupled":
-        return _DecoupledSimulation(policy, costs, seconds, n_bytes).outcome()
+        return _DecoupledSimulation(policy, costs, seconds, n_bytes, packed).outcome()
     run = _ServerSimulation(
         policy, costs, seconds, servers, n_bytes, cached, colocated, training, packed
     )  # fmt: skip
@@ -286,9 +286,18 @@ class _DecoupledSimulation:
     """
 
     def __init__(
-        self, policy: Policy, costs: Costs, seconds: NDArray[np.float64], n_bytes: float
+        self,
+        policy: Policy,
+        costs: Costs,
+        seconds: NDArray[np.float64],
+        n_bytes: float,
+        packed: PackedMessage | None,
     ) -> None:
         self._policy, self._costs, self._bytes = policy, costs, n_bytes
+        # Servers answer with all parameters, whatever lanes send.
+        pushed = n_bytes if packed is None else packed.n_bytes
+        #: Seconds in which a message passes the server's card, inwards and outwards.
+        self._transfers = pushed / costs.bandwidth, n_bytes / costs.bandwidth
         self._workers, self._steps = seconds.shape
         self._every = min(policy.average_every, self._steps)
         #: Seconds of the first steps of each worker: those between two clocks are a difference.
@@ -351,8 +360,8 @@ class _DecoupledSimulation:
             self._step_on(worker)
 
     def _pass_card(self, way: int, after: float) -> float:
-        """Return when a message of all parameters has passed the server's card, in (0) or out."""
-        transfer = float(self._bytes / self._costs.bandwidth)
+        """Return when a push (way 0) or an answer (way 1) has passed the server's card."""
+        transfer = self._transfers[way]
         self._free[way] = max(self._free[way], self._now + after) + transfer
         self._used[way] += transfer
         return self._free[way]
