@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -247,8 +248,33 @@ class OneBit(Compressor):
         _apply_by_block(np.multiply, signs, scales, self.block_size, out)
 
 
+class _SomeEntries(Compressor):
+    """Base class of the compressors that send some entries as they are, and nothing of others."""
+
+    @abstractmethod
+    def _choose(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which entries are sent."""
+
+    def compress(self, array: NDArray[Any]) -> Packed:
+        """Return the chosen entries, and their positions."""
+        chosen = self._choose(array)
+        places = np.flatnonzero(chosen)
+        # Positions take 32 bits each, a bitmask one for every entry: the smaller is sent. The dtype
+        # tells the two forms apart.
+        few = 32 * len(places) < len(array) < 2**32
+        return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
+
+    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
+        """Put the entries back; zeros elsewhere."""
+        places, values = packed.arrays
+        if places.dtype == np.uint8:
+            places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask
+        out[:] = 0
+        out[places] = values
+
+
 @dataclass(frozen=True)
-class TopK(Compressor):
+class TopK(_SomeEntries):
     """Compressor that sends the largest entries alone: ``"topk"``, 4 bytes and a number for each.
 
     The others wait and add up until they are among the largest. A waiting entry arrives late and
@@ -281,25 +307,21 @@ class TopK(Compressor):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_share("TopK", "share", self.share)
+        _check_share(self, "share")
 
-    def compress(self, array: NDArray[Any]) -> Packed:
-        """Return the largest entries by absolute value, and their positions."""
+    def _choose(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which entries are the largest by absolute value."""
         n = len(array)
         k = min(n, int(np.ceil(self.share * n)))
         # Selection in linear time; the order of the chosen entries does not matter.
         chosen = np.zeros(n, dtype=bool)
         # NaN sorts as the largest, so that it reaches the server, which reports divergence.
         chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
-        return _pack_chosen_entries(array, chosen)
-
-    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Put the entries back; zeros elsewhere."""
-        _unpack_chosen_entries(packed, out)
+        return chosen
 
 
 @dataclass(frozen=True)
-class SignificantlyModified(Compressor):
+class SignificantlyModified(_SomeEntries):
     """Compressor that sends entries that have changed enough: ``"significant"`` (Li et al. 2014).
 
     An entry waits and adds up as long as it is below `threshold` times the largest entry of the
@@ -331,18 +353,15 @@ class SignificantlyModified(Compressor):
     threshold: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_share("SignificantlyModified", "threshold", self.threshold)
+        _check_share(self, "threshold")
 
-    def compress(self, array: NDArray[Any]) -> Packed:
-        """Return the entries of at least `threshold` times the largest, and their positions."""
+    def _choose(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which entries are at least `threshold` times the largest."""
         sizes = np.abs(array)
         least = self.threshold * np.max(sizes, initial=0.0)
         # "Not smaller" instead of "at least": NaN is chosen too, and reaches the server.
-        return _pack_chosen_entries(array, ~(sizes < least) & (array != 0))
-
-    def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Put the entries back; zeros elsewhere."""
-        _unpack_chosen_entries(packed, out)
+        chosen: NDArray[np.bool_] = ~(sizes < least) & (array != 0)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -381,7 +400,7 @@ class EF21(TopK):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_share("EF21", "share", self.share)
+        super().__post_init__()
         _check_momentum(self, self.momentum)
 
     @property
@@ -490,25 +509,11 @@ def _check_momentum(owner: Any, value: Any) -> None:
         )
 
 
-def _check_share(owner: str, name: str, value: Any) -> None:
-    """Raise InvalidParameterError for a value outside (0, 1]."""
+def _check_share(owner: Any, name: str) -> None:
+    """Raise InvalidParameterError for a parameter outside (0, 1]."""
+    value = getattr(owner, name)
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0 < value <= 1):
-        raise InvalidParameterError(f"{owner}({name}={value!r}): give a number in (0, 1].")
-
-
-def _pack_chosen_entries(array: NDArray[Any], chosen: NDArray[np.bool_]) -> Packed:
-    """Pack chosen entries and their positions: 4 bytes each, or a bitmask where that is smaller."""
-    places = np.flatnonzero(chosen)
-    # In bits: 32 for each position, or 1 for each entry. The dtype tells the two forms apart.
-    few = 32 * len(places) < len(array) < 2**32
-    return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
-
-
-def _unpack_chosen_entries(packed: Packed, out: NDArray[Any]) -> None:
-    """Write packed entries to their positions in `out`, and zeros elsewhere."""
-    places, values = packed.arrays
-    if places.dtype == np.uint8:
-        places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask of all entries
-    out[:] = 0
-    out[places] = values
+        raise InvalidParameterError(
+            f"{type(owner).__name__}({name}={value!r}): give a number in (0, 1]."
+        )

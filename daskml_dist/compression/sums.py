@@ -262,7 +262,29 @@ def _add_in_order(some: Iterable[Arrays]) -> NDArray[Any]:
     return total
 
 
-class FeedbackSum(CompressedSum):
+class _CodecSum(CompressedSum):
+    """Base class of the sums whose lanes pack vectors, each by itself.
+
+    Parameters
+    ----------
+    compressor : Compressor
+    lanes, parameters, dtype, momentum
+        See `CompressedSum`.
+    """
+
+    def __init__(
+        self,
+        compressor: Codec,
+        lanes: Iterable[int],
+        parameters: Parameters,
+        dtype: DTypeLike,
+        momentum: float = 0.0,
+    ) -> None:
+        super().__init__(lanes, parameters, dtype, momentum)
+        self._compressor = compressor
+
+
+class FeedbackSum(_CodecSum):
     """Sum of gradients that are compressed one lane at a time, with error feedback.
 
     So nothing depends on which process has which lanes. What arrives of all lanes, and what they
@@ -289,17 +311,6 @@ class FeedbackSum(CompressedSum):
     >>> sums.add_up({0: np.array([[1.0], [8.0]]), 1: np.array([[2.0], [3.0]])}, alone).ravel()
     array([ 0., 11.])
     """
-
-    def __init__(
-        self,
-        compressor: Codec,
-        lanes: Iterable[int],
-        parameters: Parameters,
-        dtype: DTypeLike,
-        momentum: float = 0.0,
-    ) -> None:
-        super().__init__(lanes, parameters, dtype, momentum)
-        self._compressor = compressor
 
     def pack(
         self, lane: int, values: NDArray[Any], index: NDArray[np.int64] | None = None
@@ -433,7 +444,7 @@ class RangeSum(FeedbackSum):
         return super()._flush(values, exchange)
 
 
-class EstimateSum(CompressedSum):
+class EstimateSum(_CodecSum):
     """Sum of the lanes' estimates of their gradients, which follow these (EF21, algorithm 2).
 
     Parameters
@@ -451,8 +462,7 @@ class EstimateSum(CompressedSum):
         dtype: DTypeLike,
         momentum: float = 0.0,
     ) -> None:
-        super().__init__(lanes, parameters, dtype, momentum)
-        self._compressor = compressor
+        super().__init__(compressor, lanes, parameters, dtype, momentum)
         for own in self.kept.values():
             own["estimate"] = own.pop("residual")
         self.common = {"total": np.zeros(self._shape, dtype), "n_steps": np.zeros(1, np.int64)}
