@@ -306,6 +306,9 @@ class Consistency(Protocol):
     def lockstep(self) -> bool: ...
 
     @property
+    def keeps_lanes(self) -> bool: ...
+
+    @property
     def delay_compensation(self) -> float: ...
 
     @property
@@ -462,6 +465,19 @@ class Policy(NamedParameters):
     def averages(self) -> bool:
         """Return whether lanes step alone, and their parameters are averaged."""
         return self.loop == "decoupled" or (self.loop == "replicas" and not self.sums_gradients)
+
+    @property
+    def averages_on_servers(self) -> bool:
+        """Return whether lanes step alone, and servers average how far they came."""
+        return self.averages and self.uses_shards
+
+    @property
+    def keeps_lanes(self) -> bool:
+        """Return whether trainers keep their lanes when others are lost.
+
+        The lanes go on where they are, and send again what has no answer.
+        """
+        return self.loop == "decoupled"
 
     @property
     def uses_threads(self) -> bool:

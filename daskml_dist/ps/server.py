@@ -526,8 +526,8 @@ class ServerState:
         n_steps: int,
         kept: int,
     ) -> None:
-        # Decoupled lanes keep a push until it is answered, to send it again after a loss.
-        self.snapshots = SnapshotStore(len(lanes), kept, policy.loop == "decoupled")
+        # Kept lanes build on an answer, which must not be lost with this server.
+        self.snapshots = SnapshotStore(len(lanes), kept, before_answers=policy.keeps_lanes)
         #: Pushes that came too late or twice.
         self.dropped = 0
         self._policy = policy

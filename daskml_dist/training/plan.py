@@ -332,7 +332,7 @@ def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepM
             f"LocalSGD(quorum={policy.quorum}) waits for more lanes than the {n_lanes} of this "
             "fit. Lower quorum, raise n_lanes, or cut the rows into more blocks."
         )
-    found = policy.outer_optimizer if policy.loop == "decoupled" else None
+    found = policy.outer_optimizer if policy.averages_on_servers else None
     if found is not None and found.optimizer.whole_matrices:
         raise InvalidParameterError(
             f"outer={policy.outer!r} steps whole matrices at once, which servers cut. Leave out "

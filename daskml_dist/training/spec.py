@@ -337,6 +337,11 @@ class FitWork(ABC):
         return True
 
     @property
+    def keeps_lanes(self) -> bool:
+        """Return whether trainers keep their lanes when others are lost."""
+        return False
+
+    @property
     def delay_compensation(self) -> float:
         """Return how far servers correct gradients that are some updates old."""
         return 0.0
@@ -500,6 +505,10 @@ class StepWork(FitWork):
         return self.pipeline is not None
 
     @property
+    def keeps_lanes(self) -> bool:
+        return self.policy.keeps_lanes and self.call is None
+
+    @property
     def delay_compensation(self) -> float:
         return self.policy.delay_compensation
 
@@ -516,7 +525,7 @@ class StepWork(FitWork):
     @property
     def server_rule(self) -> UpdateRule:
         """Return the rule by which servers apply what lanes push."""
-        return self.rule.of_meetings if self.policy.loop == "decoupled" else self.rule
+        return self.rule.of_meetings if self.policy.averages_on_servers else self.rule
 
     @property
     def shape(self) -> tuple[int, int]:

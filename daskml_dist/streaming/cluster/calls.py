@@ -52,7 +52,7 @@ class StreamLayout:
             f"compression={run.compression!r}": run.compression is not None,
             f"pipeline={settings.pipeline!r}": settings.pipeline is not None,
             f"{policy!r}, which draws clients,": policy.draws_lanes,
-            f"{policy!r}, whose lanes meet when they come,": policy.loop == "decoupled",
+            f"{policy!r}, whose lanes meet when they come,": policy.averages_on_servers,
             f"{policy!r}, whose hosts have parameters of their own,": policy.sums_within_hosts,
             f"{policy!r}, whose backup workers drop rows,": getattr(policy, "backup_workers", 0),
         }

@@ -391,7 +391,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
         return 8 * every
-    if policy.loop == "decoupled":
+    if policy.averages_on_servers:
         # An update is that of many steps of many lanes.
         return max(1, every // (policy.average_every * len(fit.rows.lane_rows)))
     if not policy.uses_shards:

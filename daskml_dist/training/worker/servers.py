@@ -48,7 +48,7 @@ def make_server(
         rows = fit.work.layout.slices()[number]
         # A server with a shard holds a slice of the parameters and the optimizer's state for it.
         start = fit.make_start_state(rows)
-        if fit.work.loop == "decoupled":
+        if fit.steps.policy.averages_on_servers:
             # An earlier fit's optimizer state is that of the lanes' own steps.
             start = ShardState(start.w, {}, rows=start.rows)
         table = fit.steps.model.table

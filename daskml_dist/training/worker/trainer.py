@@ -158,8 +158,8 @@ class Trainer:
                 if not is_consequence(error):
                     raise
                 # The client counts how many steps are made again: none, where replicas are kept.
-                keeps = self._fit.work.loop == "decoupled"
-                reached = {n.number: n.reached for n in self._at_work if not keeps}
+                again = [] if self._fit.work.keeps_lanes else self._at_work
+                reached = {lane.number: lane.reached for lane in again}
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
