@@ -3,7 +3,8 @@
 Every rule of the table is elementwise, so the parameters that a sparse batch touches can be
 gathered, updated and put back. An optimizer holds no state itself: `Optimizer.init` makes the
 state, arrays of the shape of the parameters, which shards cut and move together with the
-parameters. :class:`Muon` steps whole matrices, and makes outer steps alone.
+parameters. Two others are for the outer steps of lanes that step alone: :class:`Muon` steps whole
+matrices, and :class:`DelayedNesterov` is for averages of some lanes each.
 
 Each family is a module (`sgd`, `adagrad`, `adam`, `ftrl`); the classes in its `__all__` are public
 here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FTRL's dual variables.
@@ -17,11 +18,19 @@ from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
 from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
+from daskml_dist.optimizers.delayed_nesterov import DelayedNesterov
 from daskml_dist.optimizers.ftrl import *  # noqa: F403
 from daskml_dist.optimizers.muon import Muon
 from daskml_dist.optimizers.sgd import *  # noqa: F403
 
-__all__ = ["OPTIMIZERS", "GroupOptions", "Muon", "Optimizer", "get_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "DelayedNesterov",
+    "GroupOptions",
+    "Muon",
+    "Optimizer",
+    "get_optimizer",
+]
 __all__ += sgd.__all__
 __all__ += adagrad.__all__
 __all__ += adam.__all__

@@ -28,16 +28,17 @@ class LocalSGD(Policy):
     ----------
     sync_every : int, default=16
         Local steps between two averages.
-    outer : {"nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, Optimizer or None, \
-default=None
+    outer : {"nesterov", "delayed_nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, \
+Optimizer or None, default=None
         Optimizer of the step from the last average, which takes the lanes' mean progress for a
-        gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"adam"`` and
+        gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"delayed_nesterov"``
+        adds the momentum at each fourth step alone, for a `quorum` of few lanes. ``"adam"`` and
         ``"adagrad"`` are those of federated optimisation, for lanes whose rows differ. ``"muon"``
         makes the progress of each matrix orthogonal, for networks. None: go to the new average, or
         with one of the next two parameters towards it by Nesterov's momentum.
     outer_rate : float or None, default=None
         Learning rate of these steps, of SGD and momentum in units of the distance to the new
-        average. None: 0.7 for ``"nesterov"`` and ``"momentum"``, 0.01 for ``"adam"`` and
+        average. None: 0.7 for ``"momentum"`` and both of Nesterov's, 0.01 for ``"adam"`` and
         ``"muon"``, 0.03 for ``"adagrad"``, else 1.
     outer_momentum : float or None, default=None
         Momentum of these steps, or Adam's first decay. None: 0.9, and 0 without `outer`.
@@ -57,7 +58,7 @@ default=None
     A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023;
     "Streaming DiLoCo with Overlapping Communication", 2025 (fragments); "Decoupled DiLoCo for
     Resilient Distributed Pre-training", 2026 (quorum, grace).
-    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024.
+    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024 (delayed Nesterov).
     S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (outer Adam and Adagrad).
 
     Examples

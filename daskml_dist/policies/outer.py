@@ -11,7 +11,16 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.optimizers import SGD, Adagrad, Adam, Momentum, Muon, Nesterov, Optimizer
+from daskml_dist.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    DelayedNesterov,
+    Momentum,
+    Muon,
+    Nesterov,
+    Optimizer,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,7 @@ OUTER_OPTIMIZERS: dict[str, OuterOptimizer] = {
     "sgd": OuterOptimizer(SGD(), 1.0),
     "momentum": OuterOptimizer(Momentum(0.9), 0.7),
     "nesterov": OuterOptimizer(Nesterov(0.9), 0.7),
+    "delayed_nesterov": OuterOptimizer(DelayedNesterov(0.9), 0.7),
     "adagrad": OuterOptimizer(Adagrad(epsilon=1e-3), 0.03),
     "adam": OuterOptimizer(Adam(0.9, 0.99, 1e-3), 0.01),
     "muon": OuterOptimizer(Muon(0.9), 0.01),

@@ -20,11 +20,11 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
+from tests.quick import in_turn
+from tests.training.lane_fits import RATE, fit_lanes, make_lane_rows
 
-STEPS, RATE = 14, 0.2
-_draw = np.random.default_rng(0)
-X = _draw.normal(size=(80, 4))
-Y = X @ _draw.normal(size=4) + np.repeat([0.0, 1.0], 40) * X[:, 0]
+STEPS = 14
+X, Y = make_lane_rows(2)
 
 
 def _blocks() -> tuple[Any, Any]:
@@ -32,14 +32,8 @@ def _blocks() -> tuple[Any, Any]:
 
 
 def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
-    """A fit of two lanes, of 40 rows each; every step is a pass."""
-    settings: dict[str, Any] = {
-        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
-        "batch_size": None, "max_iter": STEPS, "tol": None,
-        "run": Run(n_lanes=2, deterministic=True),
-    }  # fmt: skip
-    reg = SGDRegressor(policy=policy, random_state=0, **settings | params)
-    return reg.fit(*(rows or _blocks()))
+    usual = {"max_iter": STEPS, "run": Run(n_lanes=2, deterministic=True)}
+    return fit_lanes(policy, rows or _blocks(), **usual | params)
 
 
 def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDArray[Any]:
@@ -67,9 +61,11 @@ def _exchanged(every: int, fragments: int, rate: float, momentum: float) -> NDAr
     return center
 
 
-@pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.4)])
-@pytest.mark.parametrize(("every", "fragments"), [(4, 2), (3, 1), (8, 4)])
-def test_fragments_that_stream(every: int, fragments: int, rate: float, momentum: float) -> None:
+@pytest.mark.parametrize(
+    ("plan", "step"), in_turn([(4, 2), (3, 1), (8, 4)], [(1.0, 0.0), (0.7, 0.4)])
+)
+def test_fragments_that_stream(plan: tuple[int, int], step: tuple[float, float]) -> None:
+    (every, fragments), (rate, momentum) = plan, step
     policy = LocalSGD(every, fragments=fragments, outer_rate=rate, outer_momentum=momentum)
     reg = _fit(policy)
     np.testing.assert_allclose(reg.coef_, _exchanged(every, fragments, rate, momentum), rtol=1e-9)
@@ -112,8 +108,7 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("compression", [None, "8bit", "topk"])
-@pytest.mark.parametrize("policy", SOME, ids=range(len(SOME)))
+@pytest.mark.parametrize(("policy", "compression"), in_turn(SOME, [None, "8bit", "topk"]))
 def test_the_optimum_is_that_of_local_sgd(policy: LocalSGD, compression: str | None) -> None:
     rows, y = _rows()
     run = {"n_lanes": 4, "compression": compression}

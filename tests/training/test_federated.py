@@ -17,6 +17,7 @@ from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import FederatedAveraging, get_policy
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.training.lane_fits import fit_lanes
 
 #: Rows of each client; the last has none and is no client.
 SIZES = (10, 25, 5, 40, 16, 0)
@@ -33,11 +34,8 @@ def _blocks(y: NDArray[Any] = Y) -> tuple[Any, Any]:
 
 
 def _fit(policy: Any, rows: Any = None, **params: Any) -> SGDRegressor:
-    settings: dict[str, Any] = {
-        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
-        "batch_size": None, "max_iter": ROUNDS, "tol": None, "random_state": 3,
-    }  # fmt: skip
-    return SGDRegressor(policy=policy, **settings | params).fit(*(rows or _blocks()))
+    usual = {"learning_rate": RATE, "max_iter": ROUNDS, "run": Run(), "random_state": 3}
+    return fit_lanes(policy, rows or _blocks(), **usual | params)
 
 
 def _federated(

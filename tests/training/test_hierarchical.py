@@ -17,11 +17,11 @@ from daskml_dist import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.policies import AllReduce, Asynchronous, Hierarchical, LocalSGD, Policy
+from tests.quick import in_turn
+from tests.training.lane_fits import RATE, fit_lanes, make_lane_rows
 
-EVERY, STEPS, RATE = 3, 12, 0.2
-_draw = np.random.default_rng(0)
-X = _draw.normal(size=(120, 4))
-Y = X @ _draw.normal(size=4) + np.repeat([0.0, 1.0, 2.0], 40) * X[:, 0]
+EVERY, STEPS = 3, 12
+X, Y = make_lane_rows(3)
 #: Rows of each lane.
 LANES = [slice(0, 40), slice(40, 80), slice(80, 120)]
 
@@ -38,13 +38,9 @@ def _blocks(client: Client) -> tuple[Any, Any]:
     return da.concatenate([x for x, _ in parts]), da.concatenate([y for _, y in parts])
 
 
-def _fit(policy: Policy, rows: Any, **params: Any) -> SGDRegressor:
-    settings: dict[str, Any] = {
-        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
-        "batch_size": None, "max_iter": STEPS, "tol": None,
-    }  # fmt: skip
-    run = Run(n_lanes=3, deterministic=params.pop("deterministic", False))
-    return SGDRegressor(policy=policy, run=run, random_state=0, **settings | params).fit(*rows)
+def _fit(policy: Policy, rows: Any, deterministic: bool = False) -> SGDRegressor:
+    run = Run(n_lanes=3, deterministic=deterministic)
+    return fit_lanes(policy, rows, max_iter=STEPS, run=run)
 
 
 def _descended(hosts: list[list[int]], rate: float, momentum: float) -> NDArray[Any]:
@@ -95,8 +91,9 @@ def _on_hosts(client: Client, hosts: list[int]) -> None:
 OUTER = LocalSGD(EVERY, outer="nesterov", outer_rate=0.7, outer_momentum=0.6)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("hosts", [[1, 1, 1], [1, 1, 2], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize(
+    ("hosts", "deterministic"), in_turn([[1, 1, 1], [1, 1, 2], [1, 2, 3]], [False, True])
+)
 def test_the_recursion(hosts: list[int], deterministic: bool, three_there: Client) -> None:
     _on_hosts(three_there, hosts)
     found = _fit(Hierarchical(between=OUTER), _blocks(three_there), deterministic=deterministic)

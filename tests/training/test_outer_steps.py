@@ -17,17 +17,24 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDRegressor
 from daskml_dist.models import Parameters, Part
 from daskml_dist.neural_network import MLPClassifier
-from daskml_dist.optimizers import NAG, SGD, Adam, Muon, Optimizer, get_optimizer
+from daskml_dist.optimizers import (
+    NAG,
+    SGD,
+    Adam,
+    DelayedNesterov,
+    Muon,
+    Nesterov,
+    Optimizer,
+    get_optimizer,
+)
 from daskml_dist.policies import LocalSGD, ModelAveraging, Policy
 from daskml_dist.ps.rule import OuterStep
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.training.lane_fits import RATE, fit_lanes, make_lane_rows
 
-EVERY, STEPS, RATE = 3, 12, 0.2
+EVERY, STEPS = 3, 12
 OUTER = LocalSGD(EVERY, outer_rate=0.7, outer_momentum=0.6)
-
-_draw = np.random.default_rng(0)
-X = _draw.normal(size=(80, 4))
-Y = X @ _draw.normal(size=4) + np.repeat([0.0, 1.0], 40) * X[:, 0]
+X, Y = make_lane_rows(2)
 
 
 def _blocks() -> tuple[Any, Any]:
@@ -35,13 +42,7 @@ def _blocks() -> tuple[Any, Any]:
 
 
 def _fit(policy: Policy, rows: Any = None, **params: Any) -> SGDRegressor:
-    """A fit of two lanes, of 40 rows each; every step is a pass."""
-    settings: dict[str, Any] = {
-        "optimizer": "sgd", "learning_rate": RATE, "alpha": 0.0, "fit_intercept": False,
-        "batch_size": None, "max_iter": STEPS, "tol": None, "run": Run(n_lanes=2),
-    }  # fmt: skip
-    reg = SGDRegressor(policy=policy, random_state=0, **settings | params)
-    return reg.fit(*(rows or _blocks()))
+    return fit_lanes(policy, rows or _blocks(), **{"max_iter": STEPS} | params)
 
 
 def _descended(rate: float, momentum: float) -> NDArray[Any]:
@@ -97,12 +98,69 @@ def test_the_recursion_of_adam(given: dict[str, Any], rate: float, beta: float) 
     np.testing.assert_allclose(reg.coef_, _descended_by_adam(rate, beta), rtol=1e-10)
 
 
+def _descended_by_delayed_nesterov(
+    rate: float, beta: float, every: int, activation: float
+) -> NDArray[Any]:
+    """Algorithm 3 of Liu et al. 2024 over the means of the halves."""
+    momentum, gathered = np.zeros(4), np.zeros(4)
+
+    def step(w: NDArray[Any], gradient: NDArray[Any], number: int) -> NDArray[Any]:
+        nonlocal momentum, gathered
+        gathered = gathered + gradient
+        if number % every:
+            return w - rate * (activation * beta * momentum + gradient / every)
+        momentum = beta * momentum + gathered / every
+        gathered = np.zeros(4)
+        share = 1 - activation * every + activation
+        return w - rate * (share * beta * momentum + gradient / every)
+
+    return _descend_by(step)
+
+
+@pytest.mark.parametrize("quorum", [None, 2])
+@pytest.mark.parametrize(("every", "activation"), [(2, 0.0), (3, 0.2), (2, 0.5)])
+def test_the_recursion_of_delayed_nesterov(
+    every: int, activation: float, quorum: int | None
+) -> None:
+    outer = DelayedNesterov(0.6, every, activation)
+    reg = _fit(LocalSGD(EVERY, outer=outer, outer_rate=0.8, quorum=quorum))
+    expected = _descended_by_delayed_nesterov(0.8, 0.6, every, activation)
+    np.testing.assert_allclose(reg.coef_, expected, rtol=1e-10)
+
+
+def test_nesterov_without_delay_is_nesterov() -> None:
+    reg = _fit(LocalSGD(EVERY, outer=DelayedNesterov(0.6, every=1)))
+    np.testing.assert_allclose(reg.coef_, _descended(0.7, 0.6), rtol=1e-10)
+
+
+def test_steps_of_delayed_nesterov_come_to_those_of_nesterov() -> None:
+    """Along a constant gradient: each second state is that of Nesterov's steps."""
+    found, expected = np.ones(3), np.ones(3)
+    delayed, plain = DelayedNesterov(0.9, every=2), Nesterov(0.9)
+    own, usual = delayed.init(found), plain.init(expected)
+    for step in range(1, 7):
+        delayed.update(found, np.arange(3.0), own, 0.1, step)
+        if step % 2 == 0:
+            plain.update(expected, np.arange(3.0), usual, 0.1, step // 2)
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("bad", "words"), [
+    ({"every": 0}, "integer >= 1"), ({"every": 1.5}, "integer >= 1"), ({"momentum": 1}, "< 1"),
+    ({"every": 4, "activation": 0.3}, "1 / every"), ({"activation": -0.1}, "1 / every"),
+])  # fmt: skip
+def test_delays_that_make_no_sense_are_refused(bad: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        DelayedNesterov(**bad)
+
+
 @pytest.mark.parametrize(("given", "same"), [
     ({"outer": "nesterov"}, {"outer_rate": 0.7, "outer_momentum": 0.9}),
     ({"outer": "sgd"}, {"outer_rate": 1.0, "outer_momentum": 0.0}),
     ({"outer": SGD(), "outer_rate": 0.5}, {"outer_rate": 0.5, "outer_momentum": 0.0}),
     ({"outer": "adam"}, {"outer": Adam(0.9, 0.99, 1e-3), "outer_rate": 0.01}),
     ({"outer": "muon"}, {"outer": Muon(0.9), "outer_rate": 0.01}),
+    ({"outer": "delayed_nesterov", "outer_momentum": 0.5}, {"outer": DelayedNesterov(0.5)}),
 ])  # fmt: skip
 def test_names_stand_for_objects(given: dict[str, Any], same: dict[str, Any]) -> None:
     ours, theirs = (_fit(LocalSGD(EVERY, **one)).coef_ for one in (given, same))
