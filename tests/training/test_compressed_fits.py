@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,14 @@ def _cases() -> Iterator[Any]:
     for number, compression in enumerate(c for c in ALL if c != "powersgd"):
         policies = policies_of(compression)
         for policy in policies:
-            quick = policy in ("allreduce", policies[number % len(policies)])
-            marks = [] if quick else pytest.mark.slow
+            marks = [] if policy == policies[number % len(policies)] else pytest.mark.slow
             yield pytest.param(_FOR_FEW.get(compression, compression), policy, marks=marks)
+
+
+@cache
+def _fit_plain(policy: Any) -> SGDClassifier:
+    """Return the fit that is not compressed, once for all compressors."""
+    return _classifier(policy=policy).fit(*_rows())
 
 
 @pytest.mark.parametrize(("compression", "policy"), list(_cases()))
@@ -65,7 +71,7 @@ def test_the_optimum_is_that_without_compression(compression: Any, policy: str) 
     X, y = _rows()
     # Lanes that meet rarely stop farther from the optimum, compressed or not.
     how: Any = LocalSGD(sync_every=2) if policy == "local" else policy
-    plain = _classifier(policy=how).fit(X, y)
+    plain = _fit_plain(how)
     small = _classifier(policy=how, run__compression=compression).fit(X, y)
     assert not np.array_equal(small.coef_, plain.coef_)
     expected = log_loss(y, plain.predict_proba(X))
