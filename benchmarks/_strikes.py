@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import threading
 import time
@@ -32,6 +33,88 @@ class Until:
         self.left -= record["seconds"]
         if self.left <= 0:
             run.stop()
+
+
+class PassClock:
+    """Notes when passes close, by a wall clock: records leave out what losses cost."""
+
+    def __init__(self, seconds: float = np.inf) -> None:
+        #: The fit ends so many seconds after its first pass.
+        self._seconds = seconds
+        self._first = 0.0
+        self._by_pass: dict[int, float] = {}
+
+    @property
+    def closed(self) -> list[float]:
+        """Seconds at which each pass closed, by the last time where one was made again."""
+        return list(self._by_pass.values())
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._first = self._first or now
+        self._by_pass[record["pass"]] = now - self._first
+        if now - self._first > self._seconds:
+            run.stop()
+
+
+class Striker:
+    """Kills or stops a drawn worker at even times, from the first pass of a fit to its end.
+
+    Parameters
+    ----------
+    client : Client
+    every : float
+        Seconds between two strikes.
+    first : float or None, default=None
+        Seconds before the first one; None: `every`.
+    killed_share : float, default=1.0
+        Share of the strikes that are kills.
+    stopped : tuple of float
+        Seconds for which a process is stopped, at least and at most.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        every: float,
+        killed_share: float = 1.0,
+        stopped: tuple[float, float] = (1.0, 1.0),
+        first: float | None = None,
+    ) -> None:
+        self._client, self._every = client, every
+        self._first = every if first is None else first
+        self._killed_share, self._stopped = killed_share, stopped
+        self._draw = random.Random(0)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.kills = self.stops = 0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._strike_on)
+            self._thread.start()
+
+    def on_fit_end(self, run: Any) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _strike_on(self) -> None:
+        due = time.monotonic() + self._first
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            due += self._every
+            with contextlib.suppress(OSError, ProcessLookupError):
+                self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
+
+    def _strike(self, pid: int) -> None:
+        if self._draw.random() < self._killed_share:
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
+            return
+        os.kill(pid, signal.SIGSTOP)
+        self.stops += 1
+        self._over.wait(self._draw.uniform(*self._stopped))
+        os.kill(pid, signal.SIGCONT)
 
 
 @dataclass
@@ -112,12 +195,12 @@ def open_workers(n_workers: int, preload: str, **options: Any) -> Iterator[Clien
             yield client
 
 
-def all_there(client: Client) -> dict[str, int]:
+def all_there(client: Client, n_workers: int = WORKERS) -> dict[str, int]:
     """Wait for lost workers to come back, and return the process of each."""
     while True:
         with contextlib.suppress(OSError):  # one that is just being lost
             found = client.run(forget)
-            if len(found) == WORKERS:
+            if len(found) == n_workers:
                 return found
         time.sleep(0.05)
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import signal
-import threading
-import time
 from dataclasses import dataclass
-from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client
 
 from benchmarks._common import markdown
-from benchmarks._strikes import open_workers
+from benchmarks._strikes import PassClock, Striker, open_workers
 from daskml_dist import Run
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
@@ -97,8 +89,9 @@ def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Fou
         y = (X[:, :5] ** 2).sum(axis=1) + rng.normal(size=N_ROWS) > 5
         chunk = N_ROWS // LANES
         lazy = da.from_array(X, chunks=(chunk, -1)), da.from_array(y, chunks=chunk)
-        striker = _Striker(client, 1.0 if tiny else FAULT_EVERY) if faults else None
-        clock = _Clock(seconds)
+        every = 1.0 if tiny else FAULT_EVERY
+        striker = Striker(client, every, KILLED_SHARE, STOPPED) if faults else None
+        clock = PassClock(seconds)
         callbacks = [clock, *([striker] if striker else [])]
         net = MLPClassifier(
             (32,), policy=policy, max_iter=10**6, tol=None, batch_size=512, random_state=0,
@@ -117,61 +110,3 @@ def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Fou
         striker.kills if striker else 0,
         striker.stops if striker else 0,
     )
-
-
-class _Clock:
-    """Ends a fit after so many seconds of a wall clock: records leave out what losses cost."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._first = 0.0
-        self._by_pass: dict[int, float] = {}
-
-    @property
-    def closed(self) -> list[float]:
-        """Seconds at which each pass closed, by the last time where one was made again."""
-        return list(self._by_pass.values())
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        self._first = self._first or now
-        self._by_pass[record["pass"]] = now - self._first
-        if now - self._first > self._seconds:
-            run.stop()
-
-
-class _Striker:
-    """Kills or stops a drawn worker at even times, from the first pass of a fit to its end."""
-
-    def __init__(self, client: Client, every: float) -> None:
-        self._client, self._every = client, every
-        self._draw = random.Random(0)
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.kills = self.stops = 0
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._strike_on)
-            self._thread.start()
-
-    def on_fit_end(self, run: Any) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _strike_on(self) -> None:
-        due = time.monotonic()
-        while not self._over.wait(max(0.0, (due := due + self._every) - time.monotonic())):
-            with contextlib.suppress(OSError, ProcessLookupError):
-                self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
-
-    def _strike(self, pid: int) -> None:
-        if self._draw.random() < KILLED_SHARE:
-            os.kill(pid, signal.SIGKILL)
-            self.kills += 1
-            return
-        os.kill(pid, signal.SIGSTOP)
-        self.stops += 1
-        self._over.wait(self._draw.uniform(*STOPPED))
-        os.kill(pid, signal.SIGCONT)

@@ -28,7 +28,7 @@ def run(tiny: bool = False) -> str:
         X, y = persisted(X, WORKERS), persisted(y, WORKERS)
         for policy in policies:
             target = best * 1.03
-            goal = _Goal(target)
+            goal = Goal(target)
             clf = SGDClassifier(
                 policy=policy,
                 batch_size=128,
@@ -59,7 +59,7 @@ def run(tiny: bool = False) -> str:
     return markdown(title, columns, rows)
 
 
-class _Goal:
+class Goal:
     """Ends a fit once the loss of a pass is low enough."""
 
     def __init__(self, target: float) -> None:
