@@ -4,6 +4,7 @@ from daskml_dist.models.base import (
     BatchRows,
     ColumnModel,
     ColumnPart,
+    GrowingTable,
     LinearForm,
     Model,
     Parameters,

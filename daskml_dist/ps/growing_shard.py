@@ -198,8 +198,8 @@ def _make_store_settings(
             (group,) = rule.groups
             raise InvalidParameterError(
                 f"optimizer={group.optimizer!r} begins with a state that depends on the "
-                "parameters, and rows of a table are made when their ids come. Use another, such as "
-                "'adagrad' or 'adam'."
+                "parameters, and rows of a table are made when their ids come. Use another, such "
+                "as 'adagrad' or 'adam'."
             )
     return RowStoreSettings(
         width,

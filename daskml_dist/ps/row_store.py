@@ -335,7 +335,7 @@ class _IdIndex:
 
 @dataclass
 class _Epoch:
-    """What changed since a mark, as it was before: entries in the order of the changes.
+    """Log of what was there before each change since a mark, in the order of the changes.
 
     Parameters
     ----------

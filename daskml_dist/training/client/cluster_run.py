@@ -24,7 +24,6 @@ from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import (
     DaskMLDistError,
     DivergedError,
-    MessageError,
     SchedulerLostError,
     TrainingError,
     WorkerLostError,
@@ -39,6 +38,7 @@ from daskml_dist.training.client.calls import call_workers, listen_to_topic, sto
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.lane_assignments import AssignmentLog, Placement
+from daskml_dist.training.client.loss_counts import LossCounts
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.membership_changes import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint
@@ -79,14 +79,6 @@ _STANDBY_AFTER = 0.25
 _SAVE, _SAVE_WITH_STANDBYS = 1.0, 5.0
 #: The same, in durations of the last fetch: fetches take 5 % of the time at most.
 _SAVE_SHARE = 20
-#: Generations without progress after which the user is told; after the timeout the fit is given up.
-_MANY_FAILURES = 6
-#: Such generations after which a fit is given up where somebody sends unreadable messages.
-_MANY_GARBLED = 3
-_TOO_MANY = (
-    "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
-    "workers with more memory."
-)
 #: Seconds for the end of all trainers after an error, a call to their workers, and the end of the
 #: actors.
 _WIND_DOWN, _END_CALL, _CLEAN = 15.0, 3.0, 2.0
@@ -182,11 +174,7 @@ class TrainingRun:
         there.why_lost = self._jobs.describe_losses
         self._callbacks = CallbackList()
         self._stopping = False
-        #: Generations since the fit last came further, and how far that was.
-        self._failures, self._clocks = 0, 0
-        #: Those in a row in which somebody sent a message without a meaning.
-        self._garbled = 0
-        self._losses = Deadline("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
+        self._losses = LossCounts(fit.run.timeout)
         self._events: list[GenerationEvent] = []
         #: Times that a function has begun again after losses.
         self._begun_again = 0
@@ -291,7 +279,7 @@ class TrainingRun:
         while True:
             if members:
                 self._jobs.note_lost_workers(members.difference(self._membership.call()))
-            self._count_failure(reason)
+            self._losses.count(reason, self._reasons.take_garbled(), self._jobs.describe_losses())
             self._membership.wait_for_any_worker(self._fit.run.timeout)
             try:
                 go_on = generations.renew(even=even)
@@ -317,9 +305,7 @@ class TrainingRun:
         if generations.number == 0:
             self._actors.ask_for_results(generations.trainers)
             return
-        if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
-            self._clocks, self._failures = sum(go_on.clocks.values()), 0
-            self._garbled = 0
+        self._note_progress(go_on)
         # For the history: how much work the loss cost.
         again = self._count_repeated_steps(go_on)
         anew = go_on is None
@@ -336,6 +322,15 @@ class TrainingRun:
             with suppress(WorkerUnreachableError):  # the next generation is asked
                 self._passes.forget_repeated_passes(self._ask_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
+
+    def _note_progress(self, go_on: RecoveryPoint[ActorHandle] | None) -> None:
+        """Note how far the fit has come by a new generation."""
+        if self._fit.work.remembers_course:
+            self._losses.go_on_from(self._passes.n_passes)
+        elif go_on is not None:
+            self._losses.go_on_from(sum(go_on.clocks.values()))
+        elif not self._fit.work.first_pass:  # else from its checkpoint
+            self._losses.begin_anew()
 
     def _count_repeated_steps(self, go_on: RecoveryPoint[ActorHandle] | None) -> int:
         """Return the steps that trainers had made beyond the clocks they go back to."""
@@ -356,31 +351,6 @@ class TrainingRun:
                 f"{call.name} was to begin again after a loss for the {self._begun_again}. time "
                 f"({reason}), and retries={call.retries}. Allow more, or look at the workers' logs."
             )
-
-    def _count_failure(self, reason: str) -> None:
-        """Give up once workers have been lost for long with no progress in between.
-
-        And soon where it is not that: whoever sends what nobody can read will do so again.
-        """
-        self._failures += 1
-        garbled = self._reasons.take_garbled()
-        self._garbled = self._garbled + 1 if garbled else 0
-        if self._garbled >= _MANY_GARBLED:
-            raise MessageError(
-                f"The fit was begun again {self._garbled} times with nobody lost, and came no "
-                f"further: {garbled}"
-            )
-        # Time starts with the first failure after progress.
-        if self._failures == 1:
-            self._losses.renew()
-        few = self._failures <= _MANY_FAILURES
-        if few or self._losses.has_time_left(f"{_MANY_FAILURES} without any progress in between"):
-            return
-        raise WorkerLostError(
-            f"The fit lost workers {self._failures - 1} times in {self._fit.run.timeout:g} s "
-            f"without coming further in between ({reason}).{self._jobs.describe_losses()} "
-            f"{_TOO_MANY} Then fit again."
-        )
 
     def _handle_unreachable(self, gone: WorkerUnreachableError) -> str:
         """Count a worker that does not answer as lost; return the reason for a new generation.
