@@ -17,6 +17,7 @@ from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import FederatedAveraging, get_policy
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import in_turn, quick
 from tests.training.lane_fits import fit_lanes
 
 #: Rows of each client; the last has none and is no client.
@@ -58,12 +59,15 @@ def _federated(
     return w
 
 
-@pytest.mark.parametrize("policy", [
-    FederatedAveraging(0.4, local_epochs=3),
+_POLICIES = [
     FederatedAveraging(1.0, local_epochs=2),
+    FederatedAveraging(0.4, local_epochs=3),
     FederatedAveraging(0.6, local_steps=4),
     FederatedAveraging(0.6, local_epochs=3, proximal=0.7),
-], ids=repr)  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("policy", quick(_POLICIES, *_POLICIES[2:]), ids=repr)
 def test_equals_the_papers_algorithm(policy: FederatedAveraging) -> None:
     """FedAvg and FedProx; a full batch is an epoch and a step."""
     reg = _fit(policy)
@@ -139,7 +143,7 @@ def test_lanes_that_are_not_drawn_compute_nothing() -> None:
         assert (record["rows"], record["steps"]) == (SIZES[client], 5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "nag", "ftrl"])
+@pytest.mark.parametrize("optimizer", quick(["sgd", "adam", "nag", "ftrl"], "adam"))
 def test_the_optimizer_begins_anew_in_each_round(optimizer: str) -> None:
     """Rounds of one fit are fits of one round each, on parameters that go on."""
     policy = FederatedAveraging(1.0, local_epochs=2)
@@ -151,12 +155,11 @@ def test_the_optimizer_begins_anew_in_each_round(optimizer: str) -> None:
     np.testing.assert_allclose(parts.coef_, whole.coef_, rtol=1e-9)
 
 
-@pytest.mark.parametrize("params", [
+@pytest.mark.parametrize(("params", "outer"), in_turn([
     {"batch_size": BATCH},
     {"batch_size": BATCH, "optimizer": "adam", "penalty": "l1", "alpha": 0.1},
     {"batch_size": BATCH, "early_stopping": True, "max_iter": 4},
-])  # fmt: skip
-@pytest.mark.parametrize("outer", [None, "adam"])
+], [None, "adam"]))  # fmt: skip
 def test_two_workers_make_the_same(client: Client, outer: Any, params: dict[str, Any]) -> None:
     policy = FederatedAveraging(0.6, local_epochs=2, proximal=0.1, outer=outer)
     params = params | {"run": Run(n_lanes=4, deterministic=True)}
