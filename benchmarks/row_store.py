@@ -15,7 +15,7 @@ from daskml_dist.ps.row_store import RowStore, RowStoreSettings
 
 SIZES = [10**5, 10**6, 10**7, 10**8]
 WIDTH, BATCH = 16, 100_000
-#: Bytes from which on arrays lie in mapped files: those of the largest table.
+#: Bytes of the arrays that stay in memory: of the largest table all but the rows themselves.
 MEMORY = 4 << 30
 #: Rows up to which a dict is made beside.
 MOST_IN_DICT = 10**7
@@ -67,7 +67,7 @@ def _measured(n: int, tiny: bool) -> list[str]:
             _rate(store.read, batches),
             _rate(store.read, unseen),
         ]
-        where = "memory" if n_bytes <= MEMORY else "mapped files"
+        where = "memory" if n_bytes <= MEMORY else "memory, `w` in a file"
         texts = [f"{n:,}", where, f"{n_bytes / n:.0f}", *map(_text, rates)]
         return [*texts, *(_rates_of_dict(n, batches) if n <= MOST_IN_DICT else ["-"] * 3)]
 

@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -79,8 +80,8 @@ class RowStoreSettings:
     max_rows : int, optional
         Rows for which there is room.
     memory_bytes : int, optional
-        Bytes of the arrays beyond which they lie in mapped files. (The index of the ids, 21 to 43
-        bytes a row, and waiting ids stay in memory.)
+        Bytes of the arrays beyond which they lie in mapped files, the widest first. (The index of
+        the ids, 21 to 43 bytes a row, and waiting ids stay in memory.)
     folder : str, optional
         Where mapped files lie; None: the system's temporary folder. They have no names, so nothing
         is left of them whatever ends the process.
@@ -224,6 +225,12 @@ class _GrowingArray:
         self._file: int | None = None
         self._is_mapped = False
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+        width: int = self.values.shape[1]
+        return width * self.values.dtype.itemsize
+
     def extend(self, n_rows: int, reserved: int, folder: str | None) -> NDArray[Any]:
         """Return room for more rows, of which the first are the present ones, to take over.
 
@@ -243,8 +250,8 @@ class _GrowingArray:
         if reserved:
             room = _reserve_memory(n_rows, max(reserved, n_rows), before)
         else:
-            size = n_rows * before.shape[1] * before.dtype.itemsize
-            room = np.frombuffer(self._map(size, folder), before.dtype).reshape(n_rows, -1)
+            mapped = self._map(n_rows * self.row_bytes, folder)
+            room = np.frombuffer(mapped, before.dtype).reshape(n_rows, -1)
         if not self._is_mapped:
             room[: len(before)] = before
         return room
@@ -645,20 +652,25 @@ class RowStore:
         if settings.max_rows is not None:
             capacity = max(min(capacity, settings.max_rows), n_rows)
         arrays = [*self._arrays.values(), *self._state_arrays.values()]
-        row_bytes = sum(a.values.dtype.itemsize * a.values.shape[1] for a in arrays)
-        # Capacities only grow, so arrays that lie in files stay there.
-        most = math.inf if settings.memory_bytes is None else settings.memory_bytes // row_bytes
-        in_memory = capacity <= most
-        most = min(most, settings.max_rows or most, _RESERVED_GROWTH * capacity)
-        reserved = int(max(most, capacity)) if in_memory else 0
+        reserved = min(settings.max_rows or math.inf, _RESERVED_GROWTH * capacity)
+        # Narrow arrays stay in memory longest: they are written as often as wide ones, and in a
+        # file each row that is written costs a page. What lies in a file stays there, since
+        # capacities only grow.
+        arrays.sort(key=lambda array: array.row_bytes)
+        n_bytes = list(accumulate(capacity * array.row_bytes for array in arrays))
+        most = math.inf if settings.memory_bytes is None else settings.memory_bytes
         try:
-            rooms = [array.extend(capacity, reserved, settings.folder) for array in arrays]
+            rooms = [
+                array.extend(capacity, int(reserved) if total <= most else 0, settings.folder)
+                for array, total in zip(arrays, n_bytes, strict=True)
+            ]
         except (OSError, MemoryError) as error:
-            where = "memory" if in_memory else settings.folder or tempfile.gettempdir()
+            where = settings.folder or tempfile.gettempdir()
+            where = "memory" if isinstance(error, MemoryError) else where
             raise TrainingError(
-                f"A table of rows cannot grow from {before:,} to {capacity:,} rows of {row_bytes} "
-                f"bytes: {where} has no room ({error}). Set max_rows or expire_after, or name a "
-                "folder on a larger disk and memory_bytes."
+                f"A table of rows cannot grow from {before:,} to {capacity:,} rows "
+                f"({n_bytes[-1]:,} bytes): {where} has no room ({error}). Set max_rows or "
+                "expire_after, or name a folder on a larger disk and memory_bytes."
             ) from error
         # All or none: where one finds no room, the store goes on as it was.
         for array, room in zip(arrays, rooms, strict=True):

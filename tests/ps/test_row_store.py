@@ -459,7 +459,8 @@ def test_arrays_move_to_files_beyond_the_memory(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     for each in (store, other):
         each.slots_for_update(many, 1)
-    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    # All but the narrowest, the state of one number a row.
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 4
     assert _content(store) == _content(other)
 
 
@@ -475,7 +476,7 @@ def test_a_full_disk_is_told_of_and_changes_nothing(
     def refuse(*_: Any) -> None:
         nonlocal n_calls
         n_calls += 1
-        if n_calls == 3:
+        if n_calls == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
