@@ -28,7 +28,7 @@ Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArr
 
 #: Entries of X that share a random stream: 1 MiB of float64. A block draws whole units and keeps
 #: its own rows, so units are small beside blocks; but a stream takes 20 microseconds to begin.
-_UNIT_ENTRIES = 2**17
+UNIT_ENTRIES = 2**17
 #: Most features whose signs choose a cluster's corner: the number of a corner must fit an int64.
 _MAX_SIGNS = 62
 
@@ -120,7 +120,7 @@ def make_classification(
             f"n_classes * n_clusters_per_class is {n_clusters}, and a hypercube of n_informative="
             f"{n_informative} dimensions has {2**n_informative} corners. Raise n_informative."
         )
-    rng, seed = _make_streams(random_state)
+    rng, seed = make_streams(random_state)
     # 1. Distinct corners of the hypercube, as the bits of distinct numbers: 0 is -1, and 1 is 1.
     signs = min(n_informative, _MAX_SIGNS)
     corners = _draw_distinct(rng, 2**signs, n_clusters)
@@ -270,7 +270,7 @@ def make_regression(
     """
     check_count("n_targets", n_targets)
     check_number("noise", noise, lambda v: v >= 0, "that is not negative")
-    rng, seed = _make_streams(random_state)
+    rng, seed = make_streams(random_state)
     # The first columns of a permutation are a draw of `n_informative` columns without replacement.
     true_coef = np.zeros((n_features, n_targets))
     informative = rng.permutation(n_features)[:n_informative]
@@ -336,7 +336,7 @@ def make_counts(
     (5,)
     """
     check_number("scale", scale, lambda v: v >= 0, "that is not negative")
-    rng, seed = _make_streams(random_state)
+    rng, seed = make_streams(random_state)
     true_coef = np.zeros(n_features)
     informative = rng.permutation(n_features)[:n_informative]
     true_coef[informative] = (rng.random(len(informative)) - 1) * scale
@@ -403,7 +403,7 @@ def make_blobs(
     >>> sorted(KMeans(2, random_state=0).fit(X).cluster_centers_.round().tolist())
     [[0.0, 0.0], [9.0, 9.0]]
     """
-    rng, seed = _make_streams(random_state)
+    rng, seed = make_streams(random_state)
     n_centers = 3 if centers is None else centers
     if isinstance(n_centers, int | np.integer):
         check_count("centers", n_centers)
@@ -435,7 +435,7 @@ def _draw_blobs(
 # --- rows of units -------------------------------------------------------------------------------
 
 
-def _make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
+def make_streams(random_state: Any) -> tuple[np.random.Generator, int]:
     """Return the random stream of shared values, and the seed of the rows."""
     # One draw from a RandomState of the user's advances it: the next call makes other rows.
     seed = int(check_random_state(random_state).randint(2**31))
@@ -457,7 +457,7 @@ def _make_lazy_rows(
     rows = chunks[0] if isinstance(chunks, tuple) else chunks
     shape = (n_samples, n_features)
     sizes = da.core.normalize_chunks((rows, -1), shape, dtype=np.dtype(np.float64))[0]
-    unit_rows = max(_UNIT_ENTRIES // n_features, 1)
+    unit_rows = max(UNIT_ENTRIES // n_features, 1)
     # One task for X and y of a block: its two results are taken out by tasks that copy nothing.
     draw_block = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
     blocks, start = [], 0

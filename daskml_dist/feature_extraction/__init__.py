@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daskml_dist.feature_extraction.field_hasher import FieldHasher
 from daskml_dist.feature_extraction.hashing import FeatureHasher, NamespaceHasher
 from daskml_dist.feature_extraction.text import (
     CountVectorizer,
@@ -13,6 +14,7 @@ from daskml_dist.feature_extraction.text import (
 __all__ = [
     "CountVectorizer",
     "FeatureHasher",
+    "FieldHasher",
     "HashingVectorizer",
     "NamespaceHasher",
     "TfidfTransformer",

@@ -253,10 +253,16 @@ def _hash_namespace(space: str, features: Any) -> Features:
     items = (
         features.items() if isinstance(features, Mapping) else [(name, 1.0) for name in features]
     )
+    hashes = hash_names(space, [name for name, _ in items])
+    return hashes, np.array([value for _, value in items], dtype=float)
+
+
+def hash_names(space: str, names: Iterable[Any]) -> NDArray[np.uint32]:
+    """Return the hashes of names in a namespace: MurmurHash3 of 32 bits, as Vowpal Wabbit's."""
     # The hash of the namespace is the seed, so that equal names in two of them are told apart.
     seed = murmurhash3_32(space, positive=True)
-    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name, _ in items]
-    return np.array(hashes, dtype=np.uint32), np.array([value for _, value in items], dtype=float)
+    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name in names]
+    return np.array(hashes, dtype=np.uint32)
 
 
 def _multiply_features(a: Features, b: Features, same: bool) -> Features:

@@ -277,6 +277,7 @@ ELSEWHERE = {
     "ExtraTreesClassifier": "what it draws belongs to numbers of rows and features, which differ",
     "ExtraTreesRegressor": "what it draws belongs to numbers of rows and features, which differ",
     "FeatureHasher": "learns nothing, and takes dicts",
+    "FieldHasher": "makes 2**62 columns",
     "GridSearchCV": "fits others",
     "HalvingGridSearchCV": "fits others",
     "HalvingRandomSearchCV": "fits others",

@@ -124,6 +124,8 @@ def rows_of(name: str) -> tuple[Any, Any]:
         return np.array([" ".join(_WORDS[row.astype(int) % 4]) for row in _X]), None
     if name in ("Categorizer", "DummyEncoder"):
         return pd.DataFrame({"word": pd.Categorical(_WORDS[_LABELS])}), None
+    if name == "FieldHasher":
+        return pd.DataFrame({"id": _LABELS, "word": _WORDS[_LABELS], "number": _NUMBERS}), None
     if name == "FeatureHasher":
         return [{"a": float(row[0]), "b": float(row[1])} for row in _X], None
     if name == "NamespaceHasher":

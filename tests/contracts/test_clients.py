@@ -105,6 +105,7 @@ LOOK_AT_NONE = {
     "Categorizer",
     "DummyEncoder",
     "FeatureHasher",
+    "FieldHasher",
     "HashingVectorizer",
     "NamespaceHasher",
     "PolynomialFeatures",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,9 @@ def _data(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     people = _people(rng)
     for part in range(2):
         people[part::2].to_csv(folder / f"census-{part}.csv", index=False)
+    for day in range(2):
+        line = "\t".join(["1", *["7"] * 13, *["0a1b2c3d"] * 25, ""]) + "\n"
+        (folder / f"day_{day}.gz").write_bytes(gzip.compress(line.encode() * 3))
     clicks = pd.DataFrame({"user": np.arange(40) % 7, "clicks": np.arange(40)})
     y = rng.normal(size=N_ROWS) > 0
     units = np.array([1.0, 1e3, 1e-3])

@@ -40,6 +40,7 @@ REST: dict[str, tuple[Any, Any, Any]] = {
     "RandomForestRegressor": (ensemble.RandomForestRegressor(**_FEW), X, Y),
     "LabelEncoder": (preprocessing.LabelEncoder(), ["b", "a"], None),
     "NamespaceHasher": (feature_extraction.NamespaceHasher(2**6), _WORDS, None),
+    "FieldHasher": (feature_extraction.FieldHasher(), _FRAME, None),
     "Categorizer": (preprocessing.Categorizer(), _FRAME, None),
     "DummyEncoder": (preprocessing.DummyEncoder(), _FRAME[["size"]], None),
     "BlockwiseVotingClassifier": (
@@ -78,7 +79,7 @@ NO_TENSORS: Mapping[str, str] = {
 NO_ONNX: Mapping[str, str] = {
     **dict.fromkeys(
         ("ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer",
-         "DummyEncoder", "MatrixFactorization", "NamespaceHasher", *TORCH),
+         "DummyEncoder", "FieldHasher", "MatrixFactorization", "NamespaceHasher", *TORCH),
         "have no twin",
     ),
     **dict.fromkeys(

@@ -52,7 +52,7 @@ MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 #: Public estimators that scikit-learn has nothing of.
 ALONE = {
     "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
-    "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor",
+    "FieldHasher", "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor",
 }  # fmt: skip
 
 

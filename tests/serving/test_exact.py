@@ -39,7 +39,7 @@ pytestmark = [
 #: Of texts, dicts or columns of categories, which are no rows of tensors.
 NOT_SERVED = {
     "CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "LabelEncoder",
-    "DummyEncoder", "NamespaceHasher", "pipeline of texts",
+    "DummyEncoder", "FieldHasher", "NamespaceHasher", "pipeline of texts",
 }  # fmt: skip
 #: Of users and items, whose model knows no names of columns.
 OF_PAIRS = {"ALS", "MatrixFactorization"}

@@ -1,0 +1,292 @@
+"""Reader of the data sets of clicks that Criteo has published, as lazy dataframes.
+
+A row of "Display Advertising Challenge" and of the "1TB Click Logs" is a label, 13 counts and 26
+ids of 32 bits. As text these are lines of 40 columns separated by tabs, in which ids are
+hexadecimal and what is missing is empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_bytes
+from numpy.typing import NDArray
+
+from daskml_dist.data.conversion import load_pandas
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.suggestions import suggest_nearest
+
+_LABEL = "label"
+_NUMBERS = tuple(f"I{j}" for j in range(1, 14))
+_IDS = tuple(f"C{j}" for j in range(1, 27))
+_COLUMNS = (_LABEL, *_NUMBERS, *_IDS)
+_PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
+#: Characters of a line that cannot be read which its error shows.
+_SHOWN_CHARACTERS = 120
+
+
+def read_criteo(
+    path: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    blocksize: Any = "64 MiB",
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """Read files of Criteo's click logs as a Dask dataframe.
+
+    Parameters
+    ----------
+    path : str, path-like or list of these
+        Files, a folder, or a pattern with ``*``, on any file system of fsspec. Files of Parquet
+        (by their suffix) have the columns by name, ids as integers or hexadecimal texts; all others
+        are text, gzipped where they end in ``.gz``.
+    columns : list of str, default=None
+        Columns to read, by default all.
+    blocksize : int, str or None, default="64 MiB"
+        Bytes of text in a partition, cut at ends of lines; None: a partition a file, which gzipped
+        files have anyway.
+    storage_options : dict, default=None
+        Options of the file system.
+
+    Returns
+    -------
+    dask DataFrame
+        ``label`` as int8, ``I1`` to ``I13`` as float32 with NaN, and ``C1`` to ``C26`` as pandas'
+        nullable UInt32.
+
+    Raises
+    ------
+    InvalidParameterError
+        A column has no such name, or `blocksize` is no size.
+    InvalidDataError
+        There are no files, or Parquet lacks columns. When partitions are computed: a line cannot be
+        read, which is named with its file and block.
+
+    See Also
+    --------
+    daskml_dist.feature_extraction.FieldHasher : Makes rows of a click model of such a frame.
+    make_clicks : Draws such rows.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from daskml_dist.datasets import read_criteo
+    >>> line = "\\t".join(["1", "7", *[""] * 12, "05db9164", *[""] * 25]) + "\\n"
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "day_0.txt").write_text(line)
+    >>> frame = read_criteo(folder / "day_*.txt", columns=["label", "I1", "C1", "C2"])
+    >>> frame.compute()
+       label   I1        C1    C2
+    0      1  7.0  98275684  <NA>
+    """
+    wanted = _check_columns(columns)
+    size = _check_blocksize(blocksize)
+    load_pandas()  # Dask's own error would not say how it is installed
+    import dask.dataframe as dd
+
+    fs, paths = _find_files(path, storage_options or {})
+    are_parquet = [one.lower().endswith(_PARQUET_SUFFIXES) for one in paths]
+    if any(are_parquet) and not all(are_parquet):
+        raise InvalidDataError(
+            f"{path} names files of Parquet and of text. Read each kind by a call of its own, and "
+            "join them: dask.dataframe.concat([...])."
+        )
+    meta = _make_frame({name: _make_empty(name) for name in wanted})
+    if all(are_parquet):
+        frame = dd.read_parquet([fs.unstrip_protocol(one) for one in paths],
+                                storage_options=storage_options)  # fmt: skip
+        if lacking := [name for name in wanted if name not in frame.columns]:
+            raise InvalidDataError(
+                f"{path} has no columns {lacking}; it has {list(frame.columns)}. Write it with the "
+                "names label, I1 to I13 and C1 to C26, or read fewer by columns=[...]."
+            )
+        return frame[wanted].map_partitions(_convert_frame, meta=meta)
+    pieces = [piece for one in paths for piece in _cut_file(fs, one, size)]
+    return dd.from_map(
+        partial(_read_piece, fs), pieces, meta=meta, columns=wanted, label="read-criteo"
+    )
+
+
+def _check_columns(columns: Sequence[str] | None) -> list[str]:
+    """Return the columns to be read."""
+    if columns is None:
+        return list(_COLUMNS)
+    if isinstance(columns, str):
+        raise InvalidParameterError(f"columns={columns!r}: use a list, such as [{columns!r}].")
+    for name in columns:
+        if name not in _COLUMNS:
+            raise InvalidParameterError(
+                f"columns: there is no {name!r}. Use label, I1 to I13 and C1 to C26."
+                f"{suggest_nearest(name, _COLUMNS)}"
+            )
+    return list(columns)
+
+
+def _check_blocksize(blocksize: Any) -> int | None:
+    """Return the bytes of a block; None of whole files."""
+    if blocksize is None:
+        return None
+    try:
+        size = 0 if isinstance(blocksize, bool) else int(parse_bytes(blocksize))
+    except (ValueError, TypeError, AttributeError):
+        size = 0
+    if size < 1:
+        raise InvalidParameterError(
+            f'blocksize={blocksize!r}: use a number of bytes, a string such as "64 MiB", or None.'
+        )
+    return size
+
+
+def _find_files(path: Any, storage_options: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Return the file system and the paths of the files that a path names, sorted."""
+    from fsspec.core import get_fs_token_paths  # type: ignore[import-untyped]
+
+    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    fs, _, found = get_fs_token_paths(
+        [os.fspath(one) for one in given], mode="rb", storage_options=storage_options, expand=True
+    )
+    paths: list[str] = []
+    for one in found:
+        if not fs.exists(one):
+            raise InvalidDataError(f"There is no file {one}. Name files, a folder or a pattern.")
+        inside = sorted(fs.find(one)) if fs.isdir(one) else [one]
+        # Names that begin so are notes of other writers: _SUCCESS, _metadata, .crc files.
+        paths += [p for p in inside if not p.rpartition("/")[2].startswith(("_", "."))]
+    if not paths:
+        raise InvalidDataError(f"{path} names no files. Name files, a folder or a pattern.")
+    return fs, paths
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Range of bytes of a file of text; `length` is None up to its end.
+
+    `version` changes with the file, and with it Dask's name for the rows.
+    """
+
+    path: str
+    version: str
+    number: int
+    start: int
+    length: int | None
+
+
+def _cut_file(fs: Any, path: str, blocksize: int | None) -> list[_Piece]:
+    """Return the pieces of a file, which its blocks begin and end near."""
+    from fsspec.utils import infer_compression  # type: ignore[import-untyped]
+
+    if blocksize is None or infer_compression(path) is not None:
+        return [_Piece(path, fs.ukey(path), 0, 0, None)]
+    version, starts = fs.ukey(path), range(0, max(int(fs.size(path)), 1), blocksize)
+    return [_Piece(path, version, k, start, blocksize) for k, start in enumerate(starts)]
+
+
+def _read_piece(fs: Any, piece: _Piece, columns: Sequence[str] = _COLUMNS) -> Any:
+    """Return the lines that begin in a piece of a file, as a frame."""
+    from fsspec.core import OpenFile
+    from fsspec.utils import infer_compression, read_block
+
+    with OpenFile(fs, piece.path, compression=infer_compression(piece.path)) as file:
+        if piece.length is None:
+            data = file.read()
+        else:
+            data = read_block(file, piece.start, piece.length, b"\n")
+    return _parse_text(data, piece, columns)
+
+
+def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
+    """Return lines of text as a frame; raise for the first that cannot be read."""
+    from daskml_dist.datasets._criteo_kernels import HEX_VALUES, parse_lines
+
+    text = np.frombuffer(data, np.uint8)
+    most = int(np.count_nonzero(text == ord("\n"))) + 1  # the last line may end with the file
+    labels = np.empty(most, np.int8)
+    numbers = np.empty((len(_NUMBERS), most), np.float32)
+    ids = np.empty((len(_IDS), most), np.uint32)
+    are_missing = np.empty((len(_IDS), most), np.bool_)
+    n_rows, line, wrong = parse_lines(text, HEX_VALUES, labels, numbers, ids, are_missing)
+    if wrong >= 0:
+        shown = data.split(b"\n", line + 1)[line][:_SHOWN_CHARACTERS].decode(errors="replace")
+        raise InvalidDataError(
+            f"{piece.path}, block {piece.number} (from byte {piece.start}), line {line + 1} of the "
+            f"block: {_COLUMNS[wrong]} or what follows it cannot be read in {shown!r}. A line is a "
+            "label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal digits, "
+            "separated by tabs, and empty where they are missing. Mend the line or leave it out."
+        )
+    made: dict[str, Any] = {}
+    for name in columns:
+        if name == _LABEL:
+            made[name] = labels[:n_rows]
+        elif name in _NUMBERS:
+            made[name] = numbers[_NUMBERS.index(name), :n_rows]
+        else:
+            j = _IDS.index(name)
+            made[name] = _make_ids(ids[j, :n_rows], are_missing[j, :n_rows])
+    return _make_frame(made)
+
+
+def _make_empty(name: str) -> Any:
+    """Return a column without rows."""
+    if name == _LABEL:
+        return np.empty(0, np.int8)
+    if name in _NUMBERS:
+        return np.empty(0, np.float32)
+    return _make_ids(np.empty(0, np.uint32), np.empty(0, np.bool_))
+
+
+def _make_ids(values: NDArray[np.uint32], are_missing: NDArray[np.bool_]) -> Any:
+    """Return ids as a nullable array of pandas."""
+    return load_pandas().arrays.IntegerArray(values, are_missing)
+
+
+def _make_frame(columns: dict[str, Any]) -> Any:
+    """Return a frame of columns, which are not copied."""
+    return load_pandas().DataFrame(columns, copy=False)
+
+
+def _convert_frame(frame: Any) -> Any:
+    """Return a frame of Parquet's columns with the types of those of text."""
+    return _make_frame({name: _convert_column(frame[name], name) for name in frame.columns})
+
+
+def _convert_column(column: Any, name: str) -> Any:
+    """Return a column of Parquet with the type of that of text."""
+    try:
+        if name in _NUMBERS:
+            return column.to_numpy(dtype=np.float32, na_value=np.nan)
+        if name == _LABEL:
+            labels = column.to_numpy(dtype=np.int8)
+            if not np.isin(labels, (0, 1)).all():
+                raise ValueError("labels other than 0 and 1")
+            return labels
+        return _convert_ids(column)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidDataError(
+            f"Column {name!r} cannot be read: {error}. Its values should be "
+            f"{'0 or 1' if name == _LABEL else 'numbers' if name in _NUMBERS else ''}"
+            f"{'integers below 2**32 or hexadecimal texts of them' if name in _IDS else ''}: mend "
+            "the file, or leave the column out by columns=[...]."
+        ) from error
+
+
+def _convert_ids(column: Any) -> Any:
+    """Return integers, or hexadecimal texts of integers, as ids."""
+    pandas = load_pandas()
+    are_missing = np.asarray(column.isna())
+    if column.dtype.kind in "iuf":
+        # Of integers with gaps older files have floats, which hold all of 32 bits.
+        wide = column.to_numpy(dtype=np.float64, na_value=0.0)
+        wide = np.where(are_missing, 0.0, wide)
+        if not ((wide >= 0) & (wide < 2.0**32) & (wide == np.floor(wide))).all():
+            raise ValueError("numbers that are no integers from 0 to 2**32 - 1")
+        return _make_ids(wide.astype(np.uint32), are_missing)
+    codes, distinct = pandas.factorize(column)
+    # Texts are few beside rows: each is parsed once. Empty ones are missing, too.
+    values = np.array([int(text or "0", 16) for text in distinct] + [0], np.uint32)
+    are_empty = np.array([not text for text in distinct] + [True])
+    return _make_ids(values[codes], are_empty[codes])
