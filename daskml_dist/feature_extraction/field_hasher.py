@@ -7,7 +7,7 @@ when it first comes. They read rows as CSR matrices whose column numbers say bot
 
 The mixing spreads ids evenly over servers and buckets, however they were given: it is a bijection
 of the numbers below 2**54, so that whole numbers of a field never collide. Field 255 is left to
-the bias of a model.
+what belongs to a model and not to rows, such as its bias.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 
+from daskml_dist.backends.id_hashing import FIELD_BITS, ID_BITS, MODEL_FIELD, mix_ids
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import (
     convert_named_columns,
@@ -53,24 +54,12 @@ from daskml_dist.parameters.checks import check_one_of
 
 Words = NDArray[np.uint64]
 
-#: Virtual columns: all numbers that 54 bits of an id and 8 of a field make.
-N_COLUMNS = 2**62
-#: Most fields; the number after the last is the bias of a model.
-MAX_FIELDS = 255
-_FIELD_BITS = np.uint64(8)
-_ID_BITS = np.uint64(54)
-_ID_MASK = np.uint64(2**54 - 1)
+#: Virtual columns: all numbers that the bits of an id and of a field make.
+N_COLUMNS = 2 ** (ID_BITS + FIELD_BITS)
+#: Most fields; the last number of one is left to what belongs to a model.
+MAX_FIELDS = MODEL_FIELD
 #: Id before the mixing of a number's field, and of a missing value of any field.
-_NUMBER_ID, _MISSING_ID = np.uint64(0), _ID_MASK
-
-# Steps of the mixing, after splitmix64's: an offset, two rounds of a shift and a product with an
-# odd number, and a last shift. Each is a bijection of 54 bits.
-_OFFSET = np.uint64(0x9E3779B97F4A7C15 & (2**54 - 1))
-_ROUNDS = (
-    (np.uint64(27), np.uint64(0xBF58476D1CE4E5B9 & (2**54 - 1))),
-    (np.uint64(25), np.uint64(0x94D049BB133111EB & (2**54 - 1))),
-)
-_LAST_SHIFT = np.uint64(28)
+_NUMBER_ID, _MISSING_ID = np.uint64(0), np.uint64(2**ID_BITS - 1)
 
 #: Rows that are mixed and sorted together: half a megabyte of 26 fields, in a processor's cache.
 _SLAB_ROWS = 2048
@@ -784,18 +773,12 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
 # --- entries of all fields -------------------------------------------------------------------
 
 
-def mix_ids(ids: Words) -> None:
-    """Replace numbers of 64 bits by mixed ones of 54 bits, in place; one to one below 2**54."""
-    high = ids >> _ID_BITS
-    ids &= _ID_MASK
-    ids ^= high
-    ids += _OFFSET
-    ids &= _ID_MASK
-    for shift, factor in _ROUNDS:
-        ids ^= np.right_shift(ids, shift, out=high)
-        ids *= factor
-        ids &= _ID_MASK
-    ids ^= np.right_shift(ids, _LAST_SHIFT, out=high)
+def _make_columns(ids: Words, fields: Words) -> NDArray[np.int64]:
+    """Return the virtual columns of ids before the mixing."""
+    columns = mix_ids(ids)
+    columns <<= np.uint64(FIELD_BITS)
+    columns |= fields
+    return columns.view(np.int64)
 
 
 def _make_empty_rows(dtype: np.dtype[Any]) -> Any:
@@ -812,11 +795,7 @@ def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) ->
     data = np.ones((n_rows, n_fields), dtype)
     for start in range(0, n_rows, _SLAB_ROWS):
         rows = slice(start, start + _SLAB_ROWS)
-        words = np.stack([field.ids[rows] for field in fields], axis=1)
-        mix_ids(words)
-        words <<= _FIELD_BITS
-        words |= numbers
-        columns = words.view(np.int64)
+        columns = _make_columns(np.stack([field.ids[rows] for field in fields], axis=1), numbers)
         columns.sort(axis=1)
         indices[rows] = columns
         if weighed:
@@ -824,7 +803,7 @@ def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) ->
             for j in weighed:
                 values[:, j] = fields[j].values[rows]  # type: ignore[index]
             # The low bits of a sorted column say which field's value goes with it.
-            data[rows] = np.take_along_axis(values, columns & 255, axis=1)
+            data[rows] = np.take_along_axis(values, columns & MODEL_FIELD, axis=1)
     indptr = np.arange(n_rows + 1, dtype=np.int64) * n_fields
     made = sparse.csr_array((data.ravel(), indices.ravel(), indptr), shape=(n_rows, N_COLUMNS))
     made.has_canonical_format = True
@@ -855,9 +834,7 @@ def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) 
         words[at], numbers[at] = field.ids, j
         if field.values is not None:
             data[at] = field.values
-    mix_ids(words)
-    words <<= _FIELD_BITS
-    words |= numbers
-    made = sparse.csr_array((data, words.view(np.int64), indptr), shape=(n_rows, N_COLUMNS))
+    columns = _make_columns(words, numbers)
+    made = sparse.csr_array((data, columns, indptr), shape=(n_rows, N_COLUMNS))
     made.sum_duplicates()
     return made
