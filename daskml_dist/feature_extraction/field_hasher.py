@@ -260,6 +260,7 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
             self.hashing,
             self.missing,
             np.dtype(self.dtype),
+            is_lazy=is_dask(X),
         )
         if not is_dask(X):
             return hash_rows(X)
@@ -578,6 +579,8 @@ class _BlockHasher:
     ----------
     names, kinds, bags, hashing, missing, dtype
         Of the fitted transformer.
+    is_lazy : bool
+        Whether the blocks are of a Dask collection.
     """
 
     names: tuple[Any, ...]
@@ -586,6 +589,7 @@ class _BlockHasher:
     hashing: str
     missing: str
     dtype: np.dtype[Any]
+    is_lazy: bool
 
     def __call__(self, rows: Any) -> Any:
         """Return the entries of a block as a CSR matrix."""
@@ -663,6 +667,8 @@ class _BlockHasher:
             codes, distinct = np.asarray(column.cat.codes), column.dtype.categories
         else:
             codes, distinct = pandas.factorize(column)
+            if self.is_lazy:
+                _check_no_written_lists(name, distinct)
         texts = np.asarray(distinct, dtype=object)
         if self.hashing == "vowpal":
             hashes = hash_names(str(name), texts).astype(np.uint64)
@@ -712,6 +718,17 @@ class _BlockHasher:
         raise InvalidTypeError(
             f"Column {name!r} is of kind {found}, and in the fit it was {fitted}: its ids would be "
             f"others. {remedy}, or fit again."
+        )
+
+
+def _check_no_written_lists(name: Any, texts: Any) -> None:
+    """Raise for texts that Dask has made of lists: ``"['a', 'b']"`` would be one id."""
+    if len(texts) and all(text[:1] == "[" and text[-1:] == "]" for text in texts[:100]):
+        raise InvalidDataError(
+            f"Column {name!r} holds texts such as {texts[0]!r}, which Dask makes of lists in "
+            "columns of objects. Make the frame with dask.config.set({'dataframe.convert-string': False}), "
+            "or of Arrow's lists; where these are single ids, make categories of them: "
+            f"X[{name!r}].astype('category')."
         )
 
 

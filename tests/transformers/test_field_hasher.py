@@ -455,6 +455,17 @@ def test_blocks_of_objects_agree_on_their_kind():
     assert_rows(found, expected_rows({"a": [1, 2, None, 3]}))
 
 
+def test_lists_that_dask_has_made_texts_of():
+    frame = pd.DataFrame({"tags": [["a", "b"], ["c"]]})
+    with dask.config.set({"dataframe.convert-string": True}):
+        lazy = dd.from_pandas(frame, npartitions=1)
+        with pytest.raises(InvalidDataError, match=r"'tags'.*which Dask makes of lists.*convert-"):
+            FieldHasher().fit_transform(lazy).compute()
+        truth = expected_rows({"tags": ["['a', 'b']", "['c']"]})
+        assert_rows(FieldHasher().fit_transform(lazy.astype("category")).compute(), truth)
+    assert_rows(FieldHasher().fit_transform(frame.map(str)), truth)
+
+
 def test_rows_that_are_no_table():
     with pytest.raises(InvalidDataError, match="Expected 2D array"):
         FieldHasher().fit(np.array([1, 2]))
