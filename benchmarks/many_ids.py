@@ -1,0 +1,132 @@
+"""A stream of a billion ids through two workers: rows a second, and their memory all the while."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import psutil
+from distributed import Client, LocalCluster
+from numpy.typing import NDArray
+from scipy import sparse
+
+from benchmarks._common import markdown
+from daskml_dist import Run
+from daskml_dist.backends.id_hashing import field_ids
+from daskml_dist.models.base import N_TABLE_IDS
+from daskml_dist.recommender import FactorizationMachineClassifier
+
+#: Ids that come once, by the row; beside them as many that come often, of so many in a field.
+ONCE, OFTEN, N_OFTEN = 13, 13, 1_000_000
+N_IDS = 10**9
+CHUNK_ROWS, BATCH = 200_000, 4096
+#: Steps that touch an id before it gets a row, and without it before the row goes.
+ADMIT_AFTER, EXPIRE_AFTER = 2, 60
+MEMORY = "4GiB"
+SAMPLE_SECONDS = 2.0
+
+
+def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
+    """One table: a row for each quarter of the fit's time."""
+    n_ids, rows = (20_000, 500) if tiny else (n_ids, CHUNK_ROWS)
+    n_chunks = -(-n_ids // (rows * ONCE))
+    X = da.concatenate([
+        da.from_delayed(
+            dask.delayed(_make_rows)(k, rows), (rows, N_TABLE_IDS), np.float32,
+            meta=sparse.csr_array((0, N_TABLE_IDS), dtype=np.float32),
+        )
+        for k in range(n_chunks)
+    ])  # fmt: skip
+    y = da.concatenate([
+        da.from_delayed(dask.delayed(_make_labels)(k, rows), (rows,), bool) for k in range(n_chunks)
+    ])  # fmt: skip
+    with (
+        LocalCluster(2, threads_per_worker=1, memory_limit=MEMORY, dashboard_address=":0") as there,
+        Client(there) as client,
+    ):
+        watch = _Watch(client)
+        model = FactorizationMachineClassifier(
+            rank=15, max_iter=1, batch_size=128 if tiny else BATCH, policy="async", shuffle=False,
+            admit_after=ADMIT_AFTER, expire_after=EXPIRE_AFTER, random_state=0,
+            run=Run(n_lanes=2, n_servers=2, memory_budget=1 << 30), callbacks=[watch],
+        )  # fmt: skip
+        since = time.perf_counter()
+        model.fit(X, y, client=client)
+        seconds = time.perf_counter() - since
+        watch.stop()
+    (record,) = model.history_.records
+    quarters = np.array_split(np.array(watch.sizes or [[0.0]]), 4)
+    table = [
+        [f"{i + 1}", *[f"{part.max() / 2**20:,.0f}" if len(part) else "" for part in quarter.T]]
+        for i, quarter in enumerate(quarters)
+    ]
+    title = (
+        f"{record['rows']:,.0f} rows of {ONCE + OFTEN} ids, {record['rows'] * ONCE:,.0f} of which "
+        f"come once, in {record['seconds']:,.0f} s ({record['rows'] / record['seconds']:,.0f} "
+        f"rows/s; {seconds:,.0f} s with the pass that finds the labels), two workers of {MEMORY}; "
+        f"{len(model.ids_):,} ids have a row at the end"
+    )
+    columns = ["quarter of the fit", *[f"MiB of worker {k}" for k in range(len(quarters[0].T))]]
+    return markdown(title, columns, table)
+
+
+def _make_rows(number: int, n: int) -> sparse.csr_array:
+    """Rows of ids, those that come often by a law like Zipf's."""
+    rng = np.random.default_rng([1, number])
+    ids = np.empty((n, ONCE + OFTEN), np.int64)
+    for field in range(ONCE):
+        own = np.arange(number * n, (number + 1) * n) * ONCE + field
+        ids[:, field] = field_ids(own, field)
+    for field in range(ONCE, ONCE + OFTEN):
+        ids[:, field] = field_ids(_draw_often(rng, n), field)
+    ids.sort(axis=1)
+    X = sparse.csr_array((n, N_TABLE_IDS), dtype=np.float32)
+    X.data, X.indices = np.ones(ids.size, np.float32), ids.ravel()
+    X.indptr = np.arange(0, ids.size + 1, ids.shape[1])
+    return X
+
+
+def _draw_often(rng: Any, n: int) -> NDArray[np.int64]:
+    """Numbers below `N_OFTEN`, the k-th about as frequent as 1 / k."""
+    found: NDArray[np.int64] = (N_OFTEN ** rng.random(n)).astype(np.int64)
+    return found
+
+
+def _make_labels(number: int, n: int) -> NDArray[np.bool_]:
+    """Clicks, a third of the rows."""
+    found: NDArray[np.bool_] = np.random.default_rng([2, number]).random(n) < 1 / 3
+    return found
+
+
+class _Watch:
+    """Sizes of the workers' processes at even times, while a fit makes steps."""
+
+    def __init__(self, client: Client) -> None:
+        self.sizes: list[list[float]] = []
+        self._client = client
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_fit_begin(self, run: Any) -> None:
+        pids = list(self._client.run(_tell_pid).values())
+        self._thread = threading.Thread(target=self._watch, args=(pids,))
+        self._thread.start()
+
+    def _watch(self, pids: list[int]) -> None:
+        workers = [psutil.Process(pid) for pid in pids]
+        while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
+            self.sizes.append([float(worker.memory_info().rss) for worker in workers])
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _tell_pid() -> int:
+    return psutil.Process().pid
