@@ -726,8 +726,9 @@ def _check_no_written_lists(name: Any, texts: Any) -> None:
     if len(texts) and all(text[:1] == "[" and text[-1:] == "]" for text in texts[:100]):
         raise InvalidDataError(
             f"Column {name!r} holds texts such as {texts[0]!r}, which Dask makes of lists in "
-            "columns of objects. Make the frame with dask.config.set({'dataframe.convert-string': False}), "
-            "or of Arrow's lists; where these are single ids, make categories of them: "
+            "columns of objects. Make the frame with "
+            "dask.config.set({'dataframe.convert-string': False}), or of Arrow's lists; where "
+            "these are single ids, make categories of them: "
             f"X[{name!r}].astype('category')."
         )
 
