@@ -18,7 +18,14 @@ from daskml_dist import (
     preprocessing,
     wrappers,
 )
-from daskml_dist.recommender import ALS, MatrixFactorization
+from daskml_dist.recommender import (
+    ALS,
+    DeepFMClassifier,
+    FactorizationMachineClassifier,
+    FactorizationMachineRegressor,
+    MatrixFactorization,
+    WideAndDeepClassifier,
+)
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.inference.test_to_sklearn import CLASSES, MODELS, OTHERS, X, Y, _public, fitted
 
@@ -32,6 +39,10 @@ _WORDS = [{"user": "anna", "page": "a b"}, {"user": "bob", "page": "c"}]
 REST: dict[str, tuple[Any, Any, Any]] = {
     "ALS": (ALS(2, max_iter=2, random_state=0), _RATINGS, None),
     "MatrixFactorization": (MatrixFactorization(2, max_iter=2, random_state=0), _RATINGS, None),
+    "FactorizationMachineClassifier": (FactorizationMachineClassifier(2), X, CLASSES["2"]),
+    "FactorizationMachineRegressor": (FactorizationMachineRegressor(2), X, Y),
+    "DeepFMClassifier": (DeepFMClassifier(2), X, CLASSES["2"]),
+    "WideAndDeepClassifier": (WideAndDeepClassifier(2), X, CLASSES["2"]),
     "DecisionTreeClassifier": (DecisionTreeClassifier(max_depth=3), X, CLASSES["3"]),
     "DecisionTreeRegressor": (DecisionTreeRegressor(max_depth=3), X, Y),
     "ExtraTreesClassifier": (ensemble.ExtraTreesClassifier(**_FEW), X, CLASSES["3"]),
@@ -79,7 +90,9 @@ NO_TENSORS: Mapping[str, str] = {
 NO_ONNX: Mapping[str, str] = {
     **dict.fromkeys(
         ("ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer",
-         "DummyEncoder", "FieldHasher", "MatrixFactorization", "NamespaceHasher", *TORCH),
+         "DeepFMClassifier", "DummyEncoder", "FactorizationMachineClassifier",
+         "FactorizationMachineRegressor", "FieldHasher", "MatrixFactorization", "NamespaceHasher",
+         "WideAndDeepClassifier", *TORCH),
         "have no twin",
     ),
     **dict.fromkeys(

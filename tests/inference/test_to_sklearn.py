@@ -52,7 +52,9 @@ MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 #: Public estimators that scikit-learn has nothing of.
 ALONE = {
     "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
+    "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
     "FieldHasher", "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor",
+    "WideAndDeepClassifier",
 }  # fmt: skip
 
 
