@@ -154,6 +154,8 @@ class BaseSteps(BaseOnRows):
     #: Whether each call of a stream is one batch, whatever `batch_size`; its plan then counts the
     #: weights of the first rows.
     _whole_calls: ClassVar[bool] = False
+    #: Policy of a stream in the calling process, which has one lane.
+    _stream_policy: ClassVar[str] = "allreduce"
     #: Parameters and optimizer state of the last fit, to go on from.
     _state: ShardState
     _last_model: Any

@@ -208,12 +208,16 @@ class EmbeddingModel(StepModel):
         add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_fields, out)
 
     def identity(self) -> dict[str, Any]:
-        """Return loss, rank, penalty and layers."""
-        return {
+        """Return loss, rank, penalty and layers, with the seed that these begin with."""
+        found: dict[str, Any] = {
             "model": "embeddings", "loss": repr(self.loss), "rank": self.rank,
             "alpha": self.alpha, "pairs": self.pairs, "hidden": list(self.hidden),
-            "n_fields": self.n_fields, "activation": self.activation, "seed": self.table.seed,
         }  # fmt: skip
+        if self.hidden:
+            found |= {
+                "n_fields": self.n_fields, "activation": self.activation, "seed": self.table.seed,
+            }  # fmt: skip
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,6 +165,15 @@ class GrowingShard(Shard):
         )
 
 
+def make_shard(
+    rule: UpdateRule, table: GrowingTable | None, state: ShardState, start: int = 0
+) -> Shard:
+    """Return the shard of the parameters from row `start` on, of a table or of all rows."""
+    if table is None:
+        return Shard(rule, state, start)
+    return GrowingShard(rule, table, state, start)
+
+
 def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -> NDArray[Any]:
     """Return the values with which the rows of sorted ids begin."""
     settings = RowStoreSettings(

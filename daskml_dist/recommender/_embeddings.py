@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class BaseEmbeddings(BaseSteps):
 
     _needs_target = True
     _run_used = tuple(name for name in Run().get_params() if name not in _RUN_UNUSED)
+    _stream_policy = "sync"
 
     rank: int
     alpha: float
@@ -215,6 +216,34 @@ class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):
         """
         self._check_fitted(X)
         return self._map_raw_predictions(None, X, self.weights_.dtype, None)
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,
+        sample_weight: Any = None,
+        *,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Make one pass over more rows, going on from the last state; their new ids get rows.
+
+        Parameters
+        ----------
+        X, y, sample_weight, policy, client
+            As in :meth:`fit`.
+        classes : array-like of shape (2,), optional
+            Both labels; needed in the first call.
+
+        Returns
+        -------
+        self
+        """
+        self._check_one_pass()
+        classes = self._all_classes(classes, not hasattr(self, "classes_"))
+        self._fit_one_pass(X, y, sample_weight, policy, client, classes)
+        return self
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of the classes.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from daskml_dist.estimators.regressor import score_r2
+from daskml_dist.estimators.regressor import partial_fit, score_r2
 from daskml_dist.inference.row_mapping import write_in_place
 from daskml_dist.losses.base import Loss
 from daskml_dist.optimizers.base import Optimizer
@@ -221,6 +223,10 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
         self.checkpoint = checkpoint
 
     score = score_r2
+    partial_fit = partial_fit
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return self._loss().inverse_link
 
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
         return {"pairs": True}
@@ -237,5 +243,5 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
         ndarray or lazy dask Array of shape (n_rows,)
         """
         self._check_fitted(X)
-        write = write_in_place(self._loss().inverse_link)
+        write = write_in_place(self._inverse_link())
         return self._map_raw_predictions(write, X, self.weights_.dtype, None)

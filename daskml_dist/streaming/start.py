@@ -88,19 +88,20 @@ def check_stream_settings(estimator: Any) -> Settings:
             'class_weight="balanced" counts all rows first, and a stream has no end. Name the '
             "weights, by label: class_weight={0: 1.0, 1: 5.0}."
         )
-    settings: Settings = estimator._check_settings("allreduce")
+    # One lane, in which all policies are the same.
+    policy = estimator._stream_policy
+    settings: Settings = estimator._check_settings(policy)
     run = settings.run
     if run.device == "gpu":
         raise InvalidParameterError(
             'A stream learns on the CPU of the calling process. Use device="cpu" or "auto".'
         )
-    # One lane, in which all policies are the same.
     run = dataclasses.replace(
         run, device="cpu", n_lanes=1, n_servers=1, shard="rows", compression=None,
         compute_dtype=None,
     )  # fmt: skip
     return dataclasses.replace(
-        settings, policy=get_policy("allreduce"), run=run, max_iter=1, tol=None, shuffle=False,
+        settings, policy=get_policy(policy), run=run, max_iter=1, tol=None, shuffle=False,
         calibrates=False, pipeline=None,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.feature_scales import compute_block_scales
 from daskml_dist.models.base import BatchRows
 from daskml_dist.optimizers.adagrad import NAG
+from daskml_dist.ps.growing_shard import make_shard
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -61,8 +62,8 @@ class InProcessSteps:
         self._n_threads = 1 if fit.run.deterministic else count_cores()
         #: Rows of a step for which the shard's rule was made; None before the first step.
         self._rule_rows: int | None = None
-        self.shard = Shard(work.rule, fit.make_start_state())
-        self._gradient = np.zeros_like(self.shard.w)
+        self.shard = make_shard(work.rule, work.model.table, fit.make_start_state())
+        self._gradient = np.zeros_like(self.shard.w[:0] if work.coordinates else self.shard.w)
         kinds = [group.optimizer for group in work.rule.groups]
         #: Optimizer that keeps a scale of each feature in its state; None: none does.
         self._scaled_optimizer = next((kind for kind in kinds if isinstance(kind, NAG)), None)
@@ -123,6 +124,12 @@ class InProcessSteps:
     def reset(self, parameters: bool) -> None:
         """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
         old, work = self.shard, self._work
+        if work.model.table is not None:
+            kept = old.state()
+            nothing = ShardState(np.empty((0, kept.w.shape[1]), kept.w.dtype), {})
+            start = nothing if parameters else ShardState(kept.w, {}, ids=kept.ids)
+            self.shard = make_shard(old.rule, work.model.table, start)
+            return
         old.apply_pending_penalty()
         w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
         opt_state = old.rule.init(w, 0)
@@ -157,7 +164,7 @@ class InProcessSteps:
         index, w, own = None, shard.w, None
         if self._work.coordinates:  # the gradient has the touched rows of the parameters alone
             index = model.touched(pieces, backend)
-            w = shard.w[index]
+            w = shard.take(index)
         elif len(pieces) == 1:
             own = model.own_gradient(w, pieces[0], backend)
         if own is not None:  # in an array of the model's own

@@ -448,6 +448,8 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
     }
     if state.average is not None:
         arrays["average"] = state.average
+    if state.ids is not None:
+        arrays["ids"] = state.ids
     course = {
         "step": state.step,
         "rows_seen": state.rows,
@@ -525,6 +527,7 @@ def decode_checkpoint(
     state = ShardState(
         arrays["w"], opt_state, facts["step"], facts["rows_seen"],
         arrays.get("average"), facts["n_averaged"], facts.get("n_meetings", 0),
+        arrays.get("ids"),
     )  # fmt: skip
     return state, facts
 
@@ -552,8 +555,8 @@ def _read_array(content: bytes) -> NDArray[Any]:
     stream = io.BytesIO(content)
     shape, by_columns, dtype = _HEADERS[npy.read_magic(stream)](stream)
     start = stream.tell()
-    # Parameters are floats, the facts text, and the log of a round solver bytes.
-    if dtype.kind not in "fUu" or math.prod(shape) * dtype.itemsize != len(content) - start:
+    # Parameters are floats, ids whole numbers, the facts text, and the log of a solver bytes.
+    if dtype.kind not in "fUui" or math.prod(shape) * dtype.itemsize != len(content) - start:
         raise ValueError("no array of a checkpoint")
     # A copy, since an array over bytes is read-only.
     flat = np.frombuffer(content, dtype, offset=start)
@@ -566,7 +569,15 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
     if w is None or w.ndim != 2 or w.dtype.kind != "f":
         return "it has no parameters"
     # Parameters, average and optimizer state belong together: one dtype, one number of rows.
+    ids = arrays.get("ids")
+    if ids is not None:
+        if ids.dtype != np.int64 or ids.shape != w.shape[:1]:
+            return "its ids do not belong to its parameters"
+        if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
+            return "its ids are not sorted"
     for key, array in arrays.items():
+        if key == "ids":
+            continue
         if array.dtype != w.dtype or array.shape[:1] != w.shape[:1]:
             return f"{key} does not belong to its parameters"
         if np.isnan(array).any() or (key in ("w", "average") and np.isinf(array).any()):

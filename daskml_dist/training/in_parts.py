@@ -480,11 +480,17 @@ def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[s
     }
 
 
+#: Most bytes of a checkpoint of a growing table: 1 TiB, more than a file of one host's memory.
+_MOST_TABLE_BYTES = 1 << 40
+
+
 def _largest_checkpoint_bytes(fit: FitSpec) -> int:
     """Return the most bytes that a checkpoint of this fit can have."""
     # Parameters, their average and the optimizer's state arrays have the same size.
     n_arrays = 2 + len(fit.steps.rule.state_names)
-    size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
+    if fit.steps.model.table is not None:
+        return _MOST_TABLE_BYTES
+    size = fit.steps.n_parameters * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + MAX_FACTS_BYTES + MAX_RECORD_BYTES * fit.work.stopping.max_iter
 
 
@@ -529,7 +535,10 @@ def _steps_identity(fit: FitSpec) -> dict[str, Any]:
 
 def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
     """Return why the fit cannot continue from a state; "" where it can."""
-    if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
+    shape = fit.steps.shape
+    if fit.steps.model.table is not None and state.ids is not None:
+        shape = len(state.ids), shape[1]  # as many rows as ids had come
+    if state.w.shape != shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
     # Names and shapes of an optimizer's arrays follow from those of the parameters.
     expected = fit.steps.rule.init(np.zeros_like(state.w))

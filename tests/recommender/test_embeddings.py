@@ -154,6 +154,26 @@ def test_a_fit_goes_on() -> None:
     np.testing.assert_allclose(parts.vectors_, whole.vectors_, rtol=1e-12)
 
 
+@pytest.mark.parametrize("where", ["inline", "cluster"])
+def test_a_stream_learns_ids_as_they_come(where: str, client: Client) -> None:
+    """The steps of `partial_fit`, of rows of which later ones have other ids."""
+    X, y = _rows()
+    params: dict[str, Any] = {
+        "random_state": 0, "batch_size": 50, "shuffle": False, "dtype": "float64",
+        "learning_rate": 0.1, "run": Run(n_lanes=1, n_servers=1),
+    }  # fmt: skip
+    ours, theirs = (FactorizationMachineClassifier(max_iter=1, **params) for _ in range(2))
+    with ours.stream(
+        classes=[False, True], client=client if where == "cluster" else None
+    ) as stream:
+        for at in range(0, N_ROWS, 50):
+            stream.learn(X[at : at + 50], y[at : at + 50])
+            theirs.partial_fit(X[at : at + 50], y[at : at + 50], classes=[False, True])
+    np.testing.assert_array_equal(ours.ids_, theirs.ids_)
+    np.testing.assert_array_equal(ours.vectors_, theirs.vectors_)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+
+
 @pytest.mark.parametrize(
     ("params", "names"),
     [

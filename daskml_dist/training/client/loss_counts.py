@@ -1,4 +1,4 @@
-"""When a fit that loses workers is given up: where it comes no further for long."""
+"""Counts of a fit's losses, by which it is given up where it comes no further for long."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.ps.growing_shard import GrowingShard
+from daskml_dist.ps.growing_shard import make_shard
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
@@ -52,11 +52,7 @@ def make_server(
             # An earlier fit's optimizer state is that of the lanes' own steps.
             start = ShardState(start.w, {}, rows=start.rows)
         table = fit.steps.model.table
-        shard = (
-            Shard(fit.steps.server_rule, start, rows.start)
-            if table is None
-            else GrowingShard(fit.steps.server_rule, table, start, rows.start)
-        )
+        shard = make_shard(fit.steps.server_rule, table, start, rows.start)
     if number == 0:
         # The first server also collects the lanes' reports and decides the end of the fit.
         ledger = PassLedger(
