@@ -196,8 +196,8 @@ def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tup
     )
 
 
-#: Parameters by which snapshots of a growing table are timed: they hold what changed, not all.
-_TABLE_PARAMETERS = 2**14
+#: Parameters that a growing table is taken to have where it matters whether they are many.
+_TABLE_PARAMETERS = 2**20
 #: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
 #: pushes would be a large share of all, so only the fit ends with one.
 COMPRESSED_PASS_STEPS = 32

@@ -388,6 +388,12 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     # A step costs little next to a snapshot of many parameters.
     # Copies of many parameters take longer, and so do their steps.
     larger = max(1, fit.steps.n_parameters // 2**14)
+    if fit.steps.model.table is not None:
+        # A snapshot has the rows that changed since the last one: it costs as much as some steps,
+        # whatever the size of the table.
+        rows = sum(fit.rows.lane_rows) / fit.work.n_steps
+        entries = rows * (fit.steps.model.touches or 1.0) * fit.steps.shape[1]
+        return every * max(1, int(entries) >> 17)
     every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
         return 8 * every
