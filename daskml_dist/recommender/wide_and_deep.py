@@ -21,9 +21,62 @@ from daskml_dist.training.spec import Settings
 class BaseDeepClassifier(EmbeddingClassifier):
     """Base class of classifiers with layers over the vectors of all fields."""
 
-    hidden_layer_sizes: Any
-    activation: str
-    n_fields: int | None
+    def __init__(
+        self,
+        rank: int = 8,
+        *,
+        hidden_layer_sizes: Any = (64, 32),
+        activation: str = "relu",
+        n_fields: int | None = None,
+        alpha: float = 0.0001,
+        init_scale: float = 0.01,
+        loss: str | Loss = "log_loss",
+        max_iter: int = 10,
+        tol: float | None = None,
+        n_iter_no_change: int = 5,
+        shuffle: bool = True,
+        batch_size: int | str | None = "auto",
+        learning_rate: float | str | Schedule = "auto",
+        optimizer: str | Optimizer = "adagrad",
+        class_weight: Any = None,
+        warm_start: bool = False,
+        admit_after: int = 1,
+        expire_after: int | None = None,
+        max_rows: int | None = None,
+        dtype: str = "float32",
+        policy: str | Policy = "sync",
+        random_state: Any = None,
+        verbose: int = 0,
+        run: Run | None = None,
+        callbacks: Any = None,
+        checkpoint: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.n_fields = n_fields
+        self.alpha = alpha
+        self.init_scale = init_scale
+        self.loss = loss
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.admit_after = admit_after
+        self.expire_after = expire_after
+        self.max_rows = max_rows
+        self.dtype = dtype
+        self.policy = policy
+        self.random_state = random_state
+        self.verbose = verbose
+        self.run = run
+        self.callbacks = callbacks
+        self.checkpoint = checkpoint
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         sizes = self._hidden_sizes()
@@ -115,63 +168,6 @@ random_state
     True
     """
 
-    def __init__(
-        self,
-        rank: int = 8,
-        *,
-        hidden_layer_sizes: Any = (64, 32),
-        activation: str = "relu",
-        n_fields: int | None = None,
-        alpha: float = 0.0001,
-        init_scale: float = 0.01,
-        loss: str | Loss = "log_loss",
-        max_iter: int = 10,
-        tol: float | None = None,
-        n_iter_no_change: int = 5,
-        shuffle: bool = True,
-        batch_size: int | str | None = "auto",
-        learning_rate: float | str | Schedule = "auto",
-        optimizer: str | Optimizer = "adagrad",
-        class_weight: Any = None,
-        warm_start: bool = False,
-        admit_after: int = 1,
-        expire_after: int | None = None,
-        max_rows: int | None = None,
-        dtype: str = "float32",
-        policy: str | Policy = "sync",
-        random_state: Any = None,
-        verbose: int = 0,
-        run: Run | None = None,
-        callbacks: Any = None,
-        checkpoint: Any = None,
-    ) -> None:
-        self.rank = rank
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.n_fields = n_fields
-        self.alpha = alpha
-        self.init_scale = init_scale
-        self.loss = loss
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.shuffle = shuffle
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.admit_after = admit_after
-        self.expire_after = expire_after
-        self.max_rows = max_rows
-        self.dtype = dtype
-        self.policy = policy
-        self.random_state = random_state
-        self.verbose = verbose
-        self.run = run
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
         return {"pairs": False, **self._layers(rows)}
 
@@ -214,63 +210,6 @@ random_state
     >>> clf.fit(X, y).score(X, y) > 0.9
     True
     """
-
-    def __init__(
-        self,
-        rank: int = 8,
-        *,
-        hidden_layer_sizes: Any = (64, 32),
-        activation: str = "relu",
-        n_fields: int | None = None,
-        alpha: float = 0.0001,
-        init_scale: float = 0.01,
-        loss: str | Loss = "log_loss",
-        max_iter: int = 10,
-        tol: float | None = None,
-        n_iter_no_change: int = 5,
-        shuffle: bool = True,
-        batch_size: int | str | None = "auto",
-        learning_rate: float | str | Schedule = "auto",
-        optimizer: str | Optimizer = "adagrad",
-        class_weight: Any = None,
-        warm_start: bool = False,
-        admit_after: int = 1,
-        expire_after: int | None = None,
-        max_rows: int | None = None,
-        dtype: str = "float32",
-        policy: str | Policy = "sync",
-        random_state: Any = None,
-        verbose: int = 0,
-        run: Run | None = None,
-        callbacks: Any = None,
-        checkpoint: Any = None,
-    ) -> None:
-        self.rank = rank
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.n_fields = n_fields
-        self.alpha = alpha
-        self.init_scale = init_scale
-        self.loss = loss
-        self.max_iter = max_iter
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.shuffle = shuffle
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.admit_after = admit_after
-        self.expire_after = expire_after
-        self.max_rows = max_rows
-        self.dtype = dtype
-        self.policy = policy
-        self.random_state = random_state
-        self.verbose = verbose
-        self.run = run
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
 
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
         return {"pairs": True, **self._layers(rows)}
