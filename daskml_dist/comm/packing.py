@@ -246,6 +246,8 @@ _WIRE_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?efdbhiqBHIQ"}
 _ARRAYS_PER_LANE = 16
 #: Entries of an array along one dimension at most: a larger number cannot be meant (2**48).
 _MAX_DIMENSION = 1 << 48
+#: Rows of parameters in a message at most: four billion, of 17 GB at least.
+_MAX_ROWS = 1 << 32
 #: Bytes that a message may have whatever the size of the fit (4 KiB), for headers and small facts.
 _SMALL_MESSAGE_BYTES = 1 << 12
 
@@ -273,10 +275,15 @@ class MessageBounds:
     most_text = 1 << 26
 
     @property
+    def most_rows(self) -> int:
+        """Return the most rows of a message: those of a growing table are fewer than its ids."""
+        return min(self.n_rows, _MAX_ROWS)
+
+    @property
     def most_packed(self) -> int:
         """Return the most bytes of a compressed push: twice those of the values."""
         itemsize: int = np.dtype(self.dtype).itemsize
-        return 2 * self.n_rows * self.width * itemsize + _SMALL_MESSAGE_BYTES
+        return 2 * self.most_rows * self.width * itemsize + _SMALL_MESSAGE_BYTES
 
     @property
     def most_arrays(self) -> int:
@@ -286,7 +293,7 @@ class MessageBounds:
     @property
     def most_array(self) -> int:
         """Return the most bytes of an array of a control call: one number for each parameter."""
-        return 8 * self.n_rows * self.width + _SMALL_MESSAGE_BYTES
+        return 8 * self.most_rows * self.width + _SMALL_MESSAGE_BYTES
 
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:

@@ -203,8 +203,8 @@ class FrameReader:
 
     def _check_row_count(self, n: int) -> int | None:
         """Return a number of rows that is announced, None for none; raise for too many."""
-        if not _NO_ROWS <= n <= self._bounds.n_rows:
-            raise make_malformed_error(f"{n} rows of {self._bounds.n_rows}")
+        if not _NO_ROWS <= n <= self._bounds.most_rows:
+            raise make_malformed_error(f"{n} rows of {self._bounds.most_rows}")
         return None if n == _NO_ROWS else n
 
     def _read_request(self) -> ServerRequest:
