@@ -30,14 +30,15 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     ----------
     rank : int, default=8
         Length of the vectors.
-    alpha : float, default=0.0001
+    alpha : float, default=0.01
         Each row of data adds ``alpha / 2`` times the squares of the weights and factors of its ids.
     init_scale : float, default=0.01
         Standard deviation of the initial factors; weights begin at 0.
     loss : str or Loss, default="log_loss"
         One of :class:`~daskml_dist.linear_model.SGDClassifier`.
-    max_iter : int, default=10
-        Passes over the rows at most.
+    max_iter : int, default=3
+        Passes over the rows at most. Where most ids come seldom, as in click logs, later passes
+        learn by heart what rows of an id had in common: one or two are best.
     tol, n_iter_no_change, shuffle, batch_size, learning_rate, optimizer, class_weight, warm_start
         As in :class:`~daskml_dist.linear_model.SGDClassifier`. With ``learning_rate="auto"`` first
         steps move a row's prediction by about 1.
@@ -87,10 +88,10 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
         self,
         rank: int = 8,
         *,
-        alpha: float = 0.0001,
+        alpha: float = 0.01,
         init_scale: float = 0.01,
         loss: str | Loss = "log_loss",
-        max_iter: int = 10,
+        max_iter: int = 3,
         tol: float | None = None,
         n_iter_no_change: int = 5,
         shuffle: bool = True,
@@ -177,10 +178,10 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
         self,
         rank: int = 8,
         *,
-        alpha: float = 0.0001,
+        alpha: float = 0.01,
         init_scale: float = 0.01,
         loss: str | Loss = "squared_error",
-        max_iter: int = 10,
+        max_iter: int = 3,
         tol: float | None = None,
         n_iter_no_change: int = 5,
         shuffle: bool = True,

@@ -28,10 +28,10 @@ class BaseDeepClassifier(EmbeddingClassifier):
         hidden_layer_sizes: Any = (64, 32),
         activation: str = "relu",
         n_fields: int | None = None,
-        alpha: float = 0.0001,
+        alpha: float = 0.01,
         init_scale: float = 0.01,
         loss: str | Loss = "log_loss",
-        max_iter: int = 10,
+        max_iter: int = 1,
         tol: float | None = None,
         n_iter_no_change: int = 5,
         shuffle: bool = True,
@@ -139,7 +139,10 @@ class WideAndDeepClassifier(BaseDeepClassifier):
     n_fields : int or None, default=None
         Fields of the rows; None: the columns of a dataframe, or of an array of 255 columns at most.
         For rows that a :class:`~daskml_dist.feature_extraction.FieldHasher` has made.
-    alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+    max_iter : int, default=1
+        Passes over the rows at most. Networks over ids that come seldom overfit from the second on
+        (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
+    alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
 random_state
         As in :class:`FactorizationMachineClassifier`.
@@ -156,6 +159,8 @@ random_state
     References
     ----------
     H.-T. Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+    Z.-Y. Zhang et al., "Towards Understanding the Overfitting Phenomenon of Deep Click-Through Rate
+    Prediction Models", CIKM 2022.
 
     Examples
     --------
@@ -181,7 +186,10 @@ class DeepFMClassifier(BaseDeepClassifier):
     ----------
     rank, hidden_layer_sizes, activation, n_fields
         As in :class:`WideAndDeepClassifier`.
-    alpha, init_scale, loss, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+    max_iter : int, default=1
+        Passes over the rows at most. Networks over ids that come seldom overfit from the second on
+        (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
+    alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
 random_state
         As in :class:`FactorizationMachineClassifier`.
