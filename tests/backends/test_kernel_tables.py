@@ -635,6 +635,17 @@ TABLES = {
     "tests.backends.test_row_steps": {
         "test_rows_of_all_lengths_around_unrolled_loops": "row_steps: _step_along_rows",
     },
+    "tests.maths.test_embeddings": {
+        "test_rows_of_all_ranks_around_whole_vectors": (
+            "embedding_kernels: add_pooled_gradients add_row_gradients pool_fields predict_rows"
+        ),
+    },
+    "tests.ps.test_row_store": {
+        "test_all_sizes_around_what_is_fetched_ahead": (
+            "row_store_kernels: _fetch_place _fetch_row count_sightings draw_rows find_slots "
+            "gather_rows insert_ids remove_ids scatter_rows"
+        ),
+    },
     "tests.solvers.test_als": {
         "test_systems_of_all_widths_around_whole_vectors": (
             "als_kernels: _add_outer_products _add_scaled_rows _add_shared_product "

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from daskml_dist.backends import embedding_kernels
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.id_hashing import ID_BITS, field_ids, mix_ids
 from daskml_dist.losses import get_loss
@@ -119,3 +120,40 @@ def test_columns_become_ids() -> None:
     np.testing.assert_array_equal(again.indices, many.indices)
     assert many.indices.max() < INTERCEPT_ID
     assert MAX_FIELDS == 255
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_all_ranks_around_whole_vectors(dtype: str) -> None:
+    """Predictions, gradients and pooled vectors, beside sums in float64."""
+    for rank in (1, 7, 8, 9, 15, 16, 17, 31, 33):
+        rng = np.random.default_rng(rank)
+        lengths = rng.integers(0, 6, 9)
+        indptr, n = np.r_[0, np.cumsum(lengths)], int(lengths.sum())
+        place, field = rng.integers(0, 7, n), rng.integers(0, 3, n).astype(np.uint8)
+        data, w = rng.normal(size=n).astype(dtype), rng.normal(size=(8, 1 + rank)).astype(dtype)
+        slope, weight = rng.normal(size=(2, 9)).astype(dtype)
+        raw, sums = np.empty(9, dtype), np.zeros((9, rank), dtype)
+        embedding_kernels.predict_rows(indptr, place, data, w, True, raw, sums)
+        out, pooled = np.zeros_like(w), np.zeros((9, 3, rank), dtype)
+        embedding_kernels.add_row_gradients(
+            indptr, place, data, w, True, sums, slope, weight, 0.5, out
+        )
+        embedding_kernels.pool_fields(indptr, place, field, data, w, pooled)
+        through = np.zeros_like(w)
+        embedding_kernels.add_pooled_gradients(indptr, place, field, data, pooled, through)
+        W, rows = w.astype(float), np.repeat(np.arange(9), lengths)
+        parts = data[:, None] * W[place, 1:]
+        total = np.zeros((9, rank))
+        np.add.at(total, rows, parts)
+        expected = W[-1, 0] + np.bincount(rows, data * W[place, 0], 9)
+        expected += 0.5 * ((total**2).sum(axis=1) - np.bincount(rows, (parts**2).sum(axis=1), 9))
+        gx = (slope[rows] * data)[:, None]
+        each = np.c_[gx, gx * (total[rows] - parts)] + 0.5 * weight[rows, None] * W[place]
+        by_row, by_field, back = np.zeros((8, 1 + rank)), np.zeros((9, 3, rank)), np.zeros_like(W)
+        np.add.at(by_row, place, each)
+        by_row[-1, 0] += slope.sum()
+        np.add.at(by_field, (rows, field), parts)
+        np.add.at(back[:, 1:], place, data[:, None] * by_field[rows, field])
+        for found, truth in ((raw, expected), (out, by_row), (pooled, by_field), (through, back)):
+            rtol = 2e-5 if dtype == "float32" else 1e-12
+            np.testing.assert_allclose(found, truth, rtol, rtol * np.abs(truth).max() + 1e-300)

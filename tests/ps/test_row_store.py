@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import errno
 import gc
 import os
@@ -568,3 +569,24 @@ def test_changes_that_do_not_fit_are_refused() -> None:
         _store().restore(store.changed_since(0))
     with pytest.raises(MessageError, match="at most 3 rows"):
         _store(max_rows=3).restore(store.copy_all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_sizes_around_what_is_fetched_ahead(dtype: str) -> None:
+    """Ids found, counted, made and removed, and rows moved, of every number and width."""
+    sizes = (1, 7, 8, 9, 15, 16, 17, 31, 33)
+    for n, width in itertools.product(sizes, (1, 2, 7, 16, 33, 160)):
+        store = RowStore(RowStoreSettings(width, {}, dtype, 0, 0.1, admit_after=2, expire_after=1))
+        ids = np.arange(n) * 7 + 3
+        assert (store.slots_for_update(ids, 1) == -1).all()
+        begun = store.read(ids)
+        slots = store.slots_for_update(ids, 2)
+        np.testing.assert_array_equal(store.gather(slots), begun)
+        rows = np.arange(n * width).reshape(n, width).astype(dtype)
+        store.scatter(slots, rows)
+        np.testing.assert_array_equal(store.read(ids), rows)
+        np.testing.assert_array_equal(store.find(ids + 1), np.full(n, -1))
+        store.slots_for_update(ids[::2], 4)
+        assert store.expire(5) == n // 2
+        np.testing.assert_array_equal(store.find(ids[::2]), slots[::2])
+        assert (store.find(ids[1::2]) == -1).all()

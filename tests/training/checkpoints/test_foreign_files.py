@@ -87,7 +87,7 @@ def _with(state: ShardState, **changed: Any) -> ShardState:
             lambda s: _with(s, opt_state={"accumulator": s.w * np.nan}),
         ),
         ("has no parameters", lambda s: _with(s, w=s.w[:, 0])),
-        ("cut short, was changed", lambda s: _with(s, w=s.w.astype(int))),
+        ("has no parameters", lambda s: _with(s, w=s.w.astype(int))),
         ("passes, and no step", lambda s: _with(s, step=0)),
         ("no numbers of steps", lambda s: _with(s, step=-1)),
         ("no numbers of steps", lambda s: _with(s, step="1")),
