@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import errno
 import gc
+import itertools
 import os
 import pickle
 import sys
