@@ -32,6 +32,12 @@ def mix_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
     return x
 
 
+def find_fields(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the field of each row of a growing table."""
+    found: NDArray[np.uint8] = (ids & ((1 << FIELD_BITS) - 1)).astype(np.uint8)
+    return found
+
+
 def field_ids(ids: NDArray[Any], field: int) -> NDArray[np.int64]:
     """Return the numbers of the rows of a growing table that the ids of a field have."""
     found: NDArray[np.int64] = ((mix_ids(ids) << np.uint64(FIELD_BITS)) | np.uint64(field)).astype(

@@ -24,6 +24,7 @@ from daskml_dist.backends.intrinsics import prefetch
 FREE = -1
 #: Lowest bits of a number that counts sightings: the count. The step of the last one lies above.
 COUNT_BITS = 16
+#: The count's bits of such a number.
 _COUNT_MASK = (1 << COUNT_BITS) - 1
 #: Searches, and moves of rows, whose memory is fetched ahead: about as many misses as a core has
 #: under way at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from daskml_dist.estimators.base import MAX_CHECKED_LABELS, BaseOnRows
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.parameters.checks import check_some_weight
 from daskml_dist.training.dataset_info import DataSummary
+
+if TYPE_CHECKING:
+    from daskml_dist.policies.base import Policy
 
 
 class BaseClassifier(ClassifierMixin, BaseOnRows):
@@ -167,6 +170,28 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         total, hits = self._sum_over_blocks(self._make_hit_counter(), X, y, sample_weight)
         check_some_weight(total)
         return float(hits / total)
+
+
+def partial_fit(
+    self: Any, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, *,
+    policy: str | Policy | None = None, client: Any = None,
+) -> Any:  # fmt: skip
+    """Make one pass over more rows, going on from the last state.
+
+    Parameters
+    ----------
+    X, y, sample_weight, policy, client
+        As in :meth:`fit`.
+    classes : array-like of labels, optional
+        All that will ever come; needed in the first call.
+
+    Returns
+    -------
+    self
+    """
+    labels = self._all_classes(classes, first=not hasattr(self, "classes_"))
+    self._fit_one_pass(X, y, sample_weight, policy, client, labels)
+    return self
 
 
 def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:

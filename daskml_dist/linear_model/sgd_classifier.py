@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.classifier import partial_fit
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.losses import get_loss
@@ -185,6 +186,5 @@ class SGDClassifier(LinearClassifier, BaseSGD):
                 "target to properly estimate the class frequency distributions. Pass the resulting "
                 "weights as the class_weight parameter."
             )
-        classes = self._all_classes(classes, not hasattr(self, "classes_"))
-        self._fit_one_pass(X, y, sample_weight, policy, client, classes)
+        partial_fit(self, X, y, classes, sample_weight, policy=policy, client=client)
         return self

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend
-from daskml_dist.backends.id_hashing import FIELD_BITS, MODEL_FIELD, field_ids
+from daskml_dist.backends.id_hashing import MODEL_FIELD, field_ids, find_fields
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import (
     N_TABLE_IDS,
@@ -82,11 +82,16 @@ class EmbeddingModel(StepModel):
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
+    #: The perceptron, if there is one.
+    network: MLP | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         width = 1 + self.rank
         parts = (Part("table", (N_TABLE_IDS, width)),)
         object.__setattr__(self, "parameters", Parameters(parts, width))
+        sizes = (self.n_fields * self.rank, *self.hidden, 1)
+        network = MLP(self.loss, sizes, self.activation, 0) if self.hidden else None
+        object.__setattr__(self, "network", network)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
         """Return targets; of two classes +1 for the second and else -1."""
@@ -104,7 +109,9 @@ class EmbeddingModel(StepModel):
         own = self.own_ids
         index, (*places, at) = distinct([*(X.indices for X in rows), own])
         for piece, X, place in zip(pieces, rows, places, strict=True):
-            piece.X = PlacedRows(X.indptr, place, X.data, _find_fields(X.indices), at[:-1])
+            # The layers alone ask which field an entry is of.
+            fields = find_fields(X.indices) if self.hidden else _NO_FIELDS
+            piece.X = PlacedRows(X.indptr, place, X.data, fields, at[:-1])
         return index
 
     @property
@@ -113,18 +120,9 @@ class EmbeddingModel(StepModel):
         return _list_own_ids(self._n_layer_rows)
 
     @property
-    def _network(self) -> MLP | None:
-        """Return the perceptron, if there is one."""
-        if not self.hidden:
-            return None
-        sizes = (self.n_fields * self.rank, *self.hidden, 1)
-        return MLP(self.loss, sizes, self.activation, 0)
-
-    @property
     def _n_layer_rows(self) -> int:
         """Return the number of rows of the table that the layers' weights take."""
-        network = self._network
-        width = self.parameters.width
+        network, width = self.network, self.parameters.width
         return 0 if network is None else -(-network.parameters.shape[0] // width)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
@@ -172,7 +170,7 @@ class EmbeddingModel(StepModel):
         self, w: NDArray[Any], X: PlacedRows, backend: Backend
     ) -> _PassedLayers | None:
         """Return the perceptron's output of each row's vectors, and what its gradient needs."""
-        network = self._network
+        network = self.network
         if network is None:
             return None
         from daskml_dist.backends.embedding_kernels import pool_fields
@@ -230,6 +228,7 @@ class _PassedLayers:
     memory: Any
 
 
+_NO_FIELDS = np.empty(0, np.uint8)
 #: Stands for a batch where layers get their input as an array.
 _NO_ROWS: Any = None
 
@@ -243,7 +242,7 @@ class PlacedRows:
     place : ndarray of int of shape (n_entries,)
     data : ndarray of float of shape (n_entries,)
     field : ndarray of uint8 of shape (n_entries,)
-        Field of each entry's id.
+        Field of each entry's id; empty where there are no layers.
     of_layers : ndarray of int
         Places of the layers' weights.
     """
@@ -283,12 +282,6 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
     found.data = X.data.astype(dtype, copy=False)
     found.indices = indices.astype(np.int64, copy=False)
     found.indptr = X.indptr.astype(np.int64, copy=False)
-    return found
-
-
-def _find_fields(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the field of each id."""
-    found: NDArray[np.uint8] = (ids & ((1 << FIELD_BITS) - 1)).astype(np.uint8)
     return found
 
 

@@ -48,16 +48,6 @@ class GrowingShard(Shard):
         self._sent_step = -1
         self._expire_after = table.expire_after
 
-    @property
-    def n_rows(self) -> int:
-        """Return the number of rows that have come, less those that were dropped."""
-        return self._store.n_rows
-
-    @property
-    def store(self) -> RowStore:
-        """Return what holds the rows."""
-        return self._store
-
     def take(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return a copy of the rows of some ids; those that have no row yet are as they begin."""
         return self._store.read(index + self._start)
@@ -91,9 +81,8 @@ class GrowingShard(Shard):
 
     def _bind_steps(self) -> list[Any]:
         """Return no steps of all rows: a gradient is of few of them."""
-        super_steps: list[Any] = []
         self._few = None
-        return super_steps
+        return []
 
     # A snapshot has the rows that changed since the one before. To go back, rows are kept as they
     # were when they first changed after it (`RowStore.mark`): no snapshot costs a copy of a table.
@@ -110,16 +99,12 @@ class GrowingShard(Shard):
             table=table,
         )  # fmt: skip
 
-    def snapshot_at(self, place: int, most: int) -> ShardSnapshot:
-        """Return what has changed since the last snapshot, and mark this place."""
-        changes = self._store.changed_since(self._sent_step)
+    def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
+        """Return what has changed since the last snapshot, or all rows, and mark this place."""
+        changes = self._store.changed_since(-1 if whole else self._sent_step)
         self._sent_step = changes.step
         self._store.mark(place, most)
         return self._describe(changes)
-
-    def send_all_next(self) -> None:
-        """Have the next snapshot hold all rows: another standby gets it."""
-        self._sent_step = -1
 
     def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
         """Take over what has changed since the last snapshot, and mark its place."""
@@ -135,12 +120,6 @@ class GrowingShard(Shard):
     def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
         """Go back to a place that was marked."""
         self._store.go_back(place)
-        self._take_counts(snapshot)
-
-    def restore(self, snapshot: ShardSnapshot) -> None:
-        """Restore the shard of a whole snapshot, which stays as it is."""
-        assert snapshot.table is not None
-        self._store.restore(snapshot.table)
         self._take_counts(snapshot)
 
     def _take_counts(self, snapshot: ShardSnapshot) -> None:

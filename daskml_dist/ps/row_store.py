@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.id_hashing import find_fields
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, MessageError, TrainingError
 
 Ids = NDArray[np.int64]
@@ -51,6 +52,7 @@ _EVICTED_SHARE = 1 / 16
 _MIN_LOGGED_IDS = 1 << 16
 #: Bits of the step in a sighting (`COUNT_BITS` are left for the count).
 _STEP_BITS = 47
+#: What a processor fetches at once: rows of as many bytes begin where one does.
 _CACHE_LINE_BYTES = 64
 
 
@@ -89,8 +91,8 @@ class RowStoreSettings:
         Whether the rows that were touched longest ago go where there is no room; else a row that
         finds none is an error.
     own_field : int, optional
-        Lowest 8 bits of ids that belong to a model and not to the data: their rows begin at 0, and
-        are there from the first sighting on.
+        Field of ids that belong to a model and not to the data: their rows begin at 0, and are
+        there from the first sighting on.
     storage : {"float32", "float64", "float16", "bfloat16"}, optional
         What rows are stored as; None: as `dtype`. Halves (of a float32 `dtype`) are rounded to
         nearest even whenever a row is written; the state is not.
@@ -528,7 +530,9 @@ class RowStore:
     def _find_own(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which ids belong to a model."""
         own_field = self.settings.own_field
-        found: NDArray[np.bool_] = (ids & 0xFF) == (-1 if own_field is None else own_field)
+        if own_field is None:
+            return np.zeros(len(ids), np.bool_)
+        found: NDArray[np.bool_] = find_fields(ids) == own_field
         return found
 
     def _encode(self, rows: NDArray[Any]) -> NDArray[Any]:

@@ -538,7 +538,7 @@ class ServerState:
         #: Clocks of lanes that have left.
         self._left: dict[int, int] = {}
         self._pending: dict[int, ServerRequest] = {}
-        self._table = GradientTable() if policy.gradient_table else None
+        self._gradients = GradientTable() if policy.gradient_table else None
         #: Rows (None: all) and parameters that each lane pulled last, where delays are corrected.
         self._pulled: dict[int, tuple[NDArray[np.int64] | None, NDArray[Any]]] = {}
 
@@ -596,9 +596,9 @@ class ServerState:
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
             {p.lanes[0] for p in pushes if p.owned},
         )
-        if self._table is not None:
+        if self._gradients is not None:
             entry = TableEntry(index, total, rows)
-            step = self._table.add(pushes[0].lanes[0], entry, self._gate.clocks)
+            step = self._gradients.add(pushes[0].lanes[0], entry, self._gate.clocks)
             if step is None:
                 return
             index, total, rows = step.index, step.values, step.rows
@@ -689,21 +689,20 @@ class ServerState:
         """Make a snapshot now and every so many updates; where there is a last one, hand it on."""
         self.snapshots.begin(ship, every)
         if self._shard is not None:
-            self._shard.send_all_next()
-            self._add_snapshot()
+            self._add_snapshot(whole=True)  # another standby gets it
         else:
             self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
         """Make a snapshot where one is due after an update."""
         if self.snapshots.is_due(version):
-            self._add_snapshot()
+            self._add_snapshot(whole=False)
 
-    def _add_snapshot(self) -> None:
+    def _add_snapshot(self, whole: bool) -> None:
         """Make a snapshot, to keep and to hand on."""
         assert self._shard is not None
         place = self.place()
-        shard = self._shard.snapshot_at(place, self.snapshots.kept.most)
+        shard = self._shard.snapshot_at(place, self.snapshots.kept.most, whole)
         self.snapshots.add(self._describe(place, shard))
 
     def snapshot(self) -> ServerSnapshot:
@@ -742,8 +741,8 @@ class ServerState:
         self._left.clear()
         self._pending.clear()
         self._pulled.clear()
-        if self._table is not None:
-            self._table = GradientTable()
+        if self._gradients is not None:
+            self._gradients = GradientTable()
         self.snapshots.renew()
         if self._ledger is not None:
             self._ledger.renew()

@@ -685,12 +685,12 @@ class Shard:
             self._n_meetings,
         )
 
-    def snapshot_at(self, place: int, most: int) -> ShardSnapshot:
-        """Return a snapshot to keep as that of a place, one of `most`, and to send to a standby."""
-        return self.snapshot()
+    def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
+        """Return a snapshot to keep as that of a place, one of `most`, and to send to a standby.
 
-    def send_all_next(self) -> None:
-        """Have the next snapshot hold everything; each one does."""
+        One that is not `whole` may have what has changed since the last one alone.
+        """
+        return self.snapshot()
 
     def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
         """Take over what a standby gets as the snapshot of a place; here it is kept as it is."""

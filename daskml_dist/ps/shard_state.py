@@ -121,7 +121,8 @@ class ShardSnapshot:
     n_summed: int
     #: Outer steps that were made.
     n_meetings: int = 0
-    #: All of a growing table; the arrays above are then empty.
+    #: Rows of a growing table, all or those that have changed since the snapshot before (None: the
+    #: shard has them, and goes back by itself); the arrays above are then empty.
     table: RowChanges | None = None
 
     def part(self, rows: slice) -> ShardSnapshot:

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
@@ -201,6 +201,8 @@ class TablePrediction:
 class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):
     """Base class of classifiers of two classes over ids."""
 
+    partial_fit = partial_fit
+
     loss: str | Loss
 
     def decision_function(self, X: Any) -> Any:
@@ -216,34 +218,6 @@ class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):
         """
         self._check_fitted(X)
         return self._map_raw_predictions(None, X, self.weights_.dtype, None)
-
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any = None,
-        classes: Any = None,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Make one pass over more rows, going on from the last state; their new ids get rows.
-
-        Parameters
-        ----------
-        X, y, sample_weight, policy, client
-            As in :meth:`fit`.
-        classes : array-like of shape (2,), optional
-            Both labels; needed in the first call.
-
-        Returns
-        -------
-        self
-        """
-        self._check_one_pass()
-        classes = self._all_classes(classes, not hasattr(self, "classes_"))
-        self._fit_one_pass(X, y, sample_weight, policy, client, classes)
-        return self
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of the classes.

@@ -9,7 +9,7 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.models.embeddings import MAX_FIELDS
 from daskml_dist.models.mlp import ACTIVATIONS
 from daskml_dist.optimizers.base import Optimizer
-from daskml_dist.parameters.checks import check_count
+from daskml_dist.parameters.checks import check_count, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
 from daskml_dist.recommender._embeddings import EmbeddingClassifier
@@ -87,10 +87,7 @@ class BaseDeepClassifier(EmbeddingClassifier):
             )
         for size in sizes:
             check_count("hidden_layer_sizes", size)
-        if self.activation not in ACTIVATIONS:
-            raise InvalidParameterError(
-                f"activation={self.activation!r}: use one of {sorted(ACTIVATIONS)}."
-            )
+        check_one_of("activation", self.activation, ACTIVATIONS)
         if self.n_fields is not None:
             check_count("n_fields", self.n_fields)
         return super()._check_settings(policy)

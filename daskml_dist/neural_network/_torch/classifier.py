@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.models.torch_modules.module import cross_entropy
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.neural_network._torch.predict import (
@@ -18,7 +18,7 @@ from daskml_dist.neural_network._torch.predict import (
     softmax_or_sigmoid,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.policies.base import Pipeline, Policy
+from daskml_dist.policies.base import Pipeline
 from daskml_dist.privacy import DP
 
 
@@ -152,32 +152,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         super()._set_parameters(w, model, rows)
         self.classes_ = rows.classes
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any = None,
-        classes: Any = None,
-        sample_weight: Any = None,
-        *,
-        policy: str | Policy | None = None,
-        client: Any = None,
-    ) -> Self:
-        """Make one pass, going on from the last fit, if any.
-
-        Parameters
-        ----------
-        X, y, sample_weight, policy, client
-            As in :meth:`fit`.
-        classes : array-like of labels
-            All that will come; needed in the first call alone.
-
-        Returns
-        -------
-        self
-        """
-        labels = self._all_classes(classes, first=not hasattr(self, "classes_"))
-        self._fit_one_pass(X, y, sample_weight, policy, client, labels)
-        return self
+    partial_fit = partial_fit
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of the classes, or of each of several labels.

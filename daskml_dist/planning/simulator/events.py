@@ -610,10 +610,10 @@ class _ServerSimulation:
             n_steps = len(pushes) * self._push_every
             if server.table is not None:
                 pushes = self._add_to_table(server, server.table, lane, pushes)
-                if not pushes:
-                    self.result.steps += n_steps if first else 0
             if pushes:
                 self._apply(server, pushes, n_steps)
+            elif first:  # a gradient that fills the table makes no update
+                self.result.steps += n_steps
 
     def _add_to_table(
         self, server: _Server, table: GradientTable, lane: int, pushes: list[tuple[int, list[Any]]]
