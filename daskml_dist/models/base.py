@@ -431,6 +431,18 @@ class StepModel(Model):
     table: GrowingTable | None = None
     starts_threads: ClassVar[bool] = True
 
+    @property
+    def own_ids(self) -> NDArray[np.int64]:
+        """Return the ids of a growing table that every batch touches: the model's own, not data."""
+        return np.empty(0, np.int64)
+
+    def with_own_rows_last(self) -> StepModel:
+        """Return the model with its own rows behind those of ids in what a batch touches.
+
+        Trainers then hold them, and servers the others.
+        """
+        return self
+
     def bound_slopes(self, X: Any) -> NDArray[Any] | None:
         """Return what :meth:`add_gradient` gets as the weights of rows where it clips gradients.
 

@@ -15,7 +15,7 @@ is how far they came from where they began, so that a table needs no special val
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -67,6 +67,8 @@ class EmbeddingModel(StepModel):
     activation : str, default="relu"
     touches : float
         Mean number of ids of a row.
+    own_last : bool, default=False
+        Whether the model's own rows follow the sorted ids of a batch in what it touches.
     """
 
     loss: Loss
@@ -79,6 +81,7 @@ class EmbeddingModel(StepModel):
     n_fields: int = 0
     activation: str = "relu"
     touches: float | None = field(default=1.0, compare=False)
+    own_last: bool = field(default=False, compare=False)
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
@@ -107,7 +110,12 @@ class EmbeddingModel(StepModel):
         """Return the ids of a batch and of the model's own rows, and renumber the pieces."""
         rows = [_take_rows(piece.X) for piece in pieces]
         own = self.own_ids
-        index, (*places, at) = distinct([*(X.indices for X in rows), own])
+        if self.own_last:
+            index, places = distinct([X.indices for X in rows])
+            at = np.arange(len(index), len(index) + len(own))
+            index = np.concatenate([index, own])
+        else:
+            index, (*places, at) = distinct([*(X.indices for X in rows), own])
         for piece, X, place in zip(pieces, rows, places, strict=True):
             # The layers alone ask which field an entry is of.
             fields = find_fields(X.indices) if self.hidden else _NO_FIELDS
@@ -118,6 +126,10 @@ class EmbeddingModel(StepModel):
     def own_ids(self) -> NDArray[np.int64]:
         """Return the ids of the layers' weights, and the intercept's."""
         return _list_own_ids(self._n_layer_rows)
+
+    def with_own_rows_last(self) -> EmbeddingModel:
+        """Return the model with its own rows behind those of ids in what a batch touches."""
+        return replace(self, own_last=True)
 
     @property
     def _n_layer_rows(self) -> int:

@@ -8,9 +8,9 @@ now and which lanes may start their next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
@@ -25,6 +25,7 @@ from daskml_dist.policies.base import (
     TrainerGate,
     is_number,
 )
+from daskml_dist.policies.by_part import PolicyByPart
 from daskml_dist.policies.federated import FederatedAveraging
 from daskml_dist.policies.hierarchical import Hierarchical
 from daskml_dist.policies.local import LocalSGD
@@ -44,6 +45,7 @@ __all__ = [
     "ModelAveraging",
     "Pipeline",
     "Policy",
+    "PolicyByPart",
     "QuorumGate",
     "RoundGate",
     "Synchronous",
@@ -372,13 +374,17 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def get_policy(policy: str | Policy) -> Policy:
-    """Return the policy that a string or an object names.
+#: Keys of a mapping that names the policy of each part.
+_PARTS = ("embeddings", "dense")
+
+
+def get_policy(policy: str | Policy | Mapping[str, Any]) -> Policy:
+    """Return the policy that a string, an object, or a mapping from parts to these, names.
 
     Parameters
     ----------
-    policy : str or Policy
-        One of ``POLICIES`` or an instance.
+    policy : str, Policy, or mapping of str to these
+        One of ``POLICIES``, an instance, or the policies of ``"embeddings"`` and ``"dense"``.
 
     Returns
     -------
@@ -399,6 +405,14 @@ def get_policy(policy: str | Policy) -> Policy:
         return policy
     if isinstance(policy, str) and policy in POLICIES:
         return POLICIES[policy]()
+    if isinstance(policy, Mapping):
+        if set(policy) != set(_PARTS):
+            raise InvalidParameterError(
+                f"policy={dict(policy)!r} names the policies of other parts than {_PARTS}. Use "
+                'policy={"embeddings": "async", "dense": "allreduce"}.'
+            )
+        embeddings, dense = (get_policy(policy[name]) for name in _PARTS)
+        return PolicyByPart(embeddings, dense)
     raise InvalidParameterError(
         f"Unknown policy {policy!r}. Use one of {sorted(POLICIES)}, or an object such as "
         f"BoundedStaleness(staleness=4).{suggest_nearest(policy, POLICIES)}"

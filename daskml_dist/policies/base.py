@@ -282,7 +282,7 @@ class TrainerGate(ArrivalGate):
 
 
 #: Names of the loops that lanes may run.
-PolicyLoop = Literal["bulk", "replicas", "free", "shared", "decoupled"]
+PolicyLoop = Literal["bulk", "replicas", "free", "shared", "decoupled", "parts"]
 
 #: Settings that loops read, and the smallest meaningful value of each.
 _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0, "fragments": 0}
@@ -331,12 +331,13 @@ class Policy(NamedParameters):
     ----------
     name : str
         The string by which the policy is chosen, and which ``history_`` shows.
-    loop : {"bulk", "replicas", "free", "shared", "decoupled"}
+    loop : {"bulk", "replicas", "free", "shared", "decoupled", "parts"}
         ``"bulk"``: all lanes step together through the server. ``"replicas"``: every lane or
         trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
         pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
         and processes meet at the server. ``"decoupled"``: every lane steps alone, and sends how
-        far it came to the server, which makes an outer step of it.
+        far it came to the server, which makes an outer step of it. ``"parts"``: rows of ids as in
+        ``"free"``, all else as in ``"replicas"`` with `sums_gradients`.
     push_every : int, default=1
         ``"free"``: steps whose gradients are summed before a push.
     pull_every : int, default=1
@@ -376,6 +377,10 @@ class Policy(NamedParameters):
         its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
     gradient_table : bool, default=False
         ``"free"``: whether steps follow the mean of all lanes' gradients, which the server keeps.
+    optimizer_of_dense : Optimizer or None, default=None
+        ``"parts"``: optimizer of what trainers hold; None: the estimator's.
+    dense_schedule : Schedule or None, default=None
+        ``"parts"``: learning rates of what trainers hold; None: the estimator's.
 
     Examples
     --------
@@ -403,6 +408,8 @@ class Policy(NamedParameters):
     proximal = 0.0
     delay_compensation = 0.0
     gradient_table = False
+    optimizer_of_dense = cast(Any, None)
+    dense_schedule = cast(Any, None)
 
     def __post_init__(self) -> None:
         self._check_declaration()
@@ -455,6 +462,11 @@ class Policy(NamedParameters):
     def uses_shards(self) -> bool:
         """Return whether server shards hold the parameters."""
         return self.loop != "replicas"
+
+    @property
+    def trainers_meet(self) -> bool:
+        """Return whether trainers send messages to each other, and hold what is lost with them."""
+        return self.loop in {"replicas", "parts"}
 
     @property
     def compresses(self) -> bool:

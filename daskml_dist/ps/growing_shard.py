@@ -18,7 +18,7 @@ from daskml_dist.models.base import GrowingTable
 from daskml_dist.ps.row_store import RowChanges, RowStore, RowStoreSettings
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+from daskml_dist.ps.shard_state import HeldRows, ShardSnapshot, ShardState
 
 
 class GrowingShard(Shard):
@@ -42,10 +42,12 @@ class GrowingShard(Shard):
         if state.ids is not None:
             self._store.restore(_make_content(state, self._store.settings))
         self._n_grown = self._store.n_grown
-        given = replace(state, w=self._store.w, opt_state=self._store.state, ids=None)
+        given = replace(state, w=self._store.w, opt_state=self._store.state, ids=None, held=None)
         super().__init__(rule, given)
         #: Step of the store at the last snapshot of which a standby has got what changed; -1: none.
         self._sent_step = -1
+        #: Rows that trainers hold, as one of them last handed them over; replaced as a whole.
+        self.held: HeldRows | None = state.held
         self._expire_after = table.expire_after
 
     def take(self, index: NDArray[np.int64]) -> NDArray[Any]:
@@ -96,7 +98,7 @@ class GrowingShard(Shard):
         nothing = np.empty((0, self.w.shape[1]), self.w.dtype)
         return ShardSnapshot(
             nothing, {}, self.version, self._first_step, self.rows, self._rate_sum, None, None, 0,
-            table=table,
+            table=table, held=self.held,
         )  # fmt: skip
 
     def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
@@ -126,6 +128,7 @@ class GrowingShard(Shard):
         """Take up the counts of a snapshot whose rows are there."""
         self.version, self._first_step = snapshot.version, snapshot.first_step
         self.rows, self._rate_sum = snapshot.rows, snapshot.rate_sum
+        self.held = snapshot.held
         self._bind_store()
 
     def published(self) -> NDArray[Any]:
@@ -141,6 +144,7 @@ class GrowingShard(Shard):
             self.step,
             self.rows,
             ids=self._store.ids[slots],
+            held=self.held,
         )
 
 

@@ -23,6 +23,7 @@ from daskml_dist.backends.host_threads import flush_denormals
 from daskml_dist.compression import Compressor
 from daskml_dist.policies.base import Consistency
 from daskml_dist.ps.gradient_table import GradientTable, TableEntry
+from daskml_dist.ps.growing_shard import GrowingShard
 from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import (
     CallPayload,
@@ -268,6 +269,21 @@ class ShardServer:
         if "lanes" in payload:
             lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
         return [partial(reply, _make_ok_answer(blob=lanes))]
+
+    def _on_hold(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Keep the rows that trainers hold, for the loss of all of them."""
+        self._growing_shard.held = payload["blob"]
+        return [partial(reply, _make_ok_answer())]
+
+    def _on_take_held(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
+        """Give the rows that trainers hold, as they were handed over last."""
+        return [partial(reply, _make_ok_answer(blob=self._growing_shard.held))]
+
+    @property
+    def _growing_shard(self) -> GrowingShard:
+        """Return the shard of a growing table."""
+        assert isinstance(self.shard, GrowingShard)
+        return self.shard
 
     def _on_apply_pending_penalty(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Apply the penalty that is pending for parameters that no gradient touched."""

@@ -8,7 +8,7 @@ consecutive rows. All arrays of the state have the same rows, so that one slice 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,35 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.ps.row_store import RowChanges
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows of a growing table that trainers hold, equal in all of them.
+
+    Parameters
+    ----------
+    ids : ndarray of int64 of shape (n_rows,)
+        In the order in which batches touch them.
+    w : ndarray of shape (n_rows, width)
+    opt_state : dict of str to ndarray
+    step : int
+        Steps of the rows, with those of earlier fits.
+    clock : int
+        Steps of each lane of this fit that are in them.
+    """
+
+    ids: NDArray[np.int64]
+    w: NDArray[Any]
+    opt_state: dict[str, NDArray[Any]]
+    step: int
+    clock: int
+
+
+def copy_held_rows(held: HeldRows) -> HeldRows:
+    """Return a copy, with arrays of its own."""
+    opt_state = {name: array.copy() for name, array in held.opt_state.items()}
+    return replace(held, w=held.w.copy(), opt_state=opt_state)
 
 
 @dataclass
@@ -36,6 +65,35 @@ class ShardState:
     n_meetings: int = 0
     #: Sorted ids of the rows of a growing table; None: the rows are all there are.
     ids: NDArray[np.int64] | None = None
+    #: Rows that trainers hold, none of the above: on a server as one of them last handed them over,
+    #: of a trainer as they are. After a fit where their optimizer is another one than the others'.
+    held: HeldRows | None = None
+
+    def join_held(
+        self, held: HeldRows, init: Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
+    ) -> ShardState:
+        """Return the state with rows that trainers hold among the others.
+
+        Where these have another optimizer, `init` makes the first state of the others' for them.
+        """
+        assert self.ids is not None
+        is_theirs = held.opt_state.keys() == self.opt_state.keys()
+        # Rows of an earlier fit may be there, from before trainers held them.
+        others = ~np.isin(self.ids, held.ids)
+        ids = np.concatenate([self.ids[others], held.ids])
+        order = np.argsort(ids)
+
+        def join(own: Any, rest: Any) -> Any:
+            return np.concatenate([own[others], rest])[order]
+
+        rest = held.opt_state if is_theirs else init(held.w)
+        return replace(
+            self,
+            w=join(self.w, held.w),
+            opt_state={name: join(own, rest[name]) for name, own in self.opt_state.items()},
+            ids=ids[order],
+            held=None if is_theirs else held,
+        )
 
     @property
     def final(self) -> NDArray[Any]:
@@ -84,6 +142,7 @@ class ShardState:
             first.n_averaged,
             first.n_meetings,
             None if first.ids is None else np.concatenate([p.ids for p in parts]),
+            first.held,
         )
 
 
@@ -124,6 +183,8 @@ class ShardSnapshot:
     #: Rows of a growing table, all or those that have changed since the snapshot before (None: the
     #: shard has them, and goes back by itself); the arrays above are then empty.
     table: RowChanges | None = None
+    #: Rows that trainers hold, as one of them last handed them over.
+    held: HeldRows | None = None
 
     def part(self, rows: slice) -> ShardSnapshot:
         """Return the snapshot of a slice of rows; its arrays are views of these."""

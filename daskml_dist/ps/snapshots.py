@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
 from daskml_dist.ps.row_store import RowChanges
-from daskml_dist.ps.shard_state import ShardSnapshot
+from daskml_dist.ps.shard_state import HeldRows, ShardSnapshot
 
 #: Snapshots that are kept of one server of several: in lock-step these are one round apart at
 #: most, so the last three of each have one in common.
@@ -109,6 +109,7 @@ SNAPSHOT_CLASSES: tuple[type, ...] = (
     LaneSnapshot,
     ShardSnapshot,
     RowChanges,
+    HeldRows,
     *LEDGER_PARTS,
 )
 

@@ -35,7 +35,7 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import HeldRows, ShardState
 
 T = TypeVar("T")
 #: Other systems than POSIX have no such flags, nor what they are against.
@@ -450,11 +450,15 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
         arrays["average"] = state.average
     if state.ids is not None:
         arrays["ids"] = state.ids
+    if state.held is not None:
+        arrays["held_ids"] = state.held.ids
+        arrays |= {f"held_slot_{name}": slot for name, slot in state.held.opt_state.items()}
     course = {
         "step": state.step,
         "rows_seen": state.rows,
         "n_averaged": state.n_averaged,
         "n_meetings": state.n_meetings,
+        "held_step": 0 if state.held is None else state.held.step,
     }
     return _make_archive(arrays, {**facts, **course})
 
@@ -527,9 +531,21 @@ def decode_checkpoint(
     state = ShardState(
         arrays["w"], opt_state, facts["step"], facts["rows_seen"],
         arrays.get("average"), facts["n_averaged"], facts.get("n_meetings", 0),
-        arrays.get("ids"),
+        arrays.get("ids"), _find_held_rows(arrays, facts),
     )  # fmt: skip
     return state, facts
+
+
+def _find_held_rows(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> HeldRows | None:
+    """Return the rows that trainers held with an optimizer of their own; None without any."""
+    ids, prefix = arrays.get("held_ids"), "held_slot_"
+    if ids is None:
+        return None
+    opt_state = {
+        key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
+    }
+    w = arrays["w"][np.searchsorted(arrays["ids"], ids)]
+    return HeldRows(ids, w, opt_state, facts["held_step"], 0)
 
 
 def _read_members(data: bytes) -> dict[str, bytes]:
@@ -575,8 +591,17 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
             return "its ids do not belong to its parameters"
         if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
             return "its ids are not sorted"
+    held = arrays.get("held_ids")
+    if held is not None and (
+        held.dtype != np.int64 or ids is None or held.ndim != 1 or not np.isin(held, ids).all()
+    ):
+        return "the rows that trainers held are none of its own"
     for key, array in arrays.items():
-        if key == "ids":
+        if key in ("ids", "held_ids"):
+            continue
+        if key.startswith("held_slot_"):
+            if held is None or array.dtype != w.dtype or array.shape[:1] != held.shape:
+                return f"{key} does not belong to the rows that trainers held"
             continue
         if array.dtype != w.dtype or array.shape[:1] != w.shape[:1]:
             return f"{key} does not belong to its parameters"
@@ -584,7 +609,10 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
             return f"{key} is not finite"
     if average is not None and average.shape != w.shape:
         return "its average has another shape than its parameters"
-    counts = facts.get("step"), facts.get("n_averaged"), facts.get("n_meetings", 0)
+    counts = (
+        facts.get("step"), facts.get("n_averaged"), facts.get("n_meetings", 0),
+        facts.get("held_step", 0),
+    )  # fmt: skip
     if not all(map(is_count_fact, counts)):
         return "its steps are no numbers of steps"
     if average is None and facts["n_averaged"]:

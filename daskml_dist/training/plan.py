@@ -101,6 +101,13 @@ def make_fit(
     summary, run, fraction = rows.summary, settings.run, settings.validation_fraction
     if model.table is not None:
         _check_table_settings(settings)
+    if settings.policy.loop == "parts":
+        if model.table is None:
+            raise InvalidParameterError(
+                f"policy={settings.policy!r} is for models over ids, such as DeepFMClassifier, "
+                f"and the rows of this one's parameters are no embeddings. Use one policy for all."
+            )
+        model = model.with_own_rows_last()
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, summary, model):
         # Where a policy has such a variant, lanes then meet seldom enough to step row by row.
@@ -190,7 +197,7 @@ def make_fit(
 
 
 #: Loops whose steps push to servers, and pull rows by their ids.
-_TABLE_LOOPS = ("bulk", "free")
+_TABLE_LOOPS = ("bulk", "free", "parts")
 
 
 def _check_table_settings(settings: Settings) -> None:
@@ -199,7 +206,7 @@ def _check_table_settings(settings: Settings) -> None:
     if policy.loop not in _TABLE_LOOPS or policy.delay_compensation:
         raise InvalidParameterError(
             f"policy={policy!r} needs all parameters in each trainer, and rows of a table are made "
-            'on servers when their ids come. Use "sync", "ssp" or "async".'
+            'on servers when their ids come. Use "sync", "ssp", "async", or PolicyByPart.'
         )
     refused = {
         "early_stopping=True": settings.validation_fraction > 0,

@@ -361,6 +361,11 @@ class FitWork(ABC):
         return False
 
     @property
+    def trainers_meet(self) -> bool:
+        """Return whether trainers send messages to each other."""
+        return True
+
+    @property
     def uses_threads(self) -> bool:
         """Return whether a single process takes one lane for each compute thread."""
         return True
@@ -497,6 +502,10 @@ class StepWork(FitWork):
         return self.policy.uses_shards
 
     @property
+    def trainers_meet(self) -> bool:
+        return self.policy.trainers_meet or self.call is not None
+
+    @property
     def uses_threads(self) -> bool:
         return self.policy.uses_threads
 
@@ -526,6 +535,19 @@ class StepWork(FitWork):
     def server_rule(self) -> UpdateRule:
         """Return the rule by which servers apply what lanes push."""
         return self.rule.of_meetings if self.policy.averages_on_servers else self.rule
+
+    @property
+    def held_rule(self) -> UpdateRule:
+        """Return the rule of the rows that trainers hold, under a policy for each part."""
+        policy, rule = self.policy, self.rule
+        (group,) = rule.groups
+        # Steps of all lanes together, where servers count those of each.
+        return replace(
+            rule,
+            groups=(replace(group, optimizer=policy.optimizer_of_dense or group.optimizer),),
+            schedule=policy.dense_schedule or rule.schedule,
+            steps_per_pass=float(self.n_steps),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.costs import PackedMessage
 from daskml_dist.policies.base import Gate, Policy, QuorumGate
 from daskml_dist.ps.gradient_table import GradientTable, TableEntry
@@ -187,6 +188,11 @@ def simulate(
     `packed` messages, if any, in the place of all parameters; packing itself takes no time.
     """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
+    if policy.loop == "parts":
+        raise InvalidParameterError(
+            f"{policy!r}: parts of a model that follow different policies are not simulated. "
+            "Simulate the policy of each part with its bytes."
+        )
     if policy.loop == "replicas":
         return _simulate_replicas(policy, costs, seconds, n_bytes, packed)
     if policy.loop == "decoupled":

@@ -53,6 +53,7 @@ class StreamLayout:
             f"pipeline={settings.pipeline!r}": settings.pipeline is not None,
             f"{policy!r}, which draws clients,": policy.draws_lanes,
             f"{policy!r}, whose lanes meet when they come,": policy.averages_on_servers,
+            f"{policy!r}, whose parts have policies of their own,": policy.loop == "parts",
             f"{policy!r}, whose hosts have parameters of their own,": policy.sums_within_hosts,
             f"{policy!r}, whose backup workers drop rows,": getattr(policy, "backup_workers", 0),
         }

@@ -297,7 +297,7 @@ class Generations:
             self._membership.threads.get(part.address, 1),
             tuple(e for server in self.servers if (e := server.host.endpoint) is not None),
             self._secret,
-            0 if self._fit.work.uses_shards else self._every,
+            self._every if self._fit.work.trainers_meet else 0,
             self.assignments.lane_rows,
             addresses,
         )

@@ -14,7 +14,7 @@ from daskml_dist.ps.growing_shard import make_shard
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState, StateParts
+from daskml_dist.ps.shard_state import HeldRows, ShardState, StateParts
 from daskml_dist.ps.snapshots import (
     KEPT_SNAPSHOTS,
     LaneSnapshot,
@@ -51,6 +51,8 @@ def make_server(
         if fit.steps.policy.averages_on_servers:
             # An earlier fit's optimizer state is that of the lanes' own steps.
             start = ShardState(start.w, {}, rows=start.rows)
+        if number == 0 and fit.steps.policy.loop == "parts":
+            start.held = make_first_held_rows(fit)
         table = fit.steps.model.table
         shard = make_shard(fit.steps.server_rule, table, start, rows.start)
     if number == 0:
@@ -69,6 +71,27 @@ def make_server(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
         work.compression, _count_kept_snapshots(fit),
     )  # fmt: skip
+
+
+def make_first_held_rows(fit: FitSpec) -> HeldRows:
+    """Return the rows that trainers hold as they begin: those of an earlier fit, or new ones."""
+    work, initial = fit.steps, fit.steps.initial
+    ids = work.model.own_ids
+    w = np.zeros((len(ids), work.shape[1]), fit.rows.dtype)
+    if initial is None or initial.ids is None:
+        return HeldRows(ids, w, work.held_rule.init(w), 0, work.first_clock)
+    known = np.isin(ids, initial.ids)
+    at = np.searchsorted(initial.ids, ids[known])
+    w[known] = initial.w[at]
+    opt_state = work.held_rule.init(w)
+    before = initial.held
+    if before is not None and before.opt_state.keys() == opt_state.keys():
+        return HeldRows(ids, w, before.opt_state, before.step, work.first_clock)
+    for name in opt_state.keys() & initial.opt_state.keys():
+        opt_state[name][known] = initial.opt_state[name][at]
+    # Servers have counted the steps of each lane.
+    step = initial.step // len(fit.rows.lane_rows)
+    return HeldRows(ids, w, opt_state, step, work.first_clock)
 
 
 class _PrivatePasses:
@@ -118,6 +141,10 @@ def join_final_states(
         assert held is not None
         return held
     whole = ShardState.join(held_shards)
+    if whole.held is not None:
+        # The servers' copy of what trainers hold may be older.
+        newer = held.held if isinstance(held, ShardState) else None
+        return whole.join_held(newer or whole.held, fit.steps.rule.init)
     if isinstance(held, ShardState):
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
         whole.opt_state, whole.step = held.opt_state, held.step

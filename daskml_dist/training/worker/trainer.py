@@ -325,8 +325,8 @@ class Trainer:
     def _meet_trainers(self) -> Communicator:
         """Wait until every trainer is there; connect to those that this one must talk to."""
         spec = self._spec
-        # With parameters on servers, trainers never talk to each other; ranks of a function do.
-        alone = self._fit.work.uses_shards and self._fit.work.call is None
+        # With all parameters on servers, trainers never talk to each other.
+        alone = not self._fit.work.trainers_meet
         if spec.generation and alone:
             # A trainer that is ready goes on at once, within the policy's bounds.
             return SoloCommunicator()

@@ -13,6 +13,7 @@ from daskml_dist.training.worker.loops.free import run_free_loop
 from daskml_dist.training.worker.loops.function import run_function_loop
 from daskml_dist.training.worker.loops.keyed import run_keyed_loop
 from daskml_dist.training.worker.loops.own_rows import run_own_rows_loop
+from daskml_dist.training.worker.loops.parts import run_parts_loop
 from daskml_dist.training.worker.loops.ranges import run_ranges_loop
 from daskml_dist.training.worker.loops.replicas import run_replicas_loop
 from daskml_dist.training.worker.loops.shared import run_shared_loop
@@ -27,6 +28,7 @@ LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]]
     "free": run_free_loop,
     "shared": run_shared_loop,
     "decoupled": run_decoupled_loop,
+    "parts": run_parts_loop,
     "solver": run_solver_loop,
     "ranges": run_ranges_loop,
     "keyed": run_keyed_loop,

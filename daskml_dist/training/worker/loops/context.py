@@ -287,7 +287,8 @@ class Context:
         """Report pass `number` of some lanes; return whether the fit ends with it."""
         self.send_pass_report(connection, number, lanes, weights)
         answer = connection.answer()
-        if self.pool is None or self.fit.work.lockstep:
+        # Else each compute thread reports for itself.
+        if self.pool is None or self.fit.work.lockstep or self.fit.work.trainers_meet:
             self._idle()
         return bool(answer["stop"])
 
@@ -314,7 +315,7 @@ class Context:
             total.steps //= max(len(lanes), 1)
         # Bytes that were moved since the connection's last report.
         pushed, pulled = connection.bytes_moved
-        if not self.fit.work.uses_shards:
+        if self.fit.work.trainers_meet:
             self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
             pushed += self._in_reports[0]
             pulled += self._in_reports[1]

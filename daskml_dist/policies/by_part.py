@@ -1,0 +1,109 @@
+"""Policies of models whose parts are updated at paces of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.optimizers import Optimizer, get_optimizer
+from daskml_dist.policies.base import Gate, Policy, is_number
+from daskml_dist.schedules import Constant, Schedule
+
+__all__ = ["PolicyByPart"]
+
+
+@dataclass(frozen=True)
+class PolicyByPart(Policy):
+    """One policy for the rows of ids, another for all else: asynchronous, and all-reduce.
+
+    Also written ``policy={"embeddings": "async", "dense": "allreduce"}``. For models over ids:
+    their embeddings are rows of a table on servers, of which a batch touches few, while all batches
+    touch the layers' weights and the intercept. Trainers hold the latter, and sum their gradients
+    at each step. Rows of ids are pulled and pushed; servers apply each push as it comes, while
+    trainers sum the rest.
+
+    Choose it where the layers are many next to a batch's ids, or lanes many: weights that all
+    lanes touch do not tolerate old gradients, rows of ids, which few lanes touch at once, do.
+
+    Parameters
+    ----------
+    embeddings : Asynchronous or BoundedStaleness
+        Policy of the rows of ids; of an `Asynchronous`, `max_delay` alone may be set. Since lanes
+        step together, a gradient is older than two steps of the other lanes at no time.
+    dense : AllReduce
+        Policy of all else.
+    dense_optimizer : str, Optimizer or None, default=None
+        Optimizer of all else; None: the estimator's, which is that of the rows of ids.
+    dense_rate : float or None, default=None
+        Learning rate of all else. None: the default of `dense_optimizer`; without one, the
+        estimator's.
+
+    References
+    ----------
+    X. Lian et al., "Persia: An Open, Hybrid System Scaling Deep Learning-based Recommenders up to
+    100 Trillion Parameters", KDD 2022.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import get_policy
+    >>> get_policy({"embeddings": "async", "dense": "allreduce"}).embeddings.name
+    'async'
+    >>> from daskml_dist.policies import AllReduce, Asynchronous, PolicyByPart
+    >>> PolicyByPart(Asynchronous(), AllReduce(), dense_optimizer="adam").dense_schedule
+    Constant(learning_rate=0.001)
+    """
+
+    name = "by part"
+    loop = "parts"
+    embeddings: Policy
+    dense: Policy
+    dense_optimizer: str | Optimizer | None = None
+    dense_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own, rest = self.embeddings, self.dense
+        steps_often = own.push_every == own.pull_every == 1
+        plain = own.loop == "free" and not (own.delay_compensation or own.gradient_table)
+        if not (plain and steps_often):
+            raise InvalidParameterError(
+                f"embeddings={own!r}: rows of ids are pulled and pushed at each step. Use "
+                '"async", "ssp", or Asynchronous(max_delay=...).'
+            )
+        if not (rest.loop == "replicas" and rest.sums_gradients):
+            raise InvalidParameterError(
+                f'dense={rest!r}: trainers sum the gradients of what they hold. Use "allreduce".'
+            )
+
+        rate = self.dense_rate
+        if rate is not None and not (is_number(rate) and rate > 0):
+            raise InvalidParameterError(f"dense_rate={rate!r}: give a number > 0, or None.")
+        optimizer = self.optimizer_of_dense
+        if optimizer is not None and (optimizer.uses_scales or optimizer.whole_matrices):
+            raise InvalidParameterError(
+                f"dense_optimizer={self.dense_optimizer!r} needs units of features, or whole "
+                'matrices. Use another, such as "adam".'
+            )
+
+    @property
+    def optimizer_of_dense(self) -> Optimizer | None:
+        """Return the optimizer of all but the embeddings; None: the estimator's."""
+        given = self.dense_optimizer
+        return None if given is None else get_optimizer(given)
+
+    @property
+    def dense_schedule(self) -> Schedule | None:
+        """Return the learning rates of all but the embeddings; None: the estimator's."""
+        optimizer = self.optimizer_of_dense
+        if self.dense_rate is not None:
+            return Constant(float(self.dense_rate))
+        return None if optimizer is None else Constant(optimizer.default_learning_rate)
+
+    def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
+        """Return the state machine of one shard, which holds rows of ids."""
+        return self.embeddings.gate(lanes, clock)
+
+    def applies(self, delay: int, n_lanes: int) -> bool:
+        """Return whether a gradient of rows of ids is applied that is so many updates old."""
+        return self.embeddings.applies(delay, n_lanes)

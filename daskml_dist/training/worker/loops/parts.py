@@ -1,0 +1,186 @@
+"""Loop *parts*: rows of ids go through servers, all else is summed and held by trainers.
+
+For models over ids under a policy for each part (Lian et al., KDD 2022). A batch touches some rows
+of a growing table, and all of the model's own: weights of layers, the intercept. Each step a lane
+pulls and pushes the former, which servers apply as they come. While these messages travel, all
+trainers sum the gradients of the latter, and make the same step on their own copies.
+
+All lanes are at one clock, and steps on the model's own rows are counted by it. After a loss lanes
+go back to the clock that every server has seen of all of them. Servers refuse the pushes that they
+have applied before, and trainers make no step twice that their copies have in them: nothing is lost
+or counted twice. Copies are equal, so any trainer that is left gives its own to the new ones; the
+first server has an older copy, in case none is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.server_connections import ShardedConnection
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import HeldRows, ShardState, copy_held_rows
+from daskml_dist.training.spec import InterruptedState
+from daskml_dist.training.worker.loops.bulk import BulkSteps
+from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.reader import LaneBatch
+
+
+def run_parts_loop(context: Context) -> ShardState | None:
+    """Run all passes; rank 0 returns a state of no rows but those that trainers hold."""
+    connection = context.connect()
+    try:
+        steps = PartSteps(context, connection)
+        context.set_left_behind(lambda: InterruptedState(steps.state()))
+        steps.pull_first_parameters()
+        for number in context.fit.work.passes(steps.clock):
+            steps.run_steps_of_pass(number)
+            stop = context.report(connection, number, context.lanes, [None] * len(context.lanes))
+            # The last report closes the pass: the others' answers may have come before its end.
+            if context.communicator.allreduce(np.array([float(stop)]))[0]:
+                break
+        connection.call_all("leave", lanes=[lane.number for lane in context.lanes])
+        return steps.state() if context.rank == 0 else None
+    finally:
+        connection.close()
+
+
+class PartSteps(BulkSteps):
+    """Steps of a trainer's lanes, with a copy of the rows that all batches touch.
+
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        super().__init__(context, connection)
+        self._ids = context.fit.steps.model.own_ids
+        self._own = np.arange(len(self._ids))
+        held, self._clock = self._agree_on_start()
+        self._replica = self._make_replica(held)
+        #: Steps of each lane that are in the copy.
+        self._held_clock = held.clock
+        self._keep_for_next_generation()
+
+    @property
+    def clock(self) -> int:
+        """Return the steps that each lane has made."""
+        return self._clock
+
+    def held_rows(self) -> HeldRows:
+        """Return a copy of the rows that trainers hold."""
+        return copy_held_rows(self._live_rows())
+
+    def state(self) -> ShardState:
+        """Return a state of no rows but those that trainers hold."""
+        held = self.held_rows()
+        return ShardState(held.w[:0], {}, held=held)
+
+    def _live_rows(self) -> HeldRows:
+        """Return the rows that trainers hold, which the next step changes."""
+        replica = self._replica
+        return HeldRows(self._ids, replica.w, replica.opt_state, replica.step, self._held_clock)
+
+    # -- where a generation begins ---------------------------------------------------------------
+
+    def _agree_on_start(self) -> tuple[HeldRows, int]:
+        """Return the rows and the clock from which all trainers go on."""
+        context, communicator = self._context, self._context.communicator
+        kept: HeldRows | None = context.memory.get("held")
+        own = np.array([-1 if kept is None else kept.clock, min(context.clocks.values())])
+        held_clocks, lane_clocks = np.stack([a for (a,) in communicator.allgather([own])]).T
+        start = int(lane_clocks.min())
+        # Where everything begins anew, so do these rows.
+        if start > self._fit.work.first_clock and held_clocks.max() >= 0:
+            owner = int(held_clocks.argmax())
+            return self._share_rows(kept if context.rank == owner else None, owner), start
+        # No trainer is left that had a copy: the steps after the servers' are made again.
+        held: HeldRows = self._connection.call("take_held")["blob"]
+        return held, min(start, held.clock)
+
+    def _share_rows(self, kept: HeldRows | None, owner: int) -> HeldRows:
+        """Return the rows of a trainer; all others give None."""
+        names = sorted(self._fit.steps.held_rule.state_names)
+        own: list[NDArray[Any]] = []
+        if kept is not None:
+            counts = np.array([kept.step, kept.clock])
+            own = [counts, kept.w, *(kept.opt_state[name] for name in names)]
+        counts, w, *arrays = self._context.communicator.allgather(own)[owner]
+        step, clock = counts.tolist()
+        return HeldRows(self._ids, w, dict(zip(names, arrays, strict=True)), step, clock)
+
+    def _make_replica(self, held: HeldRows) -> Shard:
+        """Return a shard that holds a copy of the rows alone."""
+        held = copy_held_rows(held)
+        state = ShardState(held.w, held.opt_state, held.step)
+        return Shard(self._fit.steps.held_rule, state)
+
+    def _keep_for_next_generation(self) -> None:
+        """Keep the rows in the trainer's memory: a generation may end anywhere."""
+        self._context.memory["held"] = self._live_rows()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def run_steps_of_pass(self, number: int) -> None:
+        """Make the steps of a pass, and hand the rows over now and then."""
+        every, end = self._context.snapshot_every, number * self._fit.work.n_steps
+        while self._clock < end:
+            self._context.raise_if_stopped()
+            self.step()
+            if every and self._clock % every == 0 and self._context.rank == 0:
+                self._connection.call("hold", blob=self.held_rows())
+
+    def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
+        """Return the lanes of each message, and the rows of ids that it wants next."""
+        return [
+            ((lane.number,), self._without_own(batch.index))
+            for lane, batch in zip(self._lanes, self._batches, strict=True)
+        ]
+
+    def _without_own(self, rows: Any) -> Any:
+        """Return what a batch touches, or its values, without the rows that trainers hold."""
+        return rows[: max(0, len(rows) - len(self._ids))]
+
+    def _receive_parameters(self) -> None:
+        """Receive the rows of ids for the next step, and put the own rows behind them."""
+        super()._receive_parameters()
+        for pulled in self._pulled:
+            pulled.w = np.concatenate([pulled.w, self._replica.w])
+
+    def _push_each_lane(self, batches: list[LaneBatch]) -> None:
+        """Push the gradients of rows of ids; sum those of the own rows meanwhile."""
+        gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
+        losses = [lane.last_batch_loss for lane in self._lanes]
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
+        for (lanes, wanted), batch, gradient, loss in zip(
+            self._list_messages(), batches, gradients, losses, strict=True
+        ):
+            self._connection.send(
+                lanes,
+                self._clock + 1,
+                batch.n_rows,
+                self._without_own(gradient),
+                self._without_own(batch.index),
+                loss=loss,
+                pull_index=wanted,
+                whole=self._fit.steps.pushes_uncompressed(self._clock + 1),
+            )
+        self._step_own_rows(gradients)
+
+    def _step_own_rows(self, gradients: list[NDArray[Any]]) -> None:
+        """Step the own rows along the sum of all lanes' gradients."""
+        first, *others = (gradient[-len(self._ids) :] for gradient in gradients)
+        total = first.copy()
+        for part in others:
+            total += part
+        total = self._context.communicator.allreduce(total)
+        # Lanes may have gone back to before steps that the copy has in it.
+        if self._clock >= self._held_clock:
+            rows = self._context.step_rows(self._clock % self._fit.work.n_steps)
+            self._replica.apply(total, rows, self._own)
+            self._held_clock = self._clock + 1
+            self._keep_for_next_generation()

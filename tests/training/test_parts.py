@@ -1,0 +1,172 @@
+"""Fits of models over ids under a policy for each part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from scipy import sparse
+
+from daskml_dist import Run
+from daskml_dist.callbacks import Checkpoint
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.policies import AllReduce, Asynchronous, PolicyByPart, get_policy
+from daskml_dist.recommender import DeepFMClassifier, FactorizationMachineClassifier
+from tests.quick import quick
+from tests.training.recovery.strikes import Strike, make_killer
+
+N_ROWS, N_IDS, N_LANES = 1_200, 300, 3
+BY_PART = {"embeddings": "async", "dense": "allreduce"}
+
+
+def _rows() -> tuple[Any, Any]:
+    """Rows of a user and an item each, whose sides decide; every third row has no ids at all."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(N_IDS // 2, size=(2, N_ROWS))
+    X = sparse.lil_array((N_ROWS, N_IDS))
+    X[np.arange(N_ROWS), users] = 1.0
+    X[np.arange(N_ROWS), N_IDS // 2 + items] = 1.0
+    X = X.tocsr()
+    X.data[:] = 1.0
+    y = users % 2 == items % 2
+    empty = np.arange(N_ROWS) % 3 == 0
+    y[empty] = rng.random(empty.sum()) < 0.8
+    return sparse.csr_array(sparse.diags_array((~empty).astype(float)) @ X), y
+
+
+def _lazy(X: Any, y: Any, rows: int = 200) -> tuple[Any, Any]:
+    parts = [da.from_array(X[at : at + rows], asarray=False) for at in range(0, N_ROWS, rows)]
+    return da.concatenate(parts), da.from_array(y, chunks=rows)
+
+
+def _machine(policy: Any, *callbacks: Any, **params: Any) -> FactorizationMachineClassifier:
+    given = {"max_iter": 20, "batch_size": 16, "run": Run(n_lanes=N_LANES, n_servers=2)} | params
+    return FactorizationMachineClassifier(
+        policy=policy, random_state=0, callbacks=list(callbacks), dtype="float64", **given
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("hidden", [None, (8,)])
+def test_one_lane_makes_the_steps_of_sync(optimizer: str, hidden: Any) -> None:
+    X, y = _rows()
+
+    def fit(policy: Any) -> Any:
+        params: dict[str, Any] = {
+            "policy": policy, "optimizer": optimizer, "random_state": 0, "max_iter": 3,
+            "batch_size": 32, "run": Run(n_lanes=1),
+        }  # fmt: skip
+        if hidden is None:
+            return FactorizationMachineClassifier(**params).fit(X, y)
+        two = sparse.csr_array(np.random.default_rng(0).normal(size=(N_ROWS, 2)))
+        return DeepFMClassifier(hidden_layer_sizes=hidden, **params).fit(two, y)
+
+    found, truth = fit(BY_PART), fit("sync")
+    np.testing.assert_array_equal(found.ids_, truth.ids_)
+    np.testing.assert_array_equal(found.weights_, truth.weights_)
+    np.testing.assert_array_equal(found.vectors_, truth.vectors_)
+    assert found.intercept_ == truth.intercept_
+
+
+#: Rows without ids, whose predictions are the intercept alone, and a loss under which it has to be
+#: found; full batches, so that the order of the rows is of no account.
+EMPTY = sparse.csr_array((N_ROWS, N_IDS))
+WHOLE: dict[str, Any] = {
+    "loss": "squared_hinge", "tol": None, "batch_size": None, "optimizer": "sgd",
+    "learning_rate": 0.05, "alpha": 0.0,
+}  # fmt: skip
+
+
+def _with_adam(rate: float) -> PolicyByPart:
+    return PolicyByPart(Asynchronous(), AllReduce(), dense_optimizer="adam", dense_rate=rate)
+
+
+def _follow_intercept(y: Any, passes: int, optimizer: str, rate: float = 0.05) -> float:
+    """Return the intercept of a descent on rows without ids, written plainly."""
+    sign = np.where(y, 1.0, -1.0)
+    w = first = second = 0.0
+    for t in range(1, passes + 1):
+        slope = np.mean(-2 * sign * np.maximum(0, 1 - sign * w))
+        if optimizer == "sgd":
+            w -= rate * slope
+        else:
+            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+            w -= rate * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return float(w)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fits_that_go_on_make_the_steps_of_one(optimizer: str, tmp_path: Any) -> None:
+    y, policy = _rows()[1], _with_adam(0.05) if optimizer == "adam" else BY_PART
+    truth = _follow_intercept(y, 8, optimizer)
+    once = _machine(policy, max_iter=8, **WHOLE).fit(EMPTY, y)
+    assert once.intercept_ == pytest.approx(truth, rel=1e-7)
+    twice = _machine(policy, max_iter=4, warm_start=True, **WHOLE).fit(EMPTY, y).fit(EMPTY, y)
+    assert twice.intercept_ == pytest.approx(truth, rel=1e-7)
+    checkpoint = Checkpoint(tmp_path / "fit.npz")
+    saved = _machine(policy, max_iter=4, checkpoint=checkpoint, **WHOLE).fit(EMPTY, y)
+    resumed = saved.set_params(max_iter=8).fit(EMPTY, y)
+    assert resumed.intercept_ == pytest.approx(truth, rel=1e-7)
+
+
+def test_what_all_batches_touch_is_summed_over_all_lanes(client: Client) -> None:
+    X, y = _rows()
+    given: dict[str, Any] = {"max_iter": 1, "batch_size": None, "optimizer": "sgd",
+                             "learning_rate": 0.5}  # fmt: skip
+    found = _machine(BY_PART, **given).fit(*_lazy(X, y))
+    # From the same parameters the gradients of all rows are those of one step in lock-step.
+    truth = _machine("sync", **given).fit(*_lazy(X, y))
+    assert found.intercept_ == pytest.approx(truth.intercept_, rel=1e-12)
+
+
+@pytest.mark.parametrize("role", quick(["server", "trainer", "both"], "both"))
+def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, role: str) -> None:
+    X, y = _rows()
+
+    def fit(*callbacks: Any, **params: Any) -> Any:
+        return _machine(BY_PART, *callbacks, max_iter=60, tol=None, **params).fit(*_lazy(X, y))
+
+    calm, strike = fit(), Strike(make_killer(crew_client, role))
+    struck = fit(strike)
+    assert strike.struck
+    np.testing.assert_array_equal(struck.ids_, calm.ids_)
+    assert struck.score(X, y) > 0.75
+    # Each row is counted once a pass, whoever made the step.
+    assert all(record["rows"] == N_ROWS for record in struck.history_.records)
+
+
+def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Client) -> None:
+    # Nothing depends on the embeddings: each step on the intercept is to be made once.
+    y, passes, strike = _rows()[1], 400, Strike(make_killer(crew_client, "both"))
+    # Slow enough that it is still on its way at the end.
+    found = _machine(_with_adam(1e-3), strike, max_iter=passes, **WHOLE).fit(*_lazy(EMPTY, y))
+    assert strike.struck
+    assert len(found.history_.records) == passes
+    truth = _follow_intercept(y, passes, "adam", 1e-3)
+    assert found.intercept_ == pytest.approx(truth, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"embeddings": "async"}, "names the policies of other parts"),
+        ({"embeddings": "sync", "dense": "allreduce"}, "pulled and pushed at each step"),
+        ({"embeddings": Asynchronous(push_every=2), "dense": "allreduce"}, "at each step"),
+        ({"embeddings": "async", "dense": "async"}, "sum the gradients"),
+        ({"embeddings": "never", "dense": "allreduce"}, "Unknown policy"),
+    ],
+)
+def test_parts_that_cannot_be_updated_so_are_refused(policy: Any, said: str) -> None:
+    with pytest.raises(InvalidParameterError, match=said):
+        get_policy(policy)
+
+
+def test_models_without_embeddings_are_refused() -> None:
+    X, y = _rows()
+    by_part = PolicyByPart(Asynchronous(), AllReduce())
+    with pytest.raises(InvalidParameterError, match="models over ids"):
+        SGDClassifier(policy=by_part).fit(X, y)
