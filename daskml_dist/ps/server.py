@@ -194,7 +194,7 @@ class ShardServer:
         ready, still = self._callers.stored(), []
         # Every call may have changed what the policy allows: all waiting pulls are looked at again.
         for request, reply in self._callers.pulls:
-            if self._state.may_proceed(request.lanes):
+            if self._state.may_answer(request):
                 ready.append(partial(reply, self._state.answer(request)))
             else:
                 still.append((request, reply))
@@ -403,6 +403,7 @@ class ShardServer:
             self.generation, self._paused = generation, False
             self._n_trainers = n_trainers or self._n_trainers
             self._state.renew(lanes, at)
+            self._call_when_due()
             self._callers.renew()
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
@@ -673,9 +674,12 @@ class ServerState:
         """Return the pass (from 1) that a clock is in."""
         return (clock - 1) // self._n_steps + 1
 
-    def may_proceed(self, lanes: Iterable[int]) -> bool:
-        """Return whether the policy lets lanes start their next step."""
-        return self._gate.may_all_proceed(lanes)
+    def may_answer(self, request: ServerRequest) -> bool:
+        """Return whether the policy lets the lanes of a pull start their next step."""
+        # A lane that joins a generation asks where the server is, though its push may be in a round
+        # that others are waited for.
+        joins = self._policy.keeps_lanes and request.values is None
+        return joins or self._gate.may_all_proceed(request.lanes)
 
     def answer(self, request: ServerRequest) -> ServerReply:
         """Return the reply to a pull of lanes that may go."""
@@ -746,7 +750,12 @@ class ServerState:
     # -- generations ---------------------------------------------------------------------------
 
     def renew(self, lanes: Iterable[int], at: int | None) -> None:
-        """Go on from the present, or from the snapshot of a place; open rounds are dropped."""
+        """Go on from the present, or from the snapshot of a place; open rounds are dropped.
+
+        But for pushes of lanes that send them until they are applied: where workers come and go
+        faster than a round takes, none would ever be whole.
+        """
+        kept = self._pending if at is None and self._policy.keeps_lanes else {}
         clocks = self.clocks() if at is None else self._restore_snapshot(at)
         # In lock-step, a lane that comes back takes up the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
@@ -755,13 +764,14 @@ class ServerState:
         for lane in lanes:
             self._gate.join(lane, clocks.get(lane, first))
         self._left.clear()
-        self._pending.clear()
+        self._pending = {n: push for n, push in kept.items() if self._gate.push(n, push.clock)}
         self._pulled.clear()
         if self._gradients is not None:
             self._gradients = GradientTable()
         self.snapshots.renew()
         if self._ledger is not None:
             self._ledger.renew()
+        self.apply_due()
 
     def _restore_snapshot(self, at: int) -> dict[int, int]:
         """Restore the snapshot of a place; return the lanes' clocks then."""

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy, Synchronous
+from daskml_dist.policies import (
+    Asynchronous,
+    BoundedStaleness,
+    Hogwild,
+    LocalSGD,
+    Policy,
+    Synchronous,
+)
 from daskml_dist.ps.ledger import PassLedger, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.rule import UpdateRule
@@ -371,6 +378,26 @@ def test_stale_generation_is_dropped_and_told() -> None:
     rounds = fleet.round(fleet.lanes, 1, random.Random(0))
     _check_replies(fleet, rounds, 1)
     _check_first_step(fleet, fleet.lanes)
+
+
+def test_a_round_of_lanes_that_are_kept_outlives_generations() -> None:
+    """Where a generation is shorter than a round takes, pushes of several make one."""
+    fleet = _Fleet(LocalSGD(4, quorum=2))
+    (server,) = fleet.servers
+    first = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
+    server.pause(1)
+    server.renew(1, fleet.lanes)
+    fleet.generation = 1
+    assert [reply.status for reply in first] == [ServerStatus.STALE_GENERATION]
+    # The lane is told at once where the server is, and sends again what has no answer.
+    assert [reply.clock for reply in fleet.send(fleet.requests(0, 4))] == [0]
+    again = fleet.send(fleet.requests(0, 4, fleet.gradient(0, fleet.w)))
+    assert not again
+    other = fleet.send(fleet.requests(1, 4, fleet.gradient(1, fleet.w)))
+    assert [reply.clock for reply in again + other] == [4, 4]
+    assert server.shard is not None
+    assert server.shard.version == 1
+    assert server.shard.rows == SIZES[0] + SIZES[1]
 
 
 def test_push_without_a_pull_is_not_answered() -> None:
