@@ -73,6 +73,9 @@ _FIRST_LOOK, _LOOK = 0.05, 0.2
 _ROLL_CALL = 0.5
 #: Seconds that a call to a worker may take.
 _CALL_SECONDS = 3.0
+#: Seconds after which lanes are evened out though the fit has ended no pass since they were moved:
+#: longer than a worker takes to begin its part.
+_UNMOVED = 10.0
 #: Seconds that a fit must last before it gets standbys: a shorter one is sooner begun anew.
 _STANDBY_AFTER = 0.25
 #: Seconds between two fetches of snapshots to the client, without and with standbys.
@@ -184,6 +187,7 @@ class TrainingRun:
         self._to_retire: set[str] = set()
         self._saved_at = self._save_took = 0.0
         self._began = time.monotonic()
+        self._passes_at_begin = 0
         self._trainer_addresses: list[str] = []
         self._server_addresses: list[str] = []
         self._view = RunView(
@@ -289,6 +293,7 @@ class TrainingRun:
             except WorkerUnreachableError as gone:
                 reason = f"{reason}; {self._handle_unreachable(gone)}"
         self._began = time.monotonic()
+        self._passes_at_begin = self._passes.n_passes
         for address in generations.visited_workers:
             handler = partial(self._on_worker_event, address)
             listen_to_topic(self._client, address, self._id, handler)
@@ -381,8 +386,9 @@ class TrainingRun:
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
                     reason = self._reasons.reason_from_roll_call()
-                    if reason is None and (reason := self._reasons.reason_to_even_out()):
-                        even = True
+                    if reason is None and self._is_settled:
+                        reason = self._reasons.reason_to_even_out()
+                        even = reason is not None
                 if reason is None and not woken:  # the end of a trainer is seldom alone
                     reason = self._reasons.reason_from_early_end()
                 if reason is None:
@@ -403,6 +409,15 @@ class TrainingRun:
                 with self._interrupts.at_once():
                     self._begin_generation(reason, even=even)
                 look = _FIRST_LOOK
+
+    @property
+    def _is_settled(self) -> bool:
+        """Return whether the generation has done some work: its lanes may then be moved again.
+
+        Where workers come and go all the time, moves for their sake would leave no time to work.
+        """
+        has_come_further = self._passes.n_passes > self._passes_at_begin
+        return has_come_further or time.monotonic() - self._began > _UNMOVED
 
     def _protect_state(self) -> None:
         """Keep a copy of the servers' state on standbys, and at the client."""
