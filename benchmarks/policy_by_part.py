@@ -34,7 +34,7 @@ def run(tiny: bool = False) -> str:
         blocks = _spread(X[:n], y[:n])
         for name, policy in POLICIES.items():
             _machine(policy, 64 if tiny else BATCH, 1).fit(*_spread(X[:2_000], y[:2_000]))
-            found = _machine(policy, 64 if tiny else BATCH, 1 if tiny else 2)
+            found = _machine(policy, 64 if tiny else BATCH, 1)
             found.fit(*blocks, client=client)
             auc = roc_auc_score(later[1], found.predict_proba(later[0])[:, 1])
             records = found.history_.records
@@ -49,7 +49,7 @@ def run(tiny: bool = False) -> str:
         f"{WORKERS} workers, {WORKERS} servers, steps of {BATCH:,} rows"
     )
     columns = [
-        "policy", "seconds of two passes", "rows a second", "MB a pass", "mean staleness",
+        "policy", "seconds of a pass", "rows a second", "MB a pass", "mean staleness",
         f"AUC of {n_scored:,} later rows",
     ]  # fmt: skip
     return markdown(title, columns, rows)
