@@ -19,7 +19,14 @@ from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.backends.trees import EXACT, ROUNDED, LeafPartition, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import (
+    EXACT,
+    ROUNDED,
+    LeafPartition,
+    SplitFacts,
+    SplitLeaf,
+    largest_sizes,
+)
 from daskml_dist.errors import InvalidDataError
 
 #: Neighbours of an index that a block parts; the word of tree_tasks.cuh.
@@ -454,6 +461,16 @@ class CupyTreeRows:
         largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
         found = self._backend.to_numpy(largest).view(np.float32)
         return np.asarray(found, np.float64)
+
+    def set_gradients(
+        self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Keep gradients and hessians of one output that the host made."""
+        assert self._h is not None
+        on_host = [np.concatenate(parts).astype(np.float32) for parts in (g, h)]
+        for there, here in zip((self._g, self._h), on_host, strict=True):
+            there[0] = self._backend.to_device(here)
+        return largest_sizes(*on_host)
 
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int

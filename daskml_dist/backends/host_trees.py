@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf
+from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf, largest_sizes
 
 Array = NDArray[Any]
 
@@ -120,6 +120,14 @@ class HostRows:
                 h[:, at] = h_at
                 np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
         return largest
+
+    def set_gradients(
+        self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Keep gradients and hessians of one output in float32; return the largest sizes."""
+        own_g, own_h = self._allocate_gradients(1, constant=False)
+        own_g[0], own_h[0] = g[0], h[0]
+        return largest_sizes(own_g, own_h)
 
     def _allocate_gradients(self, k: int, constant: bool) -> tuple[Array, Array]:
         """Return arrays for gradients and hessians, kept between trees: new pages cost more than

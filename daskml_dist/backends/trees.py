@@ -143,6 +143,14 @@ class TreeRows(Protocol):
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make the gradients and hessians of all rows, in float32, and keep them."""
 
+    def set_gradients(
+        self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Keep gradients and hessians of one output that were made elsewhere, in float32.
+
+        Of each of `binned_rows`. The result is that of `make_gradients`.
+        """
+
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
@@ -180,6 +188,12 @@ class TreeRows(Protocol):
 
     def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each of `binned_rows`, the number of the leaf of each row."""
+
+
+def largest_sizes(g: Array, h: Array) -> NDArray[np.float64]:
+    """Return the largest size of gradients and of hessians of one output, of shape (2, 1)."""
+    sizes = [float(np.abs(values).max(initial=0.0)) for values in (g, h)]
+    return np.array(sizes)[:, None]
 
 
 class TreeDevice(Protocol):

@@ -116,8 +116,12 @@ class EvalMonitor(FitCallback):
         record["eval_seconds"] = time.perf_counter() - begin
 
 
-def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the sets of an argument `eval_set` by their names; a single set has the name ""."""
+def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tuple[Any, ...]]:
+    """Return the sets of an argument `eval_set` by their names; a single set has the name "".
+
+    `others` names what may follow X and y in a set.
+    """
+    names = others.split(", ")
     # A list of tuples is several sets, as in XGBoost; a list [X, y] is one.
     if isinstance(eval_set, dict):
         sets = eval_set
@@ -126,9 +130,9 @@ def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
     else:
         sets = {"": eval_set}
     for one in sets.values():
-        if not isinstance(one, tuple | list) or len(one) not in (2, 3):
+        if not isinstance(one, tuple | list) or not 2 <= len(one) <= 2 + len(names):
             raise InvalidParameterError(
-                "eval_set is to be (X, y) or (X, y, sample_weight), such as eval_set=(X_val, "
+                f"eval_set is to be (X, y) or (X, y, {others}), such as eval_set=(X_val, "
                 f"y_val), or a dict or a list of these; it is a {type(one).__name__}."
             )
     if not sets:

@@ -13,6 +13,7 @@ from daskml_dist.ensemble.hist_gradient_boosting import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
 )
+from daskml_dist.ensemble.hist_gradient_boosting_ranker import HistGradientBoostingRanker
 from daskml_dist.ensemble.voting_and_stacking import (
     StackingClassifier,
     StackingRegressor,
@@ -26,6 +27,7 @@ __all__ = [
     "ExtraTreesClassifier",
     "ExtraTreesRegressor",
     "HistGradientBoostingClassifier",
+    "HistGradientBoostingRanker",
     "HistGradientBoostingRegressor",
     "RandomForestClassifier",
     "RandomForestRegressor",

@@ -210,10 +210,14 @@ def _with_unit_weights(inputs: Inputs) -> Inputs:
     if weight is not None:
         return inputs
     if is_dask(y):
+        if is_dataframe_like(y):  # targets with columns beside them
+            y_column = y[y.columns[0]]
+        else:
+            y_column = y[:, 0] if getattr(y, "ndim", 1) == 2 else y
         ones = (
-            y.map_partitions(_make_unit_weights)
-            if is_series_like(y)
-            else da.ones_like(y, dtype=float)
+            y_column.map_partitions(_make_unit_weights)
+            if is_series_like(y_column)
+            else da.ones_like(y_column, dtype=float)
         )
         return X, y, ones
     return X, y, np.ones(len(y))
@@ -256,10 +260,16 @@ def _concatenate_frames(parts: Sequence[Any]) -> Any:
     import dask.dataframe as dd
     import pandas as pd
 
-    lazy = []
+    lazy, first = [], parts[0]
     for part in parts:
         if not is_dask(part):
-            part = part if hasattr(part, "iloc") else pd.Series(np.asarray(part))
+            if not hasattr(part, "iloc"):
+                values = np.asarray(part)
+                # Targets with columns beside them come as tables.
+                is_table = values.ndim == 2 and is_dataframe_like(first)
+                part = (
+                    pd.DataFrame(values, columns=first.columns) if is_table else pd.Series(values)
+                )
             # Unsorted: X, y and weights must keep the same order of rows.
             part = dd.from_pandas(part, npartitions=1, sort=False)
         lazy.append(part)

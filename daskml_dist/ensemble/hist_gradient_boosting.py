@@ -340,9 +340,7 @@ class BaseBoosting(BaseRounds):
         # Every set of eval_set is scored by every scoring. X_val comes last: it stops the fit, and
         # its scores are not recorded.
         sets = name_eval_sets(eval_set)
-        scores = name_scores(self.scoring if scoring is None else scoring)
-        for score in scores.values():
-            check_scoring(score)
+        scores = self._name_watched_scores(scoring)
         inputs = tuple((*given, None)[:3] for given in sets.values())  # weights None if left out
         names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
         arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
@@ -350,6 +348,13 @@ class BaseBoosting(BaseRounds):
             inputs, arguments = (*inputs, val), (*arguments, _VALIDATION_ARGUMENTS)
         keys = tuple(record_keys(sets, scores))
         return ValidationSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
+
+    def _name_watched_scores(self, scoring: Any) -> dict[str, Any]:
+        """Return the scores of the sets of `eval_set` by their names."""
+        scores = name_scores(self.scoring if scoring is None else scoring)
+        for score in scores.values():
+            check_scoring(score)
+        return scores
 
     def _clear_fitted(self) -> None:
         """Drop the trees of the last fit, unless this one adds to them."""
@@ -502,12 +507,16 @@ class BaseBoosting(BaseRounds):
         # rows are scored.
         if given is None and p["validation_fraction"] is not None:
             fraction = p["validation_fraction"]
-            held_out = draw_holdout(rows.summary, rows.classes, fraction, self._seed)
+            held_out = self._draw_holdout(rows, fraction)
         stopping = StoppingRule(
             int(p["n_iter_no_change"]), float(p["tol"]), held_out is not None,
             self._make_scorer(self._stop_scoring, rows), stopping_range,
         )  # fmt: skip
         return stopping, held_out, watching
+
+    def _draw_holdout(self, rows: DatasetInfo, size: float) -> HoldoutMask:
+        """Return the rows of the fit to hold out, of which `size` is the number or share."""
+        return draw_holdout(rows.summary, rows.classes, size, self._seed)
 
     @property
     def _stop_scoring(self) -> Any:

@@ -31,6 +31,7 @@ from daskml_dist.metrics.displays import (
     RocCurveDisplay,
 )
 from daskml_dist.metrics.probabilities import brier_score_loss, log_loss, top_k_accuracy_score
+from daskml_dist.metrics.queries import dcg_score, ndcg_score
 from daskml_dist.metrics.ranking import (
     average_precision_score,
     calibration_curve,
@@ -79,6 +80,7 @@ __all__ = [
     "d2_absolute_error_score",
     "d2_pinball_score",
     "d2_tweedie_score",
+    "dcg_score",
     "det_curve",
     "explained_variance_score",
     "f1_score",
@@ -102,6 +104,7 @@ __all__ = [
     "median_absolute_error",
     "multilabel_confusion_matrix",
     "ndcg_at_k",
+    "ndcg_score",
     "precision_at_k",
     "precision_recall_curve",
     "precision_recall_fscore_support",
@@ -118,12 +121,14 @@ __all__ = [
     "zero_one_loss",
 ]
 
-#: Public functions that do not score predictions against targets.
+#: Public functions that do not score predictions against targets, row by row.
 _OTHERS = {
+    "dcg_score",
     "get_scorer",
     "get_scorer_names",
     "make_scorer",
     "ndcg_at_k",
+    "ndcg_score",
     "precision_at_k",
     "silhouette_samples",
     "silhouette_score",

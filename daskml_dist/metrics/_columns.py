@@ -152,7 +152,7 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
     return found
 
 
-def _read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
+def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | None:
     """Return the weights of a block's rows as int64 or float64, or None where there are none."""
     if values is None:
         return None
@@ -359,7 +359,7 @@ class ScoredColumns:
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
         """Return the columns as one collection of aligned blocks, with no work on the data."""
         try:
-            X = _as_table_of_columns(y_pred, self.pred_name)
+            X = as_table_of_columns(y_pred, self.pred_name)
             # Not `numeric`: labels may be strings. The readers check each block.
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
@@ -376,7 +376,7 @@ class ScoredColumns:
         """Return the checked rows of a block (`index` None: of rows in memory)."""
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
-        weight = _read_sample_weights(sample_weight, len(truth), index)
+        weight = read_sample_weights(sample_weight, len(truth), index)
         # Dask may not know the sizes of chunks: the lengths of blocks are compared only here.
         lengths = {"y_true": len(truth), self.pred_name: len(prediction)}
         if weight is not None:
@@ -431,7 +431,7 @@ def _summarise_in_pieces(
     return merge([summarise(rows.select(slice(a, a + _PIECE_ROWS))) for a in starts])
 
 
-def _as_table_of_columns(values: Any, name: str) -> Any:
+def as_table_of_columns(values: Any, name: str) -> Any:
     """Return one or more columns as a two-dimensional table, as `as_collection` takes X."""
     values = convert_foreign(values)
     if isinstance(values, da.Array):

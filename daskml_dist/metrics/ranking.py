@@ -53,6 +53,7 @@ from daskml_dist.metrics._runs import (
     rank_run_rows,
     score_ranked_labels,
 )
+from daskml_dist.metrics.queries import average_precision_by_query
 
 #: Labels, and scores that rank the rows; `y_score` may have a column for each class or label.
 SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
@@ -191,6 +192,7 @@ def average_precision_score(
     average: AverageOption | Literal["samples"] = "macro",
     pos_label: Any = 1,
     sample_weight: Any = None,
+    group: Any = None,
     max_thresholds: int | None = MAX_THRESHOLDS,
     return_bound: bool = False,
 ) -> Any:
@@ -212,6 +214,9 @@ def average_precision_score(
         The positive one; of indicators it is 1.
     sample_weight, max_thresholds, return_bound
         As in :func:`roc_auc_score`.
+    group : of one value a row, or sizes of queries, optional
+        Query of each row, as of :func:`ndcg_score`: the score is the mean over queries (MAP), 0 of
+        one without a positive row; weights are of queries.
 
     Returns
     -------
@@ -245,6 +250,9 @@ def average_precision_score(
     0.9167
     """
     check_max_thresholds(max_thresholds)
+    if group is not None:
+        found = average_precision_by_query(y_true, y_score, group, pos_label, sample_weight)
+        return _return_with_bound((found, 0.0), return_bound)
     metric, rows = theirs.average_precision_score, (y_true, y_score, sample_weight)
     if not has_lazy_input(*rows):
         options = {"average": average, "pos_label": pos_label}

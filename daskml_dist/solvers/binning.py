@@ -31,6 +31,7 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins, compute_bin_edges, draw_by_hash
+from daskml_dist.models.query_codes import read_codes
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Takes the number of the first of some adjacent rows, and their targets; returns whether each row
@@ -428,6 +429,8 @@ class BinnedRows:
         Hash of each row's number among all rows.
     numbers : ndarray of int64 of shape (n,) or None
         These numbers, if they are kept.
+    queries : ndarray of int64 of shape (n,)
+        Codes of the rows' queries; empty where targets come without.
     extra : dict
         Further arrays of the solver.
     """
@@ -447,6 +450,7 @@ class BinnedRows:
         self._weight: NDArray[Any] | None = None
         self._salt = allocate_zeros((most,), np.uint32)
         self._numbers = allocate_zeros((most,), np.int64) if numbered else None
+        self._queries: NDArray[Any] | None = None
         self.extra: dict[str, Any] = {}
 
     def add(
@@ -461,6 +465,11 @@ class BinnedRows:
             np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
             self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip
+        if y.ndim == 2:  # with the codes of queries beside the targets
+            if self._queries is None:
+                self._queries = self.allocate_zeros((len(self._y),), np.int64)
+            self._queries[at] = read_codes(y)
+            y = y[:, 0]
         self._y[at] = y
         self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:
@@ -490,6 +499,10 @@ class BinnedRows:
     @property
     def numbers(self) -> NDArray[np.int64] | None:
         return None if self._numbers is None else self._numbers[: self.n]
+
+    @property
+    def queries(self) -> NDArray[np.int64]:
+        return np.empty(0, np.int64) if self._queries is None else self._queries[: self.n]
 
     @property
     def weight(self) -> NDArray[np.float64] | None:

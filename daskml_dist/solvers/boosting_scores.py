@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,29 @@ def sum_exactly(
         return values, largest
 
     found = rows.map_lanes(compute_summands, binned_lanes)
-    largest = rows.max_trainers(np.max([np.zeros(m), *(most for _, most in found)], axis=0))
+    largest = np.max([np.zeros(m), *(most for _, most in found)], axis=0)
+    return sum_values_exactly(rows, [values for values, _ in found], m, largest)
+
+
+def sum_values_exactly(
+    rows: OwnRows, parts: Sequence[Array], m: int, largest: Array | None = None
+) -> NDArray[np.float64]:
+    """Return sums over all trainers' values, as `sum_exactly`.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    parts : sequence of ndarray of float64 of shape (m, n)
+        No more values in all, of each sum, than there are rows.
+    m : int
+    largest : ndarray of shape (m,), optional
+        Largest size of the own values, where it is known.
+    """
+    if largest is None:
+        largest = np.max(
+            [np.zeros(m), *(np.abs(p).max(axis=1, initial=0.0) for p in parts)], axis=0
+        )
+    largest = rows.max_trainers(largest)
     if not np.isfinite(largest).all():
         return np.full(m, np.nan)
     # A common power of two scales the summands below 2**bits; n_rows of them stay below 2**61.
@@ -81,7 +103,7 @@ def sum_exactly(
             total += np.rint(values[:, at] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
-    own = rows.map_lanes(sum_scaled, [values for values, _ in found])
+    own = rows.map_lanes(sum_scaled, parts)
     return np.asarray(rows.sum_trainers(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
 
 
@@ -207,11 +229,15 @@ class BoostLoss(ABC):
     quantile : float or None
         A leaf's value is this quantile of the residuals of its rows (Friedman 2001, algorithm 3,
         for the median); None: it is a Newton step.
+    by_query : bool
+        Whether the loss is of the order of rows within queries: its gradients and scores are made
+        query by query (`solvers.ranking`), and not row by row.
     """
 
     constant_hessian: ClassVar[bool] = False
     kernel: ClassVar[str]
     quantile: float | None = None
+    by_query: ClassVar[bool] = False
 
     @property
     def n_outputs(self) -> int:
@@ -410,6 +436,17 @@ RowRange = tuple[int, int]
 _MAX_SCORED_ROWS = 10_000
 
 
+class SetScores(Protocol):
+    """Scores of a set of rows that are not scored row by row, such as NDCG."""
+
+    def score(self, scorer: Any) -> float:
+        """Return the score of the current predictions, the same in all trainers (collective)."""
+
+
+#: Makes the scores of the rows of each own lane, of which those in a range count.
+MakeSetScores = Callable[[Sequence[BinnedRows], RowRange | None], SetScores]
+
+
 @dataclass(frozen=True)
 class StoppingRule:
     """Rule of early stopping.
@@ -471,6 +508,8 @@ class _ScoredPart:
     loss : BoostLoss
     within : RowRange or None
         None: all rows.
+    make : MakeSetScores or None
+        Makes the scores of all the rows together; None: they are sums over rows, or by scorers.
     """
 
     def __init__(
@@ -479,12 +518,16 @@ class _ScoredPart:
         binned_lanes: Sequence[BinnedRows],
         loss: BoostLoss,
         within: RowRange | None,
+        make: MakeSetScores | None = None,
     ) -> None:
         self._rows, self._binned_lanes, self._loss, self._within = rows, binned_lanes, loss, within
         self._gathered: _GatheredRows | None = None
+        self._of_set = None if make is None else make(binned_lanes, within)
 
     def gather(self, share: float, seed: int) -> None:
         """Gather a random share of the rows to one trainer, for scorers."""
+        if self._of_set is not None:
+            return
         weighted = np.array(
             [float(any(binned.weight is not None for binned in self._binned_lanes))]
         )
@@ -495,6 +538,8 @@ class _ScoredPart:
 
     def score(self, scorer: Scorer | None) -> float:
         """Return the score of the current predictions; minus the mean loss if `scorer` is None."""
+        if self._of_set is not None:
+            return self._of_set.score(scorer)
         if scorer is not None:
             assert self._gathered is not None
             return self._gathered.score(scorer)
@@ -526,6 +571,8 @@ class BoostScores:
     given : mapping of str to sequence of float
         Training and validation scores of the iterations before, where a fit resumes; they become
         the beginning of `found`.
+    make : MakeSetScores or None
+        Makes the scores of sets that are not scored row by row.
     """
 
     def __init__(
@@ -535,8 +582,10 @@ class BoostScores:
         watching: WatchedScores | None,
         loss: BoostLoss,
         given: Mapping[str, Sequence[float]],
+        make: MakeSetScores | None = None,
     ) -> None:
         self._rows, self._stopping, self._watching, self._loss = rows, stopping, watching, loss
+        self._make = make
         self.found = {name: list(given[name]) for name in ("train_score", "validation_score")}
         self._parts: dict[str, _ScoredPart] = {}
         self._watched: list[_ScoredPart] = []
@@ -557,20 +606,25 @@ class BoostScores:
         """
         stopping, watching = self._stopping, self._watching
         if stopping is not None:
-            self._parts = {"train_score": _ScoredPart(self._rows, binned_lanes, self._loss, None)}
+            self._parts = {"train_score": self._make_part(binned_lanes, None)}
             if stopping.by_held:
-                validation = _ScoredPart(self._rows, held, self._loss, stopping.within)
-                self._parts["validation_score"] = validation
+                self._parts["validation_score"] = self._make_part(held, stopping.within)
             if stopping.scorer is not None:
                 for name, part in self._parts.items():
                     part.gather(
                         min(1.0, _MAX_SCORED_ROWS / n) if name == "train_score" else 1.0, seed
                     )
         if watching is not None:
-            self._watched = [_ScoredPart(self._rows, held, self._loss, of) for of in watching.sets]
+            self._watched = [self._make_part(held, within) for within in watching.sets]
             if any(scorer is not None for scorer in watching.scorers):
                 for part in self._watched:
                     part.gather(1.0, seed)
+
+    def _make_part(
+        self, binned_lanes: Sequence[BinnedRows], within: RowRange | None
+    ) -> _ScoredPart:
+        """Return the set of some lanes' rows in a range of numbers."""
+        return _ScoredPart(self._rows, binned_lanes, self._loss, within, self._make)
 
     def score_for_stopping(self) -> None:
         """Append the scores of the current predictions to `found`, for early stopping."""

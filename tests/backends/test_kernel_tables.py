@@ -592,6 +592,10 @@ TABLES = {
         ),
         "test_gradients_of_boosting": "tree_kernels: write_binomial_gradients",
     },
+    "tests.backends.test_ranking_kernels": {
+        "test_gains_of_the_order_of_scores": "ranking_kernels: _sort_query sum_ranked_gains",
+        "test_gradients_of_pairs": "ranking_kernels: make_pair_gradients",
+    },
     "tests.backends.test_tree_tables": {
         "test_boosting_of_all_numbers_of_rows_and_leaves": (
             "tree_predict: add_tree_values _fill_mask_tables _rule_out_leaves add_by_masks"

@@ -30,6 +30,7 @@ from daskml_dist import Run
 from daskml_dist.ensemble import (
     ExtraTreesRegressor,
     HistGradientBoostingClassifier,
+    HistGradientBoostingRanker,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
@@ -50,6 +51,7 @@ MODELS: dict[str, Any] = {
     ),
     "boosting, 3 classes": HistGradientBoostingClassifier(early_stopping=False, **_BOOSTING),
     "boosting, median": HistGradientBoostingRegressor(loss="absolute_error", **_BOOSTING),
+    "ranking": HistGradientBoostingRanker(early_stopping=False, **_BOOSTING),
     "forest, functional": RandomForestClassifier(decomposition="functional", **_FOREST),
     "forest, data": RandomForestClassifier(
         decomposition="data", class_weight="balanced_subsample", oob_score=True, **_FOREST
@@ -125,7 +127,8 @@ def survive(strike: Strike, arena: Arena) -> tuple[float, int]:
 
 def _rows(strike: Strike, arena: Arena) -> list[Any]:
     """Rows, targets and weights, made block by block; in here it travels whole."""
-    classes, weighted = "Classifier" in type(MODELS[strike.model]).__name__, strike.weighted
+    kind, weighted = type(MODELS[strike.model]).__name__, strike.weighted
+    classes = "Classifier" in kind or "Ranker" in kind
 
     def made(empty: Any, block_info: Any = None) -> Any:
         rng = np.random.default_rng(block_info[0]["chunk-location"][0])
@@ -153,7 +156,13 @@ def _rows(strike: Strike, arena: Arena) -> list[Any]:
 def _fit(strike: Strike, rows: list[Any]) -> Any:
     budget = 2 * N_ROWS // N_BLOCKS * (FEATURES + 2) * 8 if strike.rows == "streamed" else "auto"
     model = MODELS[strike.model].set_params(run=Run(n_lanes=3, memory_budget=budget))
-    model.fit(*rows)
+    if isinstance(model, HistGradientBoostingRanker):
+        # Queries are cut by blocks, and their rows have one weight.
+        group = da.arange(N_ROWS, chunks=N_ROWS // N_BLOCKS) // 17
+        weight = 1.0 + group % 3 if strike.weighted else None
+        model.fit(*rows[:2], weight, group=group)
+    else:
+        model.fit(*rows)
     assert bool(model.history_.extra["streamed"]) == (strike.rows == "streamed")
     return model
 

@@ -285,6 +285,7 @@ ELSEWHERE = {
     "HalvingGridSearchCV": "fits others",
     "HalvingRandomSearchCV": "fits others",
     "HashingVectorizer": "learns nothing, and takes documents",
+    "HistGradientBoostingRanker": "ranks rows of queries: compared in tests/ensemble",
     "HyperbandSearchCV": "fits others",
     "Incremental": "fits others",
     "IncrementalSearchCV": "fits others",

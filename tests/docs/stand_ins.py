@@ -215,6 +215,7 @@ STAND_INS = {
     "docs/policies.md": Given(_classes),
     "docs/policies_measured.md": Given(_in_memory, slow=True),
     "docs/privacy.md": Given(_classes),
+    "docs/ranking.md": Given(_nothing, slow=True),
     "docs/recommender.md": Given(_ratings, slow=True),
     "docs/recovery.md": Given(_classes),
     "docs/serving.md": Given(_classes),

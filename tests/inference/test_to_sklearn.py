@@ -53,8 +53,8 @@ MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 ALONE = {
     "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
     "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
-    "FieldHasher", "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor",
-    "WideAndDeepClassifier",
+    "FieldHasher", "HistGradientBoostingRanker", "MatrixFactorization", "NamespaceHasher",
+    "TorchClassifier", "TorchRegressor", "WideAndDeepClassifier",
 }  # fmt: skip
 
 

@@ -13,7 +13,11 @@ from daskml_dist.backends import cupy_trees
 from daskml_dist.backends import kernels as of_cuda
 from daskml_dist.backends.cupy_trees import CupyTreeRows, CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRanker,
+    HistGradientBoostingRegressor,
+)
 from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.solvers import gradient_boosting
 from daskml_dist.solvers.boosting_scores import SquaredErrorBoostLoss
@@ -87,6 +91,17 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
     assert arrays(gpu) == arrays(cpu)
     names = "tree_gradients", "tree_histograms", "tree_partition", "tree_splits"
     assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("n_lanes", [1, 3])
+def test_trees_that_rank_are_the_cpus(n_lanes: int) -> None:
+    given = {**SMALL, "random_state": 0, "early_stopping": True, "run": Run(n_lanes=n_lanes)}
+    gpu, cpu = (
+        HistGradientBoostingRanker(device=device, **given).fit(X, THREE, group=np.arange(500) // 9)
+        for device in ("gpu", "cpu")
+    )
+    assert arrays(gpu) == arrays(cpu)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -1,0 +1,228 @@
+"""Queries of rows: ids, sizes or names of columns, joined to the targets of the rows.
+
+Ranking is within queries, and a fit takes rows, targets and weights. So the query of each row
+becomes two more columns of its target (`models.query_codes`), by one function of a block: nothing
+is computed here, and rows of a query may lie in any blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.utils import is_dataframe_like, is_series_like
+from numpy.typing import NDArray
+
+from daskml_dist.data.blocks import check_length
+from daskml_dist.data.collection import count_blocks, find_length
+from daskml_dist.data.conversion import (
+    as_column,
+    check_no_missing,
+    convert_foreign,
+    convert_to_numbers,
+    describe_block,
+)
+from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.models.query_codes import N_COLUMNS, attach_codes
+
+#: Names of the columns of a frame of targets with their queries.
+_COLUMNS = ("label", "query_upper", "query_lower")
+#: Whole numbers up to which float64 has all.
+_MAX_WHOLE = 2.0**53
+#: Queries that are given by sizes have negative codes from here on, so that they are no query of a
+#: set whose ids are small numbers.
+_FIRST_OF_SIZES = -(2**62)
+#: Raises for labels that cannot be ranked.
+CheckLabels = Callable[[NDArray[np.float64]], None]
+
+
+def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
+    """Return the ids of a block's queries as codes of 64 bits: whole numbers are their own.
+
+    Texts and other objects are hashed (BLAKE2 of 64 bits of their text).
+    """
+    values = as_column(ids, name="group", index=index)
+    check_no_missing(values, "group", index)
+    if values.dtype.kind in "biu":
+        return values.astype(np.int64)
+    if values.dtype.kind in "mM":
+        return values.view(np.int64)
+    if values.dtype.kind == "f":
+        numbers = values.astype(np.float64)
+        if not np.isfinite(numbers).all():
+            raise InvalidDataError(
+                f"{describe_block(index)}Input group contains NaN or infinity (row "
+                f"{int((~np.isfinite(numbers)).argmax())} of the block). Each row needs a query: "
+                "drop such rows, or give them one."
+            )
+        # Whole ones are the same queries as whole numbers of another dtype.
+        is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MAX_WHOLE)
+        bits = (numbers + 0.0).view(np.int64)
+        return np.where(is_whole, np.where(is_whole, numbers, 0.0).astype(np.int64), bits)
+    distinct, places = np.unique(values.astype(str), return_inverse=True)
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct.tolist()]
+    return np.frombuffer(b"".join(digests), np.int64)[places]
+
+
+def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any]:
+    """Return X without the column that holds the queries, and the queries.
+
+    `group` is a name, values or None; `default` the name that is looked for where it is None.
+    """
+    X = join_delayed(convert_foreign(X), 2)
+    is_named = isinstance(group, str)
+    name = group if is_named else default
+    has_column = is_dataframe_like(X) and name is not None and name in X.columns
+    if group is not None and not is_named:
+        # The column of this name is no feature, even where queries are given apart.
+        return (X.drop(columns=[name]) if has_column else X), join_delayed(
+            convert_foreign(group), 1
+        )
+    if has_column:
+        return X.drop(columns=[name]), X[name]
+    if is_named and is_dataframe_like(X):
+        raise InvalidDataError(
+            f"group={name!r} names no column of X: its columns are {list(X.columns)}. Name a "
+            f"column, or pass the queries themselves.{suggest_nearest(name, X.columns)}"
+        )
+    raise InvalidDataError(
+        "Ranking needs to know which rows are of one query: fit(X, y, group=...) takes the name of "
+        "a column of a dataframe, an id for each row, or the sizes of queries whose rows follow "
+        f"each other. A dataframe's column {default!r} is found by itself."
+    )
+
+
+def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> tuple[Any, Any]:
+    """Return ids of rows, and weights of rows, where queries are given by sizes.
+
+    Sizes are fewer numbers than rows, and weights then may be as many as sizes. `number` tells
+    sets of rows apart. What is given by row stays.
+    """
+    if is_dask(group) or n_rows is None:
+        return group, weight
+    sizes = np.asarray(group)
+    if sizes.ndim != 1 or len(sizes) == n_rows:
+        return group, weight
+    if sizes.dtype.kind not in "iu" or (sizes < 0).any() or int(sizes.sum()) != n_rows:
+        raise InvalidDataError(
+            f"group has {len(sizes)} values for {n_rows} rows, so it holds the sizes of queries: "
+            f"whole numbers whose sum is {n_rows}; here it is {sizes.sum()}. Give the sizes of "
+            "queries whose rows follow each other, or an id for each row, in any order."
+        )
+    ids = np.repeat(_FIRST_OF_SIZES + (number << 40) + np.arange(len(sizes)), sizes)
+    n_weights = None if weight is None else find_length(weight)
+    if n_weights == len(sizes) and not is_dask(weight):
+        weight = np.repeat(np.asarray(weight), sizes)
+    return ids, weight
+
+
+def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
+    """Return targets with the codes of their queries, of shape (n_rows, 3), lazy if either is.
+
+    Parameters
+    ----------
+    y, group : of one value a row
+        In memory, or Dask Arrays or Series of the same blocks.
+    check : callable
+        Raises for labels that cannot be ranked.
+    """
+    if not is_dask(y) and not is_dask(group):
+        joined = _join_block(y, group, check)
+        return _as_frame(joined, y) if hasattr(y, "iloc") else joined
+    if is_dask(y) and is_dask(group) and is_series_like(y) and is_series_like(group):
+        # Of one frame: both come out of the same reads and shuffles.
+        import pandas as pd
+
+        meta = pd.DataFrame(dict.fromkeys(_COLUMNS, np.empty(0)), index=y._meta.index)
+        return y.map_partitions(
+            partial(_join_partition, check=check), group, meta=meta, align_dataframes=False
+        )
+    arrays = _align_chunks(*map(_as_lazy_or_array, (y, group)))
+    joined: Any = da.map_blocks(
+        _join_chunk, *arrays, check, dtype=np.float64, new_axis=1,
+        chunks=(arrays[0].chunks[0], (N_COLUMNS,)), meta=np.empty((0, N_COLUMNS)),
+    )  # fmt: skip
+    return joined
+
+
+def _as_lazy_or_array(values: Any) -> Any:
+    """Return a Dask Array, or values in memory as an array."""
+    if not is_dask(values):
+        return np.asarray(values)
+    if isinstance(values, da.Array):
+        return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    column = values if is_series_like(values) else values[values.columns[0]]
+    return column.to_dask_array()
+
+
+def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
+    """Return both as Dask Arrays of the same chunks."""
+    lazy = y if is_dask(y) else group
+    chunks = lazy.chunks[0]
+    known = not np.isnan(chunks).any()
+    if is_dask(y) and is_dask(group):
+        if count_blocks(y) != count_blocks(group) and not known:
+            raise InvalidDataError(
+                f"y has {count_blocks(y)} blocks and group {count_blocks(group)}, of unknown "
+                "sizes. Call compute_chunk_sizes() on both, or take both from one dataframe."
+            )
+        if known and not np.isnan(group.chunks[0]).any():
+            if sum(chunks) != sum(group.chunks[0]):
+                raise InvalidDataError(
+                    f"y has {sum(chunks)} rows and group has {sum(group.chunks[0])}. Give group an "
+                    "id for each row."
+                )
+            return y, group.rechunk((chunks,))
+        return _forget_sizes(y), _forget_sizes(group)
+    if not known:
+        raise InvalidDataError(
+            "One of y and group is in memory, and the sizes of the chunks of the other are not "
+            "known. Call compute_chunk_sizes() on it, or name a column: group='qid'."
+        )
+    here = group if is_dask(y) else y
+    if len(here) != sum(chunks):
+        raise InvalidDataError(
+            f"y and group have {len(here)} and {sum(chunks)} rows. Give group an id for each row."
+        )
+    other = da.from_array(here, (chunks,))
+    return (y, other) if is_dask(y) else (other, group)
+
+
+def _forget_sizes(array: da.Array) -> da.Array:
+    """Return a Dask Array of the same blocks, whose sizes are unknown."""
+    unknown = ((np.nan,) * array.numblocks[0],)
+    return da.Array(array.dask, array.name, unknown, dtype=array.dtype)
+
+
+def _join_chunk(y: Any, group: Any, check: CheckLabels) -> NDArray[np.float64]:
+    """Return the joined columns of a block; an empty one where Dask tries the function."""
+    return _join_block(y, group, check)
+
+
+def _join_partition(y: Any, group: Any, check: CheckLabels) -> Any:
+    """Return the joined columns of a partition."""
+    return _as_frame(_join_block(y, group, check), y)
+
+
+def _as_frame(joined: NDArray[np.float64], y: Any) -> Any:
+    """Return joined columns as a frame with the index of `y`."""
+    import pandas as pd
+
+    return pd.DataFrame(joined, columns=list(_COLUMNS), index=y.index)
+
+
+def _join_block(y: Any, group: Any, check: CheckLabels) -> NDArray[np.float64]:
+    """Return labels with the codes of their queries."""
+    labels = as_column(y, name="y")
+    check_no_missing(labels, "y")
+    labels = convert_to_numbers(labels, "float64", "y", None)
+    codes = encode_query_ids(group)
+    check_length(len(labels), codes, "group", 0)
+    check(labels)
+    return attach_codes(labels, codes)

@@ -1,0 +1,474 @@
+"""Metrics of the order of rows within queries: (N)DCG and average precision, in one pass.
+
+A query's score needs all its rows. Where they follow each other, as in most files, a block holds
+the rows of its queries but for the first and the last one: these are scored where they lie, and of
+the two the rows are kept, until the block beside is merged. The codes of the queries that were
+scored are kept too. They tell if a query has rows elsewhere; then all rows are dealt by query, in a
+second pass.
+
+References
+----------
+K. Jarvelin and J. Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM Transactions
+on Information Systems 20(4), 2002.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import sklearn.metrics as theirs
+from dask.base import compute
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection, as_collection, find_length
+from daskml_dist.data.conversion import convert_foreign, describe_block
+from daskml_dist.data.query_ids import join_queries, resolve_sizes
+from daskml_dist.data.reduce import reduce_lazily, reduce_parts
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.metrics._columns import (
+    ScoredColumns,
+    as_table_of_columns,
+    average_block_means,
+    call_sklearn_metric,
+    check_weights_nonnegative,
+    has_lazy_input,
+    read_numbers,
+    read_sample_weights,
+    read_scores,
+    read_targets,
+)
+from daskml_dist.models.bins import hash_numbers
+from daskml_dist.models.query_codes import find_query_starts, read_codes
+from daskml_dist.parameters.checks import check_count, check_one_of
+from daskml_dist.solvers.ranking import ALL_PLACES, compute_discounts, compute_gains
+
+Array = NDArray[Any]
+
+#: Relevance and scores with a row for each query, and a column for each of its documents.
+_TABLES = ScoredColumns(read_targets, read_scores, "y_score", several=True)
+#: Most ranges of queries that rows are dealt to, where queries lie in several blocks.
+_MAX_RANGES = 64
+
+
+@suggest_arguments
+def ndcg_score(
+    y_true: Any,
+    y_score: Any,
+    *,
+    group: Any = None,
+    k: int | None = None,
+    gain: Any = "linear",
+    sample_weight: Any = None,
+    ignore_ties: bool = False,
+    zero_division: float = 0.0,
+) -> float:
+    """Return the mean over queries of the normalised discounted cumulative gain.
+
+    The gains of a query's rows, in the order of their scores, are summed with the discount
+    ``1 / log2(place + 1)`` of places from 1, and divided by the sum in the best order.
+
+    Parameters
+    ----------
+    y_true : dask Array, Series or DataFrame, or array-like
+        Relevance of each row, of shape (n_rows,), not negative; without `group`, as in
+        scikit-learn, of shape (n_queries, n_documents).
+    y_score : like `y_true`
+        Scores: within a query the row of the largest one comes first.
+    group : of one value a row, or sizes of queries, optional
+        Query of each row: an id (number, text), in any order and any blocks; or the numbers of rows
+        of queries that follow each other.
+    k : int or None, default=None
+        Places that count; None: all.
+    gain : {"linear", "exponential"} or sequence of float, default="linear"
+        What a row is worth: `y_true`, as in scikit-learn; ``2**y_true - 1``, as in LightGBM and
+        XGBoost; or by the number in `y_true`.
+    sample_weight : of one value a row or query, or None
+        Weights of queries: all rows of a query have the same.
+    ignore_ties : bool, default=False
+        Whether rows of equal scores keep their order; else they share the mean of their gains.
+    zero_division : float, default=0.0
+        Score of a query without relevant rows: 0, as in scikit-learn; 1, as in LightGBM; or NaN,
+        by which it is left out.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        An option is unknown; columns cannot be aligned, or hold NaN or a negative relevance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import ndcg_score
+    >>> relevance, scores = np.array([0, 1, 2, 1, 0]), np.array([0.1, 0.2, 0.3, 0.1, 0.9])
+    >>> round(ndcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
+    0.8155
+    """
+    _check_gain(gain)
+    if group is None:
+        metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
+        return _score_tables(metric, y_true, y_score, sample_weight, gain)
+    score = _Gains(k, _make_gain(gain), ignore_ties, True, float(zero_division))
+    return _score_queries(score, y_true, y_score, group, sample_weight)
+
+
+@suggest_arguments
+def dcg_score(
+    y_true: Any,
+    y_score: Any,
+    *,
+    group: Any = None,
+    k: int | None = None,
+    gain: Any = "linear",
+    log_base: float = 2,
+    sample_weight: Any = None,
+    ignore_ties: bool = False,
+) -> float:
+    """Return the mean over queries of the discounted cumulative gain.
+
+    Parameters
+    ----------
+    y_true, y_score, group, k, gain, sample_weight, ignore_ties
+        As of :func:`ndcg_score`.
+    log_base : float, default=2
+        Base of the logarithm of the discounts.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        As of :func:`ndcg_score`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import dcg_score
+    >>> relevance, scores = np.array([0, 1, 2, 1, 0]), np.array([0.1, 0.2, 0.3, 0.1, 0.9])
+    >>> round(dcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
+    1.6309
+    """
+    _check_gain(gain)
+    if not log_base > 1:
+        raise InvalidParameterError(f"log_base={log_base!r} is to be above 1. Leave it at 2.")
+    if group is None:
+        metric = partial(theirs.dcg_score, k=k, log_base=log_base, ignore_ties=ignore_ties)
+        return _score_tables(metric, y_true, y_score, sample_weight, gain)
+    score = _Gains(k, _make_gain(gain), ignore_ties, False, 0.0)
+    found = _score_queries(score, y_true, y_score, group, sample_weight)
+    return found * math.log2(log_base)
+
+
+def average_precision_by_query(
+    y_true: Any, y_score: Any, group: Any, pos_label: Any, sample_weight: Any
+) -> float:
+    """Return the mean over queries of the average precision; 0 for one without relevant rows."""
+    y_true = convert_foreign(y_true)
+    # Labels become 0 and 1, so that they can be joined with the codes of queries.
+    is_relevant = (y_true if hasattr(y_true, "shape") else np.asarray(y_true)) == pos_label
+    return _score_queries(_Precision(), is_relevant, y_score, group, sample_weight)
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def _check_gain(gain: Any) -> None:
+    if isinstance(gain, str):
+        check_one_of("gain", gain, ("linear", "exponential"))
+    elif np.ndim(gain) != 1:
+        raise InvalidParameterError(
+            f'gain={gain!r} is to be "linear", "exponential", or a number for each label from 0.'
+        )
+
+
+def _make_gain(gain: Any) -> str | tuple[float, ...]:
+    return gain if isinstance(gain, str) else tuple(float(of) for of in gain)
+
+
+def _gains_of(gain: str | tuple[float, ...], labels: Array) -> Array:
+    """Return the gain of each label."""
+    if isinstance(gain, str):
+        return compute_gains(labels, gain)
+    if len(labels) and labels.max() >= len(gain):
+        raise InvalidDataError(
+            f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give one "
+            "for each label from 0."
+        )
+    return np.asarray(gain, np.float64)[labels.astype(np.intp)]
+
+
+def _score_tables(metric: Any, y_true: Any, y_score: Any, sample_weight: Any, gain: Any) -> float:
+    """Return scikit-learn's metric of tables with a row for each query."""
+    y_true, y_score = convert_foreign(y_true, y_score)
+    if np.ndim(y_true) == 1 or (hasattr(y_true, "ndim") and y_true.ndim == 1):
+        raise InvalidDataError(
+            "y_true has one dimension: pass group, the query of each row, or tables with a row for "
+            "each query and a column for each document."
+        )
+    of_labels = partial(_gains_of, _make_gain(gain))
+    if not has_lazy_input(y_true, y_score, sample_weight):
+        y_true = np.asarray(y_true) if gain == "linear" else of_labels(np.asarray(y_true))
+        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        return float(call_sklearn_metric(metric, y_true, y_score, **weights))
+    on_gains = metric if gain == "linear" else partial(_call_on_gains, metric, of_labels)
+    return float(average_block_means(on_gains, _TABLES, y_true, y_score, sample_weight)[0])
+
+
+def _call_on_gains(
+    metric: Any, of_labels: Callable[[Array], Array], y_true: Array, *given: Any, **weights: Any
+) -> Any:
+    return metric(of_labels(y_true), *given, **weights)
+
+
+# --- scores of some queries ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gains:
+    """Score of queries by discounted gains; picklable.
+
+    Parameters
+    ----------
+    k : int or None
+    gain : str or tuple of float
+    ignores_ties : bool
+    is_normalized : bool
+    empty : float
+        Score of a query without relevant rows; NaN leaves it out.
+    """
+
+    k: int | None
+    gain: str | tuple[float, ...]
+    ignores_ties: bool
+    is_normalized: bool
+    empty: float
+
+    def __post_init__(self) -> None:
+        if self.k is not None:
+            check_count("k", self.k)
+
+    def __call__(self, labels: Array, scores: Array, starts: Array) -> Array:
+        from daskml_dist.backends.ranking_kernels import sum_best_gains, sum_ranked_gains
+
+        if self.is_normalized and len(labels) and labels.min() < 0:
+            raise InvalidDataError(
+                "ndcg_score should not be used on negative y_true values. Shift them, y - y.min()."
+            )
+        gains, k = _gains_of(self.gain, labels), self.k or ALL_PLACES
+        discounts = compute_discounts(int(np.diff(starts).max(initial=0)))
+        n = len(starts) - 1
+        found, best = np.zeros(n), np.zeros(n)
+        sum_ranked_gains(scores, gains, starts, discounts, k, not self.ignores_ties, 0, n, found)
+        if not self.is_normalized:
+            return found
+        sum_best_gains(gains, starts, discounts, k, best)
+        return np.divide(found, best, out=np.full(n, self.empty), where=best > 0)
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """Average precision of queries; picklable."""
+
+    def __call__(self, labels: Array, scores: Array, starts: Array) -> Array:
+        from daskml_dist.backends.ranking_kernels import average_precisions
+
+        found = np.zeros(len(starts) - 1)
+        average_precisions(scores, labels, starts, 0, len(found), found)
+        return np.maximum(found, 0.0)
+
+
+_Score = _Gains | _Precision
+
+
+# --- the pass over all blocks -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _RankedRows:
+    """Rows of queries.
+
+    Parameters
+    ----------
+    codes : ndarray of int64 of shape (n,)
+    labels, scores, weight : ndarray of float64 of shape (n,)
+    """
+
+    codes: Array
+    labels: Array
+    scores: Array
+    weight: Array
+
+    def select(self, at: Any) -> _RankedRows:
+        """Return some of the rows."""
+        return _RankedRows(self.codes[at], self.labels[at], self.scores[at], self.weight[at])
+
+    @classmethod
+    def join(cls, parts: Sequence[_RankedRows]) -> _RankedRows:
+        """Return the rows of all parts, in their order."""
+        names = ("codes", "labels", "scores", "weight")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def sort_by_query(self) -> _RankedRows:
+        """Return the rows with those of each query behind each other, in their order."""
+        starts = find_query_starts(self.codes)[:-1]
+        if len(np.unique(self.codes[starts])) == len(starts):
+            return self
+        return self.select(np.argsort(self.codes, kind="stable"))
+
+
+@dataclass(frozen=True, eq=False)
+class _QuerySums:
+    """Summary of some neighbouring blocks.
+
+    Parameters
+    ----------
+    sums : ndarray of float64 of shape (2,)
+        Weighted sum of the scores of the queries that were scored, and their weight.
+    scored : list of ndarray of int64
+        Codes of these queries.
+    rows : _RankedRows
+        Rows of queries that may have rows in other blocks.
+    """
+
+    sums: Array
+    rows: _RankedRows
+    scored: list[Array] = field(default_factory=list)
+
+
+def _score_queries(
+    score: _Score, y_true: Any, y_score: Any, group: Any, sample_weight: Any
+) -> float:
+    """Return the weighted mean of the scores of all queries."""
+    y_true, y_score, group, weight = convert_foreign(y_true, y_score, group, sample_weight)
+    n_rows = find_length(y_true)
+    group, weight = resolve_sizes(group, n_rows, weight, 0)
+    joined = join_queries(y_true, group, _accept_labels)
+    collection = as_collection(
+        as_table_of_columns(y_score, "y_score"), joined, weight, numeric=False, multi_output=True
+    )
+    if collection.kind == "memory":
+        rows = _read_rows(0, *collection.parts[0])
+        return _divide_sums(_sum_scores(score, rows.sort_by_query()))
+    found: _QuerySums = reduce_parts(
+        collection, partial(_summarise_block, score), partial(_merge_blocks, score)
+    )
+    if found is None:
+        raise InvalidDataError("y_true and y_score have no rows. Look at the files or the filter.")
+    open_rows = found.rows.sort_by_query()
+    codes = np.concatenate(
+        [*found.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
+    )
+    if len(np.unique(codes)) == len(codes):
+        return _divide_sums(found.sums + _sum_scores(score, open_rows))
+    return _divide_sums(_deal_and_score(score, collection))
+
+
+def _accept_labels(labels: Array) -> None:
+    """Accept all labels: each score checks its own."""
+
+
+def _divide_sums(sums: Array) -> float:
+    if sums[1] == 0:
+        raise InvalidDataError(
+            "The weights of all queries that count sum to zero, so there is no mean. Give some "
+            "queries a positive weight, or set zero_division=0.0."
+        )
+    return float(sums[0] / sums[1])
+
+
+def _read_rows(index: int, y_score: Any, y_true: Any, sample_weight: Any) -> _RankedRows:
+    """Return the checked rows of a block."""
+    joined = np.asarray(y_true, np.float64)
+    labels = read_numbers(joined[:, 0], "y_true", index).astype(np.float64)
+    scores = read_numbers(y_score, "y_score", index).astype(np.float64)
+    if len(scores) != len(labels):
+        raise InvalidDataError(
+            f"{describe_block(index)}y_true has {len(labels)} rows and y_score has {len(scores)}. "
+            "Pass the same rows in each."
+        )
+    weight = read_sample_weights(sample_weight, len(labels), index)
+    weight = np.ones(len(labels)) if weight is None else weight.astype(np.float64)
+    check_weights_nonnegative(weight)
+    return _RankedRows(read_codes(joined), labels, scores, weight)
+
+
+def _sum_scores(score: _Score, rows: _RankedRows) -> Array:
+    """Return the weighted sum of the scores of whole queries, sorted by query, and their weight."""
+    starts = find_query_starts(rows.codes)
+    if not len(rows.codes):
+        return np.zeros(2)
+    low, high = (of.reduceat(rows.weight, starts[:-1]) for of in (np.minimum, np.maximum))
+    if (low != high).any():
+        raise InvalidDataError(
+            "Rows of one query have different weights. Give each of its rows the same."
+        )
+    found = score(rows.labels, rows.scores, starts)
+    counts = ~np.isnan(found)
+    return np.array([found[counts] @ low[counts], low[counts].sum()])
+
+
+def _summarise_block(
+    score: _Score, index: int, y_score: Any, y_true: Any, sample_weight: Any
+) -> _QuerySums | None:
+    """Score the queries within a block; keep the rows of the first and of the last."""
+    rows = _read_rows(index, y_score, y_true, sample_weight)
+    if not len(rows.codes):
+        return None
+    first, last = rows.codes[0], rows.codes[-1]
+    is_open = (rows.codes == first) | (rows.codes == last)
+    inner = rows.select(~is_open).sort_by_query()
+    codes = inner.codes[find_query_starts(inner.codes)[:-1]]
+    return _QuerySums(_sum_scores(score, inner), rows.select(is_open), [codes])
+
+
+def _merge_blocks(score: _Score, parts: list[_QuerySums]) -> _QuerySums:
+    """Merge the summaries of neighbouring blocks, and score the queries that end within them."""
+    rows = _RankedRows.join([part.rows for part in parts])
+    is_open = (rows.codes == rows.codes[0]) | (rows.codes == rows.codes[-1])
+    inner = rows.select(~is_open).sort_by_query()
+    codes = inner.codes[find_query_starts(inner.codes)[:-1]]
+    sums = np.sum([part.sums for part in parts], axis=0) + _sum_scores(score, inner)
+    scored = [codes, *(one for part in parts for one in part.scored)]
+    return _QuerySums(sums, rows.select(is_open), [np.concatenate(scored)])
+
+
+# --- queries whose rows lie anywhere ------------------------------------------------------------
+
+
+def _deal_and_score(score: _Score, collection: Collection) -> Array:
+    """Deal all rows to ranges of queries, by hash, and return the sums of the scores of all."""
+    n = min(len(collection.parts), _MAX_RANGES)
+    # A range of queries is one reduction, whose rows come together in one task; all share the
+    # tasks that read a block.
+    lazy = [
+        reduce_lazily(
+            collection, partial(_take_range, place, n), _RankedRows.join, partial(_finish, score)
+        )
+        for place in range(n)
+    ]
+    return np.sum(compute(*lazy), axis=0)
+
+
+def _take_range(
+    place: int, n: int, index: int, y_score: Any, y_true: Any, sample_weight: Any
+) -> _RankedRows:
+    """Return the rows of the queries that a range has of a block."""
+    rows = _read_rows(index, y_score, y_true, sample_weight)
+    mixed = hash_numbers(rows.codes.view(np.uint64)) % np.uint64(n)
+    return rows.select(mixed == np.uint64(place))
+
+
+def _finish(score: _Score, rows: _RankedRows) -> Array:
+    return _sum_scores(score, rows.sort_by_query())

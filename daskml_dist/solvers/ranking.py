@@ -1,0 +1,489 @@
+"""Ranking within queries on the rows of all trainers: gradients and NDCG, whoever has which rows.
+
+A query's gradients need the scores of all its rows, which may lie in several lanes and trainers.
+:class:`QueryRows` gives each query to one of the trainers that have rows of it. Where data is
+sorted by query, only the rows of the queries that are cut by the end of a trainer's rows are sent,
+8 bytes a row each iteration. The gradients of a query follow from its rows in the order of their
+numbers, so they are the same to the bit for any chunks and workers.
+
+References
+----------
+C. J. C. Burges, "From RankNet to LambdaRank to LambdaMART: an overview", Microsoft Research
+Technical Report MSR-TR-2010-82, 2010. S. Bruch, "An alternative cross entropy loss for
+learning-to-rank", WWW 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.trees import TreeRows
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.bins import draw_by_hash, hash_numbers
+from daskml_dist.models.query_codes import find_query_starts, read_codes
+from daskml_dist.solvers.binning import BinnedRows, HoldoutMask
+from daskml_dist.solvers.boosting_scores import BoostLoss, RowRange, sum_values_exactly
+from daskml_dist.solvers.own_rows import Array, OwnRows
+
+#: Objectives of :class:`RankingLoss`.
+OBJECTIVES = ("lambdarank", "rank_xendcg", "pairwise")
+#: Rows whose gradients one thread makes at once (some queries of them): their arrays stay in its
+#: cache.
+_ROWS_AT_ONCE = 1 << 14
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
+_HOLDOUT_DRAW, _TARGET_DRAW = 6, 7
+#: Stands for no bound on the places that count.
+ALL_PLACES = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class RankingLoss(BoostLoss):
+    """Loss of the order of rows within their queries.
+
+    Parameters
+    ----------
+    objective : {"lambdarank", "rank_xendcg", "pairwise"}
+    truncation : int or None
+        Pairs have a row among the first so many of their query; None: all pairs count.
+    sigmoid : float
+        Steepness of the probability that a pair is in the wrong order.
+    normalizes : bool
+        Whether gradients of a query are divided by the sum of their sizes.
+    label_gain : "exponential", "linear" or tuple of float
+        Gain of a label: ``2**label - 1``, the label, or by the label's number.
+    """
+
+    objective: str = "lambdarank"
+    truncation: int | None = 30
+    sigmoid: float = 1.0
+    normalizes: bool = True
+    label_gain: str | tuple[float, ...] = "exponential"
+    kernel: ClassVar[str] = "ranking"
+    by_query: ClassVar[bool] = True
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        # Only differences of scores within a query count: no constant is better than another.
+        return np.zeros_like(mean)
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        raise NotImplementedError("gradients of ranking are made query by query")
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        raise NotImplementedError("ranking is scored by NDCG, query by query")
+
+    def gains(self, labels: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the gain of each label."""
+        if isinstance(self.label_gain, tuple):
+            return np.asarray(self.label_gain, np.float64)[labels.astype(np.intp)]
+        return compute_gains(labels, self.label_gain)
+
+
+def compute_gains(labels: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
+    """Return the gain of each label: ``2**label - 1`` if "exponential", the label if "linear"."""
+    if kind == "linear":
+        return labels
+    whole = labels.astype(np.int32)
+    # Powers of whole numbers are exact; those of others may differ by a bit between machines.
+    if (whole == labels).all():
+        return np.asarray(np.ldexp(1.0, whole) - 1.0)
+    return np.asarray(np.exp2(labels) - 1.0)
+
+
+def compute_discounts(n: int) -> NDArray[np.float64]:
+    """Return the discounts ``1 / log2(place + 1)`` of `n` places from 1 (Jarvelin, Kekalainen)."""
+    from daskml_dist.backends.ranking_kernels import fill_discounts
+
+    found = np.empty(n)
+    fill_discounts(found)
+    return found
+
+
+@dataclass(frozen=True)
+class NdcgScorer:
+    """Scorer of the mean NDCG of queries, weighted by query.
+
+    Parameters
+    ----------
+    k : int or None
+        Places that count; None: all.
+    """
+
+    k: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class QueryHoldout(HoldoutMask):
+    """Mask of the rows of random queries, which are held out whole.
+
+    Parameters
+    ----------
+    share : float
+        Share of the queries.
+    seed : int
+    """
+
+    share: float
+    seed: int
+    of_fit: ClassVar[bool] = True
+
+    def estimate_training_rows(self, n_rows: int) -> float:
+        return n_rows * (1 - self.share)
+
+    def make_reader(self) -> Callable[[int, Array], NDArray[np.bool_]]:
+        bound = np.uint64(int(self.share * 2.0**64))
+        return lambda first, y: draw_by_hash(read_codes(y), self.seed, _HOLDOUT_DRAW) < bound
+
+
+class QueryRows:
+    """Rows of the queries that one trainer works on, in the order of query and row number.
+
+    Collective: all trainers make theirs at the same time.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    parts : sequence of BinnedRows
+        Of each own lane, with the numbers and the queries of their rows.
+    loss : RankingLoss
+    within : RowRange or None, default=None
+        Numbers of the rows that count; None: all.
+
+    Attributes
+    ----------
+    starts : ndarray of int64 of shape (n_queries + 1,)
+        First row of each query, and the end of the last.
+    numbers : ndarray of int64 of shape (n,)
+        Number of each row among all rows.
+    gains : ndarray of float64 of shape (n,)
+    weight : ndarray of float64 of shape (n_queries,)
+
+    Raises
+    ------
+    InvalidDataError
+        Rows of one query have different weights.
+    """
+
+    def __init__(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], loss: RankingLoss,
+        within: RowRange | None = None,
+    ) -> None:  # fmt: skip
+        self.rows = rows
+        self._at = [_select_numbers(part, within) for part in parts]
+        self._n_of_parts = [part.n for part in parts]
+        codes = self._join([part.queries for part in parts], np.int64)
+        self._codes = codes
+        self._places = self._divide(codes)
+        numbers = self._send(self._join([part.numbers for part in parts], np.int64))
+        codes, labels = self._send(codes), self._send(self._join([part.y for part in parts]))
+        weight = self._send(
+            self._join([np.ones(p.n) if p.weight is None else p.weight for p in parts])
+        )
+        self._order = _find_order(codes, numbers)
+        codes, self.numbers, labels, weight = (
+            self._sort(of) for of in (codes, numbers, labels, weight)
+        )
+        self.starts = find_query_starts(codes)
+        self.gains = loss.gains(labels)
+        self.weight = self._find_query_weights(weight)
+
+    # -- who works on which query --------------------------------------------------------------
+
+    def _divide(self, codes: Array) -> list[Array] | None:
+        """Return the places of the own rows that go to each trainer; None if all stay here."""
+        rows, size = self.rows, self.rows.size
+        if size == 1:
+            return None
+        starts = find_query_starts(codes)
+        of_run, run = np.unique(codes[starts[:-1]], return_inverse=True)
+        # A directory: the trainer at a code's hash is told who has rows of the query, and answers
+        # who works on it: one of these, so that rows of queries that lie in one trainer stay there.
+        mixed = hash_numbers(of_run.view(np.uint64))
+        place = (mixed % np.uint64(size)).astype(np.int64)
+        sent = [np.flatnonzero(place == rank) for rank in range(size)]
+        asked = rows.exchange_arrays([of_run[at] for at in sent])
+        answers = rows.exchange_arrays(_choose_workers(asked))
+        worker = np.empty(len(of_run), np.int64)
+        for at, answer in zip(sent, answers, strict=True):
+            worker[at] = answer
+        leaves = bool((worker != rows.rank).any())
+        if not rows.max_trainers(np.array([float(leaves)]))[0]:
+            return None
+        of_row = np.repeat(worker[run], np.diff(starts))
+        return [np.flatnonzero(of_row == rank) for rank in range(size)]
+
+    def _join(self, parts: Sequence[Array | None], dtype: Any = np.float64) -> Array:
+        """Return the values of the chosen rows of all own lanes, one lane's behind another's."""
+        chosen = [np.empty(0, dtype)]
+        for values, at in zip(parts, self._at, strict=True):
+            assert values is not None
+            chosen.append(values if at is None else values[at])
+        return np.concatenate(chosen)
+
+    def _send(self, values: Array) -> Array:
+        """Return the values of the rows of the queries that this trainer works on."""
+        if self._places is None:
+            return values
+        # Rows that stay are not sent: an all-to-all of no rows to oneself.
+        rank, none = self.rows.rank, values[:0]
+        sent = [none if i == rank else values[at] for i, at in enumerate(self._places)]
+        found = self.rows.exchange_arrays(sent)
+        found[rank] = values[self._places[rank]]
+        self._n_received = [len(part) for part in found]
+        return np.concatenate(found)
+
+    def _sort(self, values: Array) -> Array:
+        """Return received values in the order of queries and numbers."""
+        return values if self._order is None else values[self._order]
+
+    def _find_query_weights(self, weight: Array) -> Array:
+        """Return the weight of each query; raise on all trainers if rows of one differ."""
+        if not len(weight):
+            low = high = np.empty(0)
+        else:
+            low = np.minimum.reduceat(weight, self.starts[:-1])
+            high = np.maximum.reduceat(weight, self.starts[:-1])
+        if self.rows.max_trainers(np.array([float((low != high).any())]))[0]:
+            raise InvalidDataError(
+                "Rows of one query have different weights, and a query has one weight in ranking. "
+                "Give each of its rows the same, such as the mean of them: "
+                "weight.groupby(query).transform('mean')."
+            )
+        return low
+
+    # -- values of rows ------------------------------------------------------------------------
+
+    @property
+    def n_queries(self) -> int:
+        """Return the number of queries that this trainer works on."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def discounts(self) -> Array:
+        """Return the discounts of as many places as the largest query has rows."""
+        return compute_discounts(int(np.diff(self.starts).max(initial=0)))
+
+    def own_codes(self) -> Array:
+        """Return the codes of the queries of the own lanes' rows."""
+        return np.unique(self._codes)
+
+    def collect(self, values: Sequence[Array]) -> Array:
+        """Return values of the rows of each own lane, for the queries worked on (collective)."""
+        return self._sort(self._send(self._join(values)))
+
+    def give_back(self, values: Array) -> list[Array]:
+        """Return values of the queries worked on to the lanes of their rows (collective)."""
+        if self._order is not None:
+            received = np.empty_like(values)
+            received[self._order] = values
+            values = received
+        if self._places is not None:
+            rank, n = self.rows.rank, sum(map(len, self._places))
+            back = np.split(values, np.cumsum(self._n_received)[:-1])
+            own, back[rank] = back[rank], values[:0]
+            found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
+            found[rank] = own
+            values = np.empty(n, values.dtype)
+            for at, part in zip(self._places, found, strict=True):
+                values[at] = part
+        ends = np.cumsum([n if at is None else len(at) for n, at in self._sizes()])
+        return np.split(values, ends[:-1])
+
+    def _sizes(self) -> list[tuple[int, Array | None]]:
+        return list(zip(self._n_of_parts, self._at, strict=True))
+
+    def map_queries(self, function: Callable[[int, int], None]) -> None:
+        """Call a function of ranges of queries, of some rows each, in the compute threads."""
+        ends = np.searchsorted(
+            self.starts, np.arange(_ROWS_AT_ONCE, self.starts[-1] + _ROWS_AT_ONCE, _ROWS_AT_ONCE)
+        )
+        cuts = np.unique([0, *np.minimum(ends, self.n_queries)]).tolist()
+        self.rows.map_lanes(lambda pair: function(*pair), list(pairwise(cuts)))
+
+    # -- NDCG ----------------------------------------------------------------------------------
+
+    def best_gains(self, k: int | None) -> Array:
+        """Return the discounted gain of each query's best order, of its first `k` rows."""
+        from daskml_dist.backends.ranking_kernels import sum_best_gains
+
+        found = np.zeros(self.n_queries)
+        sum_best_gains(self.gains, self.starts, self.discounts, k or ALL_PLACES, found)
+        return found
+
+    def score_ndcg(self, scores: Array, k: int | None, best: Array) -> float:
+        """Return the mean NDCG over the queries of all trainers (collective).
+
+        A query without relevant rows counts as 0, as in scikit-learn.
+        """
+        from daskml_dist.backends.ranking_kernels import sum_ranked_gains
+
+        found = np.zeros(self.n_queries)
+        self.map_queries(
+            lambda first, last: sum_ranked_gains(
+                scores, self.gains, self.starts, self.discounts, k or ALL_PLACES, True, first,
+                last, found,
+            )
+        )  # fmt: skip
+        # Of equal order the quotient is 1 to the last bits; a sum of others cannot be larger.
+        found = np.divide(found, best, out=np.zeros_like(found), where=best > 0)
+        total, weight = sum_values_exactly(
+            self.rows, [np.stack([found * self.weight, self.weight])], 2
+        )
+        return float(total / weight) if weight else 0.0
+
+
+class QueryScores:
+    """NDCG of a set of rows after each iteration.
+
+    Parameters
+    ----------
+    queries : QueryRows
+    parts : sequence of BinnedRows
+        Of each own lane, whose raw predictions are scored.
+    """
+
+    def __init__(self, queries: QueryRows, parts: Sequence[BinnedRows]) -> None:
+        self._queries, self._parts = queries, list(parts)
+        self._best: dict[int | None, Array] = {}
+
+    def score(self, scorer: NdcgScorer) -> float:
+        """Return the NDCG of the current predictions, the same in all trainers (collective)."""
+        k = scorer.k
+        if k not in self._best:
+            self._best[k] = self._queries.best_gains(k)
+        raw = self._queries.collect([part.extra["raw"][0] for part in self._parts])
+        return self._queries.score_ndcg(raw, k, self._best[k])
+
+
+class QueryGradients:
+    """Gradients of a ranking loss, query by query.
+
+    Parameters
+    ----------
+    queries : QueryRows
+        Rows that are trained on.
+    loss : RankingLoss
+    seed : int
+        Of the draws of "rank_xendcg".
+    """
+
+    def __init__(self, queries: QueryRows, loss: RankingLoss, seed: int) -> None:
+        self._queries, self._loss, self._seed = queries, loss, seed
+        places = loss.truncation or ALL_PLACES
+        best = queries.best_gains(places)
+        self._inverse_best = np.divide(1.0, best, out=np.zeros_like(best), where=best > 0)
+        self._g, self._h = np.zeros(len(queries.gains)), np.zeros(len(queries.gains))
+
+    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
+        """Make the gradients of the tree `number`, and hand them to the lanes (collective).
+
+        Returns
+        -------
+        list of ndarray of float64 of shape (2, 1)
+            Largest gradient and hessian of each lane.
+        """
+        queries, rows = self._queries, self._queries.rows
+        rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), lanes)
+        parts = [binned for lane in lanes for binned in lane.binned_rows]
+        scores = queries.collect([binned.extra["raw"][0] for binned in parts])
+        make = self._make_cross_entropy if self._is_cross_entropy else self._make_pairs
+        make(scores, number)
+        g, h = queries.give_back(self._g), queries.give_back(self._h)
+        counts = [len(lane.binned_rows) for lane in lanes]
+        ends = np.cumsum(counts).tolist()
+        given = [
+            (lane, g[end - n : end], h[end - n : end])
+            for lane, n, end in zip(lanes, counts, ends, strict=True)
+        ]
+        return rows.map_lanes(lambda one: one[0].set_gradients(one[1], one[2]), given)
+
+    @property
+    def _is_cross_entropy(self) -> bool:
+        return self._loss.objective == "rank_xendcg"
+
+    def _make_pairs(self, scores: Array, number: int) -> None:
+        """Make the gradients of LambdaRank or RankNet."""
+        from daskml_dist.backends.ranking_kernels import make_pair_gradients
+
+        queries, loss = self._queries, self._loss
+        queries.map_queries(
+            lambda first, last: make_pair_gradients(
+                scores, queries.gains, queries.weight, queries.starts, queries.discounts,
+                self._inverse_best, loss.truncation or ALL_PLACES, loss.sigmoid,
+                loss.objective == "lambdarank", loss.normalizes, first, last, self._g, self._h,
+            )
+        )  # fmt: skip
+
+    def _make_cross_entropy(self, scores: Array, number: int) -> None:
+        """Make the gradients of XE-NDCG, whose targets are drawn anew for each tree."""
+        from daskml_dist.backends.ranking_kernels import make_cross_entropy_gradients
+
+        queries = self._queries
+        # Hashed from the number of a row: the same draws wherever the row lies.
+        drawn = draw_by_hash(queries.numbers, self._seed, _TARGET_DRAW, number)
+        targets = queries.gains + 1.0 - (drawn >> np.uint64(11)) * 2.0**-53
+        queries.map_queries(
+            lambda first, last: make_cross_entropy_gradients(
+                scores, targets, queries.weight, queries.starts, first, last, self._g, self._h
+            )
+        )
+
+
+def check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
+    """Raise on all trainers if a query is trained on, and in a validation set (collective)."""
+
+    def deal(codes: Array) -> Array:
+        """Return the codes of all trainers whose hash is this trainer's."""
+        place = hash_numbers(codes.view(np.uint64)) % np.uint64(rows.size)
+        sent = [codes[place == np.uint64(rank)] for rank in range(rows.size)]
+        return np.concatenate(rows.exchange_arrays(sent))
+
+    both = np.intersect1d(deal(own.own_codes()), deal(held.own_codes()))
+    n_both = int(rows.sum_trainers(np.array([len(both)], np.int64))[0])
+    if n_both:
+        raise InvalidDataError(
+            f"{n_both} queries have rows in the fit and in a validation set, whose score would "
+            "tell nothing. Split by query: daskml_dist.model_selection.GroupKFold, or "
+            "GroupShuffleSplit; if the sets number their queries each from 0, pass group as sizes."
+        )
+
+
+def _choose_workers(asked: Sequence[Array]) -> list[Array]:
+    """Return, for the codes that each trainer has rows of, the trainer that works on the query."""
+    codes = np.concatenate(asked)
+    source = np.repeat(np.arange(len(asked)), [len(part) for part in asked])
+    # Trainers come in the order of their ranks within a code.
+    order = np.argsort(codes, kind="stable")
+    starts = find_query_starts(codes[order])
+    counts = np.diff(starts)
+    # Of several the hash chooses one, so that queries whose rows lie everywhere spread evenly.
+    pick = hash_numbers(codes[order][starts[:-1]].view(np.uint64) + np.uint64(1))
+    chosen = source[order][starts[:-1] + (pick % counts.astype(np.uint64)).astype(np.int64)]
+    worker = np.empty(len(codes), np.int64)
+    worker[order] = np.repeat(chosen, counts)
+    return np.split(worker, np.cumsum([len(part) for part in asked])[:-1])
+
+
+def _select_numbers(part: BinnedRows, within: RowRange | None) -> Array | None:
+    """Return the positions of a lane's rows whose numbers lie in a range; None: all of them."""
+    if within is None:
+        return None
+    assert part.numbers is not None
+    return np.flatnonzero((part.numbers >= within[0]) & (part.numbers < within[1]))
+
+
+def _find_order(codes: Array, numbers: Array) -> Array | None:
+    """Return the order of rows by query and number; None if queries lie whole and in order."""
+    starts = find_query_starts(codes)[:-1]
+    is_start = np.zeros(len(codes), bool)
+    is_start[starts] = True
+    rises = bool((numbers[1:] > numbers[:-1])[~is_start[1:]].all())
+    if rises and len(np.unique(codes[starts])) == len(starts):
+        return None
+    return np.lexsort((numbers, codes))

@@ -1,0 +1,357 @@
+"""Ranking: the same trees wherever the rows of a query lie, good orders, and errors that help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.base import clone
+from sklearn.metrics import ndcg_score as sklearn_ndcg
+
+from daskml_dist import Run, load
+from daskml_dist.ensemble import HistGradientBoostingRanker
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.metrics import ndcg_score
+from daskml_dist.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from daskml_dist.solvers import gradient_boosting
+
+rng = np.random.default_rng(0)
+#: Rows of 90 queries, of 1 to 30 each; ids in no order.
+SIZES = rng.integers(1, 31, 90)
+SIZES[:3] = 1, 2, 30
+QID = np.repeat(rng.permutation(1_000)[:90], SIZES)
+N = len(QID)
+X = rng.normal(size=(N, 5))
+X[rng.random(X.shape) < 0.03] = np.nan
+SIGNAL = np.nan_to_num(X[:, 0] * X[:, 1] + np.sin(2 * X[:, 2])) + 0.3 * rng.normal(size=N)
+Y = np.digitize(SIGNAL, np.quantile(SIGNAL, [0.5, 0.75, 0.9, 0.97]))
+#: A weight for each query.
+OF_QUERY = rng.uniform(0.5, 2, 90)
+WEIGHT = np.repeat(OF_QUERY, SIZES)
+GIVEN: dict[str, Any] = {"max_iter": 6, "min_samples_leaf": 5, "random_state": 0}
+ALONE = Run(n_lanes=1)
+OBJECTIVES = ("lambdarank", "rank_xendcg", "pairwise")
+
+
+def bits(model: Any) -> list[bytes]:
+    """All that a fit found."""
+    nodes = model._trees.nodes
+    found = [getattr(nodes, f.name).tobytes() for f in fields(nodes)]
+    return [*found, model.train_score_.tobytes(), model.validation_score_.tobytes()]
+
+
+def chunked(n: Any, *arrays: Any) -> list[Any]:
+    return [da.from_array(np.asarray(a), chunks=(n, *a.shape[1:])) for a in arrays]
+
+
+def mean_ndcg(scores: Any, at: Any, k: int) -> float:
+    """Mean NDCG of the queries with rows in a mask, by scikit-learn, with exponential gains."""
+    found = []
+    for query in np.unique(QID[at]):
+        own = at & (QID == query)
+        gains = 2.0 ** Y[own] - 1
+        alone = own.sum() == 1  # scikit-learn takes no query of one row
+        found.append(
+            float(gains[0] > 0) if alone else sklearn_ndcg([gains], [scores[own]], k=k)
+        )  # fmt: skip
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_same_trees_for_any_chunks_and_lanes(client: Client, objective: str) -> None:
+    given = {**GIVEN, "objective": objective, "early_stopping": True}
+    alone = bits(HistGradientBoostingRanker(**given, run=ALONE).fit(X, Y, WEIGHT, group=QID))
+    for n, n_lanes in ((97, None), (N, 5), (7, 3)):
+        lazy_X, y, weight, qid = chunked(n, X, Y, WEIGHT, QID)
+        model = HistGradientBoostingRanker(**given, run=Run(n_lanes=n_lanes))
+        assert bits(model.fit(lazy_X, y, weight, group=qid)) == alone, (n, n_lanes)
+
+
+def test_the_same_trees_of_scattered_queries(client: Client) -> None:
+    """Where each block has rows of almost every query."""
+    at = rng.permutation(N)
+    rows = X[at], Y[at], WEIGHT[at], QID[at]
+    alone = HistGradientBoostingRanker(**GIVEN, run=ALONE)
+    alone.fit(*rows[:3], group=rows[3])
+    lazy_X, y, weight, qid = chunked(101, *rows)
+    model = HistGradientBoostingRanker(**GIVEN).fit(lazy_X, y, weight, group=qid)
+    assert bits(model) == bits(alone)
+
+
+def test_queries_are_given_in_any_form(client: Client) -> None:
+    alone = HistGradientBoostingRanker(**GIVEN, run=ALONE).fit(X, Y, WEIGHT, group=QID)
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    words = np.array([f"query {q}" for q in QID])
+    lazy = dd.from_pandas(frame.assign(qid=QID, y=Y, w=WEIGHT), npartitions=5, sort=False)
+    named = lazy.rename(columns={"qid": "words"}).assign(words=lazy["qid"].astype(str))
+    fits = {
+        "sizes": lambda m: m.fit(X, Y, OF_QUERY, group=SIZES),
+        "sizes of rows on Dask": lambda m: m.fit(*chunked(97, X, Y), OF_QUERY, group=SIZES),
+        "words": lambda m: m.fit(X, Y, WEIGHT, group=words),
+        "floats": lambda m: m.fit(X, Y, WEIGHT, group=QID.astype(float)),
+        "list": lambda m: m.fit(X, Y, WEIGHT, group=QID.tolist()),
+        "column": lambda m: m.fit(frame.assign(qid=QID), Y, WEIGHT),
+        "named column": lambda m: m.fit(frame.assign(q=words), Y, WEIGHT, group="q"),
+        "series": lambda m: m.fit(frame, pd.Series(Y), WEIGHT, group=pd.Series(QID)),
+        "lazy frame": lambda m: m.fit(lazy, "y", "w"),
+        "lazy words": lambda m: m.fit(named, "y", "w", group="words"),
+        "lazy and in memory": lambda m: m.fit(*chunked(97, X, Y), WEIGHT, group=QID),
+        "other chunks": lambda m: m.fit(
+            *chunked(97, X, Y, WEIGHT), group=da.from_array(QID, chunks=50)
+        ),
+    }
+    for name, fit in fits.items():
+        model = fit(HistGradientBoostingRanker(**GIVEN))
+        assert bits(model) == bits(alone), name
+        assert model.n_features_in_ == 5
+
+
+def test_rows_with_and_without_their_queries_are_predicted_alike() -> None:
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = HistGradientBoostingRanker(**GIVEN).fit(frame.assign(qid=QID), Y)
+    assert list(model.feature_names_in_) == list("abcde")
+    expected = model.predict(frame)
+    np.testing.assert_array_equal(model.predict(frame.assign(qid=0)), expected)
+    np.testing.assert_array_equal(list(model.staged_predict(frame))[-1], expected)
+    lazy = dd.from_pandas(frame.assign(qid=QID), npartitions=3)
+    found = model.predict(lazy)
+    assert isinstance(found, da.Array)
+    np.testing.assert_array_equal(found.compute(), expected)
+    assert model.apply(frame).shape == (N, 6)
+    with_queries = frame.assign(qid=QID)
+    assert model.score(with_queries, Y) == pytest.approx(model.score(frame, Y, group=QID))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_orders_become_good(objective: str) -> None:
+    model = HistGradientBoostingRanker(objective, max_iter=60, min_samples_leaf=5, random_state=0)
+    model.fit(X, Y, group=QID)
+    every = np.ones(N, bool)
+    assert mean_ndcg(model.predict(X), every, 10) > 0.9 > 0.7 > mean_ndcg(np.zeros(N), every, 10)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_scores_are_ndcg_of_whole_queries(held: bool) -> None:
+    given = {**GIVEN, "early_stopping": True, "ndcg_eval_at": 5}
+    given["validation_fraction"] = 0.3 if held else None
+    model = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
+    # Held-out queries are those whose rows the history does not train on: found by the scores.
+    stages = [np.zeros(N), *model.staged_predict(X)]
+    assert len(model.train_score_) == len(stages) == 7
+    if not held:
+        wanted = [mean_ndcg(scores, np.ones(N, bool), 5) for scores in stages]
+        np.testing.assert_allclose(model.train_score_, wanted, rtol=1e-12)
+        assert not len(model.validation_score_)
+        assert model.score(X, Y, group=QID) == pytest.approx(wanted[-1])
+        return
+    assert len(model.validation_score_) == 7
+    n = len(np.unique(QID))
+    whole = np.array([mean_ndcg(scores, np.ones(N, bool), 5) for scores in stages])
+    # The mean over all queries is that of both parts, by their numbers of queries.
+    shares = (whole - model.train_score_) / (model.validation_score_ - model.train_score_)
+    np.testing.assert_allclose(shares, round(shares[0] * n) / n, rtol=1e-6)
+    assert 0.15 < shares[0] < 0.45
+
+
+def test_sets_are_watched_and_stop(client: Client) -> None:
+    at = np.isin(QID, np.unique(QID)[::3])
+    train, held = ((X[m], Y[m], QID[m]) for m in (~at, at))
+    given = {**GIVEN, "ndcg_eval_at": [3, 10, None]}
+    model = HistGradientBoostingRanker(**given, run=ALONE)
+    model.fit(*train[:2], group=train[2], eval_set={"held": held})
+    keys = [key for key in model.history_.records[0] if key.startswith("eval_score_held")]
+    assert keys == ["eval_score_held_ndcg@3", "eval_score_held_ndcg@10", "eval_score_held_ndcg"]
+    for record, scores in zip(model.history_, model.staged_predict(X), strict=True):
+        assert record["eval_score_held_ndcg@3"] == pytest.approx(mean_ndcg(scores, at, 3))
+    unwatched = HistGradientBoostingRanker(**given).fit(*train[:2], group=train[2])
+    assert bits(unwatched) == bits(model)
+    lazy_sets = [chunked(60, *rows) for rows in (train, held)]
+    lazy = HistGradientBoostingRanker(**given)
+    (lazy_X, y, qid), others = lazy_sets
+    lazy.fit(lazy_X, y, group=qid, eval_set={"held": tuple(others)})
+    assert bits(lazy) == bits(model)
+    assert [r["eval_score_held_ndcg"] for r in lazy.history_] == [
+        r["eval_score_held_ndcg"] for r in model.history_
+    ]
+    stopped = HistGradientBoostingRanker(
+        **{**given, "max_iter": 200}, early_stopping=True, n_iter_no_change=2, tol=0.01
+    ).fit(*train[:2], group=train[2], X_val=held[0], y_val=held[1], group_val=held[2])
+    assert stopped.n_iter_ < 200
+    last = mean_ndcg(stopped.predict(X), at, 3)
+    assert stopped.validation_score_[-1] == pytest.approx(last)
+
+
+def test_a_warm_start_goes_on_to_the_bit() -> None:
+    given = {**GIVEN, "objective": "rank_xendcg"}
+    whole = HistGradientBoostingRanker(**given).fit(X, Y, group=QID)
+    warm = HistGradientBoostingRanker(**{**given, "max_iter": 2}, warm_start=True)
+    warm.fit(X, Y, group=QID).set_params(max_iter=6).fit(X, Y, group=QID)
+    assert bits(warm) == bits(whole)
+
+
+def test_gradients_of_few_bits_do_not_depend_on_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SAMPLE_ROWS", "_MIN_MEAN_SQUARE", "_MIN_MEAN_HESSIAN"):
+        monkeypatch.setattr(gradient_boosting, name, 0)
+    one, three = (
+        HistGradientBoostingRanker(**GIVEN, run=Run(n_lanes=n)).fit(X, Y, group=QID) for n in (1, 3)
+    )
+    assert bits(one) == bits(three)
+
+
+def test_a_weight_of_a_query_equals_its_repetition() -> None:
+    times = np.where(np.arange(90) % 4 == 0, 2, 1)
+    twice = np.concatenate([np.arange(N), np.flatnonzero(np.repeat(times, SIZES) == 2)])
+    again = QID[twice].copy()
+    again[N:] += 5_000
+    given = {"max_iter": 3, "min_samples_leaf": 1, "max_leaf_nodes": 4}
+    weighted = HistGradientBoostingRanker(**given).fit(X, Y, times, group=SIZES)
+    repeated = HistGradientBoostingRanker(**given).fit(X[twice], Y[twice], group=again)
+    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4, atol=1e-6)
+
+
+def test_searches_and_copies_keep_queries_whole(client: Client) -> None:
+    frame = pd.DataFrame(X, columns=list("abcde")).assign(qid=QID)
+    ranker = HistGradientBoostingRanker(max_iter=3, random_state=0)
+    given = {"cv": GroupKFold(3), "groups": QID}
+    scores = cross_val_score(ranker, frame, Y, **given)
+    search = GridSearchCV(ranker, {"max_leaf_nodes": [2, 31]}, cv=GroupKFold(3))
+    search.fit(frame, Y, groups=QID)
+    assert search.cv_results_["mean_test_score"][1] == pytest.approx(scores.mean())
+    lazy = dd.from_pandas(frame.assign(y=Y), npartitions=4, sort=False)
+    again = cross_val_score(
+        ranker, lazy.drop(columns="y"), lazy["y"], cv=GroupKFold(3), groups=lazy["qid"]
+    )
+    np.testing.assert_allclose(again, scores)
+    assert clone(ranker).get_params() == ranker.get_params()
+
+
+def test_saved_and_loaded(tmp_path: Any) -> None:
+    pytest.importorskip("skops")
+    model = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=QID)
+    model.save(tmp_path / "ranker.skops")
+    again = load(tmp_path / "ranker.skops")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert again.score(X, Y, group=QID) == model.score(X, Y, group=QID)
+
+
+def test_queries_without_an_order_change_nothing() -> None:
+    """Of one row, or of rows that are all alike."""
+    alone = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=QID)
+    flat = np.concatenate([Y, np.full(40, 2)])
+    more = np.concatenate([QID, np.arange(5_000, 5_020), np.full(20, 6_000)])
+    rows = np.concatenate([X, X[:40]])
+    found = HistGradientBoostingRanker(**GIVEN).fit(rows, flat, group=more)
+    assert found.n_iter_ == alone.n_iter_
+    none = HistGradientBoostingRanker(**GIVEN).fit(X[:40], np.ones(40), group=np.arange(40))
+    np.testing.assert_array_equal(none.predict(X), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({}, "which rows are of one query"),
+        ({"group": "qid"}, "which rows are of one query"),
+        ({"group": SIZES[:-1]}, "sizes of queries"),
+        ({"group": np.where(np.arange(N) == 3, np.nan, QID)}, "group contains NaN"),
+        ({"group": [None, *QID[1:].tolist()]}, "group contains NaN"),
+        ({"group": QID[:, None] * [1, 1]}, "1d array"),
+        ({"group": QID, "y": Y - 1}, "negative relevance"),
+        ({"group": QID, "y": Y + 0.5}, "whole numbers"),
+        ({"group": QID, "y": Y * 10}, "label 40.*goes up to 31"),
+        ({"group": QID, "y": np.where(np.arange(N) == 3, np.nan, Y)}, "y contains NaN"),
+        ({"group": QID, "sample_weight": 1.0 + np.arange(N)}, "different weights"),
+        ({"group": QID, "sample_weight": OF_QUERY}, "inconsistent numbers of samples"),
+        ({"group": QID, "eval_set": (X, Y, QID)}, "queries have rows in the fit"),
+        ({"group": QID, "y": None}, "requires y"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_rows_are_named(given: dict[str, Any], match: str) -> None:
+    given = dict(given)
+    y = given.pop("y", Y)
+    with pytest.raises(InvalidDataError, match=match):
+        HistGradientBoostingRanker(max_iter=1).fit(X, y, **given)
+
+
+def test_bad_rows_on_dask_are_named() -> None:
+    lazy_X, y, qid = chunked(97, X, Y, QID)
+    with pytest.raises(InvalidDataError, match="negative relevance"):
+        HistGradientBoostingRanker(max_iter=1).fit(lazy_X, y - 1, group=qid)
+    unknown = dd.from_pandas(pd.DataFrame(X, columns=list("abcde")), npartitions=2)
+    with pytest.raises(InvalidDataError, match="names no column of X"):
+        HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group="quid")
+    with pytest.raises(InvalidDataError, match="compute_chunk_sizes"):
+        HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group=SIZES)
+    with pytest.raises(InvalidDataError, match="id for each row"):
+        HistGradientBoostingRanker().fit(lazy_X, y, group=qid[:-1])
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"objective": "lambdamart"}, "lambdarank"),
+        ({"group": 3}, "name of a column"),
+        ({"truncation_level": 0}, "truncation_level"),
+        ({"sigmoid": 0.0}, "sigmoid"),
+        ({"normalize": "yes"}, "normalize"),
+        ({"label_gain": "square"}, "label_gain"),
+        ({"label_gain": [0, -1]}, "label_gain"),
+        ({"ndcg_eval_at": 0}, "ndcg_eval_at"),
+        ({"ndcg_eval_at": []}, "ndcg_eval_at"),
+        ({"validation_fraction": 5}, "share of the queries"),
+    ],
+    ids=str,
+)
+def test_bad_parameters_are_named(params: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidParameterError, match=match):
+        HistGradientBoostingRanker(**params).fit(X, Y, group=QID)
+
+
+def test_labels_weigh_by_their_gains() -> None:
+    given = {"max_iter": 3, "random_state": 0}
+    table, named = (
+        HistGradientBoostingRanker(label_gain=gain, **given).fit(X, Y, group=QID)
+        for gain in ([0, 1, 3, 7, 15], "exponential")
+    )
+    assert bits(table) == bits(named)
+    linear = HistGradientBoostingRanker(label_gain="linear", **given).fit(X, Y / 2, group=QID)
+    assert bits(linear) != bits(named)
+    with pytest.raises(InvalidDataError, match="label_gain of 5 numbers"):
+        HistGradientBoostingRanker(label_gain=[0, 1, 3, 7], **given).fit(X, Y, group=QID)
+    found = linear.score(X, Y, group=QID)
+    assert found == pytest.approx(ndcg_score(Y, linear.predict(X), group=QID, k=10))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 8])
+def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Worker processes."""
+    with (
+        LocalCluster(
+            n_workers=request.param, threads_per_worker=1, processes=True, host="127.0.0.1",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        yield client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_trees_of_any_number_of_workers(objective: str, scattered: bool, workers: Client) -> None:
+    at = rng.permutation(N) if scattered else np.arange(N)
+    rows = X[at], Y[at], WEIGHT[at], QID[at]
+    given = {**GIVEN, "objective": objective, "early_stopping": True}
+    alone = HistGradientBoostingRanker(**given, run=ALONE)
+    alone.fit(*rows[:3], group=rows[3])
+    lazy_X, y, weight, qid = chunked(N // 16, *rows)
+    model = HistGradientBoostingRanker(**given)
+    model.fit(lazy_X, y, weight, group=qid, client=workers)
+    assert bits(model) == bits(alone)
