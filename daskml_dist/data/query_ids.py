@@ -133,8 +133,8 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
         Raises for labels that cannot be ranked.
     """
     if not is_dask(y) and not is_dask(group):
-        joined = _join_block(y, group, check)
-        return _as_frame(joined, y) if hasattr(y, "iloc") else joined
+        here = _join_block(y, group, check)
+        return _as_frame(here, y) if hasattr(y, "iloc") else here
     if is_dask(y) and is_dask(group) and is_series_like(y) and is_series_like(group):
         # Of one frame: both come out of the same reads and shuffles.
         import pandas as pd

@@ -272,7 +272,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         if eval_set is not None:
             sets = name_eval_sets(eval_set, "group, sample_weight")
             eval_set = {
-                name: (X, _RankedTarget(y, *(given or (None,))[:1], number), *given[1:])
+                name: (X, _RankedTarget(y, given[0] if given else None, number), *given[1:])
                 for number, (name, (X, y, *given)) in enumerate(sets.items(), 2)
             }
         y_val = None if y_val is None else _RankedTarget(y_val, group_val, 1)

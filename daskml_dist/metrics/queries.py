@@ -274,7 +274,7 @@ class _Gains:
         if not self.is_normalized:
             return found
         sum_best_gains(gains, starts, discounts, k, best)
-        return np.divide(found, best, out=np.full(n, self.empty), where=best > 0)
+        return np.asarray(np.divide(found, best, out=np.full(n, self.empty), where=best > 0))
 
 
 @dataclass(frozen=True)
@@ -458,7 +458,7 @@ def _deal_and_score(score: _Score, collection: Collection) -> Array:
         )
         for place in range(n)
     ]
-    return np.sum(compute(*lazy), axis=0)
+    return np.asarray(np.sum(compute(*lazy), axis=0))
 
 
 def _take_range(

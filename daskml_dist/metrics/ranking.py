@@ -251,8 +251,8 @@ def average_precision_score(
     """
     check_max_thresholds(max_thresholds)
     if group is not None:
-        found = average_precision_by_query(y_true, y_score, group, pos_label, sample_weight)
-        return _return_with_bound((found, 0.0), return_bound)
+        mean = average_precision_by_query(y_true, y_score, group, pos_label, sample_weight)
+        return _return_with_bound((mean, 0.0), return_bound)
     metric, rows = theirs.average_precision_score, (y_true, y_score, sample_weight)
     if not has_lazy_input(*rows):
         options = {"average": average, "pos_label": pos_label}

@@ -132,6 +132,8 @@ def rows_of(name: str) -> tuple[Any, Any]:
         return [{"a": {"b": float(row[0])}, "c": str(row[1])} for row in _X], None
     if name == "TargetEncoder":
         return _X, _LABELS
+    if name == "HistGradientBoostingRanker":
+        return pd.DataFrame(_X, columns=list("abcd")).assign(qid=np.arange(_N_ROWS) // 7), _LABELS
     if not hasattr(model, "predict") or name in ("KMeans", "GaussianMixture"):
         return _X, None
     return _X, _LABELS if is_classifier(model) else _NUMBERS
