@@ -194,6 +194,8 @@ def _xgboost_dask(client: Any, whole: list[Any], rounds: int) -> Any:
     X, y, qid = whole
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = xgboost.DaskXGBRanker(objective="rank:ndcg", n_estimators=rounds, **OF_XGBOOST)
+        model = xgboost.DaskXGBRanker(
+            objective="rank:ndcg", n_estimators=rounds, allow_group_split=True, **OF_XGBOOST
+        )
         model.client = client
         return model.fit(X, y, qid=qid).get_booster()
