@@ -142,7 +142,8 @@ def _dask_ml(solver: str, X: Any, y: Any) -> tuple[float, Any, float]:
 
 
 @contextlib.contextmanager
-def _session() -> Iterator[Any]:
+def open_spark() -> Iterator[Any]:
+    """A session of Spark on two threads of this process's machine."""
     from pyspark.sql import SparkSession
 
     settings = {
@@ -169,7 +170,7 @@ def _spark(X: Any, y: Any) -> tuple[float, Any, float]:
     from pyspark.ml.feature import VectorAssembler
 
     names = [f"x{j}" for j in range(X.shape[1])]
-    with tempfile.TemporaryDirectory() as folder, _session() as session:
+    with tempfile.TemporaryDirectory() as folder, open_spark() as session:
         path = Path(folder) / "rows.parquet"
         columns = {name: X[:, j] for j, name in enumerate(names)}
         pq.write_table(pa.table({**columns, "label": y.astype(np.float64)}), path)

@@ -113,3 +113,77 @@ def add_pooled_gradients(
             x, own, to = data[k], slope[i, field[k]], out[place[k]]
             for f in range(rank):
                 to[1 + f] += own[f] * x
+
+
+@_compiled
+def predict_field_pairs(
+    indptr: Any, place: Any, field: Any, data: Any, w: Any, rank: Any, raw: Any
+) -> None:
+    """Write the raw prediction of each row by the vectors that its ids have for fields.
+
+    Parameters
+    ----------
+    indptr, place, data
+        CSR rows, whose columns are rows of `w`.
+    field : (n_entries,) uint8
+    w : (n_touched, 1 + n_fields * rank) floats
+        Weight of each id, and its vectors for the fields; the intercept is the weight of the last.
+    rank : int
+    raw : (n,) floats
+    """
+    number, last = w.dtype.type, len(w) - 1
+    for i in range(len(raw)):
+        total = w[last, 0]
+        for k in range(indptr[i], indptr[i + 1]):
+            x, row = data[k], w[place[k]]
+            total += row[0] * x
+            at = 1 + rank * field[k]
+            for m in range(indptr[i], k):
+                # The vector that each has for the other's field (Juan et al. 2016, equation 4).
+                other, own = w[place[m]], 1 + rank * field[m]
+                product = number(0)
+                for f in range(rank):
+                    product += row[own + f] * other[at + f]
+                total += product * x * data[m]
+        raw[i] = total
+
+
+@_compiled
+def add_field_pair_gradients(
+    indptr: Any, place: Any, field: Any, data: Any, w: Any, rank: Any, slope: Any, weight: Any,
+    alpha: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the gradient of the rows' losses, and of the penalty of the ids that each row touches.
+
+    Parameters
+    ----------
+    indptr, place, field, data, w, rank
+        As for `predict_field_pairs`.
+    slope : (n,) floats
+        Derivative of each row's weighted loss by its raw prediction.
+    weight : (n,) floats
+        Of the rows, for the penalty; empty: all are 1.
+    alpha : float
+        Each row adds ``alpha / 2`` times the squares of the weights and of all vectors of its ids.
+    out : array like `w`
+    """
+    number, last = w.dtype.type, len(w) - 1
+    intercept = 0.0
+    for i in range(len(slope)):
+        g, shrink = slope[i], number(alpha)
+        if len(weight):
+            shrink *= weight[i]
+        intercept += g
+        for k in range(indptr[i], indptr[i + 1]):
+            x, row, to = data[k], w[place[k]], out[place[k]]
+            to[0] += g * x
+            for f in range(w.shape[1]):
+                to[f] += shrink * row[f]
+            at = 1 + rank * field[k]
+            for m in range(indptr[i], k):
+                other, own = w[place[m]], 1 + rank * field[m]
+                to_other, gxx = out[place[m]], g * x * data[m]
+                for f in range(rank):
+                    to[own + f] += gxx * other[at + f]
+                    to_other[at + f] += gxx * row[own + f]
+    out[last, 0] += number(intercept)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import feature_extraction
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.utils import murmurhash3_32
 
+from daskml_dist.data.field_hashing import hash_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -255,14 +255,6 @@ def _hash_namespace(space: str, features: Any) -> Features:
     )
     hashes = hash_names(space, [name for name, _ in items])
     return hashes, np.array([value for _, value in items], dtype=float)
-
-
-def hash_names(space: str, names: Iterable[Any]) -> NDArray[np.uint32]:
-    """Return the hashes of names in a namespace: MurmurHash3 of 32 bits, as Vowpal Wabbit's."""
-    # The hash of the namespace is the seed, so that equal names in two of them are told apart.
-    seed = murmurhash3_32(space, positive=True)
-    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name in names]
-    return np.array(hashes, dtype=np.uint32)
 
 
 def _multiply_features(a: Features, b: Features, same: bool) -> Features:

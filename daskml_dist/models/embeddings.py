@@ -25,6 +25,7 @@ from scipy import sparse
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.backends.id_hashing import MODEL_FIELD, field_ids, find_fields
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import (
     N_TABLE_IDS,
@@ -108,24 +109,35 @@ class EmbeddingModel(StepModel):
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Return the ids of a batch and of the model's own rows, and renumber the pieces."""
-        rows = [_take_rows(piece.X) for piece in pieces]
-        own = self.own_ids
-        if self.own_last:
-            index, places = distinct([X.indices for X in rows])
-            at = np.arange(len(index), len(index) + len(own))
-            index = np.concatenate([index, own])
-        else:
-            index, (*places, at) = distinct([*(X.indices for X in rows), own])
+        rows = [take_rows(piece.X) for piece in pieces]
+        index, places, at = number_ids([X.indices for X in rows], self.own_ids, self.own_last)
         for piece, X, place in zip(pieces, rows, places, strict=True):
-            # The layers alone ask which field an entry is of.
-            fields = find_fields(X.indices) if self.hidden else _NO_FIELDS
+            fields = self._find_fields(X.indices)
             piece.X = PlacedRows(X.indptr, place, X.data, fields, at[:-1])
         return index
 
     @property
+    def needs_fields(self) -> bool:
+        """Return whether gradients ask which field an id is of."""
+        return bool(self.hidden)
+
+    def _find_fields(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the field of each entry, where the model asks for it."""
+        if not self.needs_fields:
+            return _NO_FIELDS
+        fields = find_fields(ids)
+        # Compiled loops write to the place of a field without a look at the bounds.
+        if len(fields) and (last := int(fields.max())) >= self.n_fields:
+            raise InvalidDataError(
+                f"Rows have an id of field {last}, counted from 0, and the model takes "
+                f"{self.n_fields} fields. Set n_fields={last + 1} or more, before a new fit."
+            )
+        return fields
+
+    @property
     def own_ids(self) -> NDArray[np.int64]:
         """Return the ids of the layers' weights, and the intercept's."""
-        return _list_own_ids(self._n_layer_rows)
+        return list_own_ids(self._n_layer_rows)
 
     def with_own_rows_last(self) -> EmbeddingModel:
         """Return the model with its own rows behind those of ids in what a batch touches."""
@@ -190,7 +202,7 @@ class EmbeddingModel(StepModel):
         pooled = np.zeros((X.shape[0], self.n_fields, self.rank), w.dtype)
         pool_fields(X.indptr, X.place, X.field, X.data, w, pooled)
         flat = w[X.of_layers].reshape(-1, 1)[: network.parameters.shape[0]]
-        weights = flat + _draw_layers(network, self.table.seed, w.dtype.str)
+        weights = flat + draw_layers(network, self.table.seed, w.dtype.str)
         inputs = pooled.reshape(len(pooled), -1)
         layers = range(len(network.layers))
         output, memory = network.forward(weights, inputs, layers, _NO_ROWS, backend)
@@ -216,6 +228,19 @@ class EmbeddingModel(StepModel):
         out[X.of_layers] += gradient.reshape(-1, out.shape[1])
         of_fields = of_inputs.reshape(len(of_inputs), self.n_fields, self.rank)
         add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_fields, out)
+
+    def origin(self) -> float:
+        """Return the number to which the intercept is added."""
+        return float(self.offset)
+
+    def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
+        """Return the rows of the table with an intercept that is added to this model's offset."""
+        if not isinstance(origin, float):
+            raise ValueError("its intercept is added to nothing")
+        moved = w.copy()
+        # Every step touches the intercept, whose id is the last.
+        moved[-1:, 0] += origin - self.offset
+        return moved
 
     def identity(self) -> dict[str, Any]:
         """Return loss, rank, penalty and layers, with the seed that these begin with."""
@@ -297,7 +322,22 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
     return found
 
 
-def _take_rows(X: Any) -> Any:
+def number_ids(
+    ids: list[NDArray[np.int64]], own: NDArray[np.int64], own_last: bool
+) -> tuple[NDArray[np.int64], list[NDArray[Any]], NDArray[Any]]:
+    """Return the ids that a batch touches, the places of its entries' ids, and of the model's own.
+
+    `own_last`: the model's own ids follow those of the entries; else all are sorted.
+    """
+    if own_last:
+        index, places = distinct(ids)
+        at = np.arange(len(index), len(index) + len(own))
+        return np.concatenate([index, own]), places, at
+    index, (*places, at) = distinct([*ids, own])
+    return index, places, at
+
+
+def take_rows(X: Any) -> Any:
     """Return chosen rows of a block as CSR rows of their own."""
     rows = getattr(X, "rows", None)
     return X if rows is None else X.X[rows]
@@ -310,13 +350,13 @@ def _list_column_ids(n_columns: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=8)
-def _list_own_ids(n_layer_rows: int) -> NDArray[np.int64]:
+def list_own_ids(n_layer_rows: int) -> NDArray[np.int64]:
     """Return the ids of so many rows of layers, in their order, and the intercept's."""
     of_layers = field_ids(np.arange(n_layer_rows), MODEL_FIELD)
     return np.append(of_layers, INTERCEPT_ID)
 
 
 @lru_cache(maxsize=4)
-def _draw_layers(network: MLP, seed: int, dtype: str) -> NDArray[Any]:
+def draw_layers(network: MLP, seed: int, dtype: str) -> NDArray[Any]:
     """Return the weights that the layers begin with; not to be changed."""
     return network.init(seed, np.dtype(dtype))

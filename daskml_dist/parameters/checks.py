@@ -165,6 +165,19 @@ def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
         )
 
 
+def check_columns(name: str, value: Any, default: str | None) -> None:
+    """Check that a parameter is a list of columns, or its default."""
+    if value is None and default is None:
+        return
+    if isinstance(value, str) and default is not None:
+        check_one_of(name, value, (default,))
+        return
+    if isinstance(value, str) or not np.iterable(value):
+        raise InvalidParameterError(
+            f"{name}={value!r}: use a list of columns, such as {name}=[{value!r}]."
+        )
+
+
 def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
     """Check that a parameter is an integer >= `least`; `also` names what else is valid."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:

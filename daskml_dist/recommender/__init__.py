@@ -7,7 +7,9 @@ from daskml_dist.recommender.factorization_machine import (
     FactorizationMachineClassifier,
     FactorizationMachineRegressor,
 )
+from daskml_dist.recommender.field_aware import FieldAwareFMClassifier
 from daskml_dist.recommender.matrix_factorization import MatrixFactorization
+from daskml_dist.recommender.two_tower import TwoTower
 from daskml_dist.recommender.wide_and_deep import DeepFMClassifier, WideAndDeepClassifier
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "DeepFMClassifier",
     "FactorizationMachineClassifier",
     "FactorizationMachineRegressor",
+    "FieldAwareFMClassifier",
     "MatrixFactorization",
+    "TwoTower",
     "WideAndDeepClassifier",
 ]

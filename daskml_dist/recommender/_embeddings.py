@@ -11,21 +11,49 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.data.collection import Collection, take_named_columns
+from daskml_dist.data.computing import use_client
+from daskml_dist.data.field_hashing import N_COLUMNS
+from daskml_dist.data.plain_rows import RowsPlaceholder
+from daskml_dist.data.row_checks import check_feature_names, check_row_shape, find_row_shape
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    InvalidTypeError,
+)
 from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.inference.table_fields import (
+    TableFields,
+    as_table,
+    holds_floats_alone,
+    is_hashed,
+    is_table,
+)
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.base import BatchRows, GrowingTable
-from daskml_dist.models.embeddings import INTERCEPT_ID, EmbeddingModel, to_id_rows
-from daskml_dist.parameters.checks import check_count, check_number, seed_of
+from daskml_dist.models.embeddings import (
+    INTERCEPT_ID,
+    MAX_FIELDS,
+    EmbeddingModel,
+    to_id_rows,
+)
+from daskml_dist.parameters.checks import (
+    check_columns,
+    check_count,
+    check_number,
+    check_one_of,
+    seed_of,
+)
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
 from daskml_dist.ps.growing_shard import draw_initial_rows
@@ -34,6 +62,10 @@ from daskml_dist.schedules import Constant
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import Settings
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.checkpoints import SavedStream
+    from daskml_dist.streaming.start import StartedStream
 
 #: Options of `Run` without a meaning here.
 _RUN_UNUSED = {"shard", "compute_dtype"}
@@ -47,12 +79,18 @@ class BaseEmbeddings(BaseSteps):
     _stream_policy = "sync"
 
     rank: int
+    numeric: Any
+    bags: str
+    missing: str
     alpha: float
     init_scale: float
     loss: str | Loss
     admit_after: int
     expire_after: int | None
     max_rows: int | None
+    dtype: str
+    fields_: list[Any]
+    kinds_: list[str]
     ids_: NDArray[np.int64]
     weights_: NDArray[Any]
     vectors_: NDArray[Any]
@@ -68,6 +106,9 @@ class BaseEmbeddings(BaseSteps):
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_count("rank", self.rank)
+        check_columns("numeric", self.numeric, "auto")
+        check_one_of("bags", self.bags, ("mean", "sum"))
+        check_one_of("missing", self.missing, ("error", "own"))
         check_number("alpha", self.alpha)
         check_number("init_scale", self.init_scale)
         check_count("admit_after", self.admit_after)
@@ -88,26 +129,46 @@ class BaseEmbeddings(BaseSteps):
             )
         if rows.classes is None:
             loss.check_target(summary.target_range)
-        rank = int(self.rank)
-        table = GrowingTable(
-            (0.0, *[float(self.init_scale)] * rank),
-            # Ids that come later begin as they would have begun in the first fit.
-            seed_of(self._params()["random_state"]) if last is None else last.table.seed,
-            self.admit_after,
-            self.expire_after,
-            self.max_rows,
-        )
         offset = self._best_constant(loss, rows) if last is None else last.offset
-        model = EmbeddingModel(
-            loss, rank, float(self.alpha), table, offset, touches=_count_ids(rows),
-            **self._terms(rows),
-        )  # fmt: skip
+        model = self._make_model(loss, self._make_table(last), offset, rows)
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
                 "Going on needs the rank, layers and loss of the last fit. Leave them as they "
                 "were, or set warm_start=False."
             )
         return model
+
+    def _make_table(self, last: Any) -> GrowingTable:
+        """Return the description of the table; `last` is the model of the fit that goes on."""
+        return GrowingTable(
+            (0.0, *[float(self.init_scale)] * int(self.rank)),
+            # Ids that come later begin as they would have begun in the first fit.
+            seed_of(self._params()["random_state"]) if last is None else last.table.seed,
+            self.admit_after,
+            self.expire_after,
+            self.max_rows,
+        )
+
+    def _make_model(
+        self, loss: Loss, table: GrowingTable, offset: float, rows: DatasetInfo
+    ) -> EmbeddingModel:
+        """Return the model of these rows, whose vectors have the table's columns."""
+        return EmbeddingModel(
+            loss, int(self.rank), float(self.alpha), table, offset, touches=count_ids(rows),
+            **self._terms(rows),
+        )  # fmt: skip
+
+    def _count_fields(self, rows: DatasetInfo, given: int | None) -> int:
+        """Return the number of fields of a row, where the user has not given it."""
+        fields, n_columns = self._fields, rows.summary.n_features
+        n = given or (n_columns if fields is None else len(fields.names))
+        if n > MAX_FIELDS:
+            raise InvalidParameterError(
+                f"{type(self).__name__} tells fields apart, and the rows have {n} columns; at most "
+                f"{MAX_FIELDS} can be fields. Give a dataframe with a column for each field, rows "
+                "of a FieldHasher with n_fields=, or use FactorizationMachineClassifier."
+            )
+        return int(n)
 
     def _best_constant(self, loss: Loss, rows: DatasetInfo) -> float:
         """Return the best prediction by one number, from which training sets out."""
@@ -126,12 +187,99 @@ class BaseEmbeddings(BaseSteps):
         # First steps of an adaptive optimizer are as large as the rate in each entry. A row of m
         # ids moves by m * rate, and by rank * rate**2 for each pair of them: the largest rate by
         # which it moves no further than the targets' spread.
-        m = _count_ids(rows)
+        m = count_ids(rows)
         spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
         rate = (math.sqrt(m * m + 4 * pairs * spread) - m) / (2 * pairs)
         most = settings.optimizer.sparse_learning_rate or settings.optimizer.default_learning_rate
         return replace(settings, schedule=Constant(min(rate, most * spread)), auto_rate=False)
+
+    # -- tables of ids ---------------------------------------------------------------------------
+
+    def _train(self, *rows: Any, client: Any, **options: Any) -> None:
+        # Columns whose types hide what they hold are looked at before the fit, by its client.
+        with use_client(client):
+            super()._train(*rows, client=client, **options)
+
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
+        if reset:
+            self._set_fields(self.__dict__.pop("_fields_to_come", None) or self._find_fields(X))
+        else:
+            check_feature_names(self, X, reset=False)  # before columns are read by their places
+        return super()._make_collection(X, y, sample_weight, reset=reset)
+
+    def _find_fields(self, X: Any) -> TableFields | None:
+        """Return the fields of a table; None for rows whose columns are all numbers, or ids."""
+        takes_all = isinstance(self.numeric, str) and self.missing == "error"
+        if not is_table(X) or (takes_all and holds_floats_alone(X)):
+            return None
+        return TableFields.find(
+            as_table(X), self.numeric, reader=type(self).__name__, bags=self.bags,
+            missing=self.missing, dtype=np.dtype(self.dtype).name,
+        )  # fmt: skip
+
+    def _set_fields(self, fields: TableFields | None) -> None:
+        """Set the attributes of the fields; without them, drop those of an earlier fit."""
+        if fields is None:
+            for name in ("fields_", "kinds_"):
+                self.__dict__.pop(name, None)
+            return
+        self.fields_, self.kinds_ = list(fields.names), list(fields.kinds)
+
+    @property
+    def _fields(self) -> TableFields | None:
+        """Return the fields of the fit; None where it was not to a table."""
+        known = vars(self)
+        if "fields_" not in known:
+            return None
+        return TableFields(
+            tuple(known["fields_"]), tuple(known["kinds_"]), self.bags, "stable", self.missing,
+            np.dtype(self.dtype).name,
+        )  # fmt: skip
+
+    @property
+    def _row_shape(self) -> tuple[int, ...]:
+        return super()._row_shape if self._fields is None else (N_COLUMNS,)
+
+    def _hash_table(self, X: Any) -> Any:
+        """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
+        fields = self._fields
+        if fields is None or is_hashed(X):
+            return X
+        if isinstance(X, RowsPlaceholder):
+            raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
+        X = as_table(X, len(fields.names))
+        check_row_shape(find_row_shape(X), (len(fields.names),), type(self).__name__)
+        return fields.hash_rows(X)
+
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._align_inputs(self._hash_table(X), y, sample_weight)
+
+    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *given, **options)
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
+        return self._hash_calls(super()._begin_stream(X, y, sample_weight, classes))
+
+    def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
+        facts = saved.stream["likeness"].get("fields")
+        if facts is not None:
+            # The made-up first rows are hashed ones, of which nobody can tell fields and names.
+            names, kinds = (tuple(facts[name]) for name in ("names", "kinds"))
+            self._fields_to_come = TableFields(names, kinds, self.bags, missing=self.missing)
+        started = super()._resume_stream(saved, path, classes)
+        if facts is not None and all(isinstance(name, str) for name in facts["names"]):
+            self.feature_names_in_ = np.array(facts["names"], dtype=object)
+        return self._hash_calls(started)
+
+    def _hash_calls(self, started: StartedStream) -> StartedStream:
+        """Return a stream whose calls bring tables, if the first one did."""
+        if (fields := self._fields) is None:
+            return started
+        facts = {"names": list(fields.names), "kinds": list(fields.kinds)}
+        hashes: Any = _TableCalls(self._hash_table, started.make)
+        return replace(started, make=hashes, likeness=started.likeness | {"fields": facts})
 
     # -- fitted attributes -----------------------------------------------------------------------
 
@@ -141,26 +289,31 @@ class BaseEmbeddings(BaseSteps):
         super()._set_learned(state, model, rows)
 
     def _set_parameters(self, w: NDArray[Any], model: EmbeddingModel, rows: DatasetInfo) -> None:
+        self._set_table(w, model)
+        ids = self._learned_ids
+        self.intercept_ = model.offset
+        if len(ids) and ids[-1] == INTERCEPT_ID:
+            self.intercept_ += float(w[-1, 0])
+        fields = self._fields
+        self.n_features_in_ = rows.summary.n_features if fields is None else len(fields.names)
+        if rows.classes is not None:
+            self.classes_ = rows.classes
+
+    def _set_table(self, w: NDArray[Any], model: Any) -> None:
+        """Set the attributes of the table's rows, less those of layers and intercept."""
         if not np.isfinite(w).all():
             raise DivergedError(
                 "Weights or vectors became NaN or infinite. Lower learning_rate, or raise alpha."
             )
         ids = self._learned_ids
-        # Layers and intercept are rows of the table, too.
         is_own = np.isin(ids, model.own_ids)
         self.ids_, self.weights_, self.vectors_ = ids[~is_own], w[~is_own, 0], w[~is_own, 1:]
-        self.intercept_ = model.offset
-        if len(ids) and ids[-1] == INTERCEPT_ID:
-            self.intercept_ += float(w[-1, 0])
-        self.n_features_in_ = rows.summary.n_features
-        if rows.classes is not None:
-            self.classes_ = rows.classes
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return TablePrediction(self._last_model, self._learned_ids, self._state.w)
 
 
-def _count_ids(rows: DatasetInfo) -> float:
+def count_ids(rows: DatasetInfo) -> float:
     """Return the mean number of ids of a row, with the intercept's."""
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)
 
@@ -185,9 +338,9 @@ class TablePrediction:
         backend = get_backend("cpu")
         piece = BatchRows(to_id_rows(X, self.w.dtype), np.empty(0))
         index = self.model.touched([piece], backend)
-        return self.model.predict(self._look_up(index), piece.X, backend)
+        return self.model.predict(self.look_up(index), piece.X, backend)
 
-    def _look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
+    def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids; those that are not known are as in their first step."""
         at = np.searchsorted(self.ids, index)
         known = at < len(self.ids)
@@ -196,6 +349,25 @@ class TablePrediction:
         found[known] = self.w[at[known]]
         found[~known] = draw_initial_rows(index[~known], self.model.table, found.dtype)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class _TableCalls:
+    """Function from the tables of a stream's calls to the rows that the model reads.
+
+    Parameters
+    ----------
+    hash_table : callable
+    make : CallRowsMaker
+        Takes rows of virtual columns.
+    """
+
+    hash_table: Callable[[Any], Any]
+    make: Callable[..., tuple[BatchRows, Any]]
+
+    def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
+        """Return the rows of a call as the model reads them, and as a block."""
+        return self.make(self.hash_table(X), y, sample_weight)
 
 
 class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):

@@ -22,14 +22,27 @@ from daskml_dist.training.dataset_info import DatasetInfo
 class FactorizationMachineClassifier(EmbeddingClassifier):
     """Factorisation machine for two classes, trained on a parameter server of growing tables.
 
-    Each id (a column that is not 0, or the value of an id column) has a weight and a vector of
-    `rank` factors; a row is predicted by its weights and by the products of all pairs of its
-    vectors. Ids need not be known before: a row of the table is made when its id first comes.
+    Each id has a weight and a vector of `rank` factors; a row is predicted by its weights and by
+    the products of all pairs of its vectors. Ids need not be known before: a row of the table is
+    made when its id first comes.
+
+    In a dataframe each column is a field, of ids (integers, strings, categories, dates, lists of
+    ids) or of numbers; nothing becomes one-hot. In an array or a sparse matrix each column is an
+    id, whose value multiplies its weight and its vector. A dataframe of floats alone is read as an
+    array.
 
     Parameters
     ----------
     rank : int, default=8
         Length of the vectors.
+    numeric : "auto" or list of str, default="auto"
+        Columns of a dataframe that hold numbers; all others hold ids. By default those of floats
+        are numbers, and those of integers, booleans, strings, categories, dates and lists are ids.
+    bags : {"mean", "sum"}, default="mean"
+        Values of the ids of a list: one over their number, or 1.
+    missing : {"error", "own"}, default="error"
+        Treatment of missing ids, and of numbers that are NaN or infinite, in a dataframe: an error,
+        or an id of their own.
     alpha : float, default=0.01
         Each row of data adds ``alpha / 2`` times the squares of the weights and factors of its ids.
     init_scale : float, default=0.01
@@ -62,6 +75,10 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     weights_ : ndarray of shape (n_ids,)
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
+    fields_ : list
+        Names of the columns of a dataframe of ids; of other rows there are none.
+    kinds_ : list of str
+        What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)
 
     References
@@ -82,12 +99,24 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     >>> clf = FactorizationMachineClassifier(init_scale=0.1, max_iter=50, random_state=0)
     >>> clf.fit(X, likes).score(X, likes) > 0.95
     True
+
+    Columns of ids beside numbers:
+
+    >>> import pandas as pd
+    >>> clicks = pd.DataFrame({"user": users, "site": items.astype(str), "age": rng.random(1000)})
+    >>> clf.fit(clicks, likes).score(clicks, likes) > 0.95
+    True
+    >>> clf.kinds_
+    ['integer', 'text', 'numeric']
     """
 
     def __init__(
         self,
         rank: int = 8,
         *,
+        numeric: Any = "auto",
+        bags: str = "mean",
+        missing: str = "error",
         alpha: float = 0.01,
         init_scale: float = 0.01,
         loss: str | Loss = "log_loss",
@@ -112,6 +141,9 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
         checkpoint: Any = None,
     ) -> None:
         self.rank = rank
+        self.numeric = numeric
+        self.bags = bags
+        self.missing = missing
         self.alpha = alpha
         self.init_scale = init_scale
         self.loss = loss
@@ -147,7 +179,8 @@ class FactorizationMachineRegressor(RegressorMixin, BaseEmbeddings):
 
     Parameters
     ----------
-    rank, alpha, init_scale, max_iter, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+    rank, numeric, bags, missing, alpha, init_scale, max_iter, tol, n_iter_no_change, shuffle, \
+batch_size, learning_rate, \
 optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, random_state
         As in :class:`FactorizationMachineClassifier`.
     loss : str or Loss, default="squared_error"
@@ -158,6 +191,10 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
     weights_ : ndarray of shape (n_ids,)
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
+    fields_ : list
+        Names of the columns of a dataframe of ids; of other rows there are none.
+    kinds_ : list of str
+        What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
 
     References
     ----------
@@ -178,6 +215,9 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
         self,
         rank: int = 8,
         *,
+        numeric: Any = "auto",
+        bags: str = "mean",
+        missing: str = "error",
         alpha: float = 0.01,
         init_scale: float = 0.01,
         loss: str | Loss = "squared_error",
@@ -201,6 +241,9 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
         checkpoint: Any = None,
     ) -> None:
         self.rank = rank
+        self.numeric = numeric
+        self.bags = bags
+        self.missing = missing
         self.alpha = alpha
         self.init_scale = init_scale
         self.loss = loss

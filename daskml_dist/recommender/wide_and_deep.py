@@ -6,7 +6,6 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses.base import Loss
-from daskml_dist.models.embeddings import MAX_FIELDS
 from daskml_dist.models.mlp import ACTIVATIONS
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.checks import check_count, check_one_of
@@ -25,6 +24,9 @@ class BaseDeepClassifier(EmbeddingClassifier):
         self,
         rank: int = 8,
         *,
+        numeric: Any = "auto",
+        bags: str = "mean",
+        missing: str = "error",
         hidden_layer_sizes: Any = (64, 32),
         activation: str = "relu",
         n_fields: int | None = None,
@@ -52,6 +54,9 @@ class BaseDeepClassifier(EmbeddingClassifier):
         checkpoint: Any = None,
     ) -> None:
         self.rank = rank
+        self.numeric = numeric
+        self.bags = bags
+        self.missing = missing
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
         self.n_fields = n_fields
@@ -101,22 +106,9 @@ class BaseDeepClassifier(EmbeddingClassifier):
         """Return the parameters of the model's layers."""
         return {
             "hidden": tuple(int(size) for size in self._hidden_sizes()),
-            "n_fields": self._count_fields(rows),
+            "n_fields": self._count_fields(rows, self.n_fields),
             "activation": self.activation,
         }
-
-    def _count_fields(self, rows: DatasetInfo) -> int:
-        """Return the number of fields of a row."""
-        n = self.n_fields
-        n = rows.summary.n_features if n is None else int(n)
-        if n > MAX_FIELDS:
-            raise InvalidParameterError(
-                f"{type(self).__name__} puts the vectors of all fields side by side, and the rows "
-                f"have {n} columns; at most {MAX_FIELDS} can be fields. Give a dataframe with a "
-                "column for each field, rows of a FieldHasher with n_fields=, or use "
-                "FactorizationMachineClassifier."
-            )
-        return n
 
 
 class WideAndDeepClassifier(BaseDeepClassifier):
@@ -139,7 +131,8 @@ class WideAndDeepClassifier(BaseDeepClassifier):
     max_iter : int, default=1
         Passes over the rows at most. Networks over ids that come seldom overfit from the second on
         (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
-    alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+    numeric, bags, missing, alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, \
+learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
 random_state
         As in :class:`FactorizationMachineClassifier`.
@@ -151,6 +144,10 @@ random_state
     weights_ : ndarray of shape (n_ids,)
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
+    fields_ : list
+        Names of the columns of a dataframe of ids; of other rows there are none.
+    kinds_ : list of str
+        What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)
 
     References
@@ -186,7 +183,8 @@ class DeepFMClassifier(BaseDeepClassifier):
     max_iter : int, default=1
         Passes over the rows at most. Networks over ids that come seldom overfit from the second on
         (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
-    alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, learning_rate, \
+    numeric, bags, missing, alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, \
+learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
 random_state
         As in :class:`FactorizationMachineClassifier`.
@@ -198,6 +196,10 @@ random_state
     weights_ : ndarray of shape (n_ids,)
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
+    fields_ : list
+        Names of the columns of a dataframe of ids; of other rows there are none.
+    kinds_ : list of str
+        What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)
 
     References

@@ -643,6 +643,9 @@ TABLES = {
         "test_rows_of_all_ranks_around_whole_vectors": (
             "embedding_kernels: add_pooled_gradients add_row_gradients pool_fields predict_rows"
         ),
+        "test_field_pairs_of_all_ranks_around_whole_vectors": (
+            "embedding_kernels: add_field_pair_gradients predict_field_pairs"
+        ),
     },
     "tests.ps.test_row_store": {
         "test_all_sizes_around_what_is_fetched_ahead": (

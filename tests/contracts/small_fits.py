@@ -77,7 +77,7 @@ _RATINGS = pd.DataFrame(
         "rating": _RNG.integers(1, 6, _N_ROWS).astype(np.float64),
     }
 )
-_RECOMMENDERS = ("ALS", "MatrixFactorization")
+_RECOMMENDERS = ("ALS", "MatrixFactorization", "TwoTower")
 
 
 @cache

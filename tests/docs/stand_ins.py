@@ -163,6 +163,7 @@ def _ratings(_: Path, rng: np.random.Generator) -> dict[str, Any]:
         "pairs": dd.from_pandas(pairs[:20], npartitions=2),
         "thumbs": ratings.assign(rating=np.where(ratings["rating"] > 3, 1.0, -1.0)),
         "clicks": ratings[ratings["rating"] > 2],
+        "chosen": pairs.assign(genre=pairs["item"].str[-1]),
         "held_out": ratings[-60:],
     }
 

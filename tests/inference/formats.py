@@ -23,7 +23,9 @@ from daskml_dist.recommender import (
     DeepFMClassifier,
     FactorizationMachineClassifier,
     FactorizationMachineRegressor,
+    FieldAwareFMClassifier,
     MatrixFactorization,
+    TwoTower,
     WideAndDeepClassifier,
 )
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -42,6 +44,8 @@ REST: dict[str, tuple[Any, Any, Any]] = {
     "FactorizationMachineClassifier": (FactorizationMachineClassifier(2), X, CLASSES["2"]),
     "FactorizationMachineRegressor": (FactorizationMachineRegressor(2), X, Y),
     "DeepFMClassifier": (DeepFMClassifier(2), X, CLASSES["2"]),
+    "FieldAwareFMClassifier": (FieldAwareFMClassifier(2), X, CLASSES["2"]),
+    "TwoTower": (TwoTower(2, max_iter=2, random_state=0), _RATINGS, None),
     "WideAndDeepClassifier": (WideAndDeepClassifier(2), X, CLASSES["2"]),
     "DecisionTreeClassifier": (DecisionTreeClassifier(max_depth=3), X, CLASSES["3"]),
     "DecisionTreeRegressor": (DecisionTreeRegressor(max_depth=3), X, Y),
@@ -91,7 +95,8 @@ NO_ONNX: Mapping[str, str] = {
     **dict.fromkeys(
         ("ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer",
          "DeepFMClassifier", "DummyEncoder", "FactorizationMachineClassifier",
-         "FactorizationMachineRegressor", "FieldHasher", "MatrixFactorization", "NamespaceHasher",
+         "FactorizationMachineRegressor", "FieldAwareFMClassifier", "FieldHasher",
+         "MatrixFactorization", "NamespaceHasher", "TwoTower",
          "WideAndDeepClassifier", *TORCH),
         "have no twin",
     ),

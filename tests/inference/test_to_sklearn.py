@@ -53,8 +53,10 @@ MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 ALONE = {
     "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
     "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
-    "FieldHasher", "HistGradientBoostingRanker", "MatrixFactorization", "NamespaceHasher",
-    "TorchClassifier", "TorchRegressor", "WideAndDeepClassifier",
+    "FieldAwareFMClassifier", "FieldHasher", "HistGradientBoostingRanker", "MatrixFactorization",
+    "NamespaceHasher",
+    "TorchClassifier", "TorchRegressor", "TwoTower",
+    "WideAndDeepClassifier",
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from daskml_dist.backends.id_hashing import ID_BITS, field_ids, mix_ids
 from daskml_dist.losses import get_loss
 from daskml_dist.models.base import BatchRows, GrowingTable
 from daskml_dist.models.embeddings import INTERCEPT_ID, MAX_FIELDS, EmbeddingModel, to_id_rows
+from daskml_dist.models.field_aware import make_field_aware
+from tests.maths.differences import assert_is_gradient
 
 BACKEND = get_backend("cpu")
 N_ROWS, N_FIELDS, RANK = 12, 4, 3
@@ -50,15 +52,7 @@ def test_gradients_are_those_of_finite_differences(terms: dict[str, Any], weight
     weight = rng.uniform(0.5, 2, N_ROWS) if weighted else None
     index, piece = _touch(model, X, y, weight)
     w = rng.normal(size=(len(index), 1 + RANK)) * 0.5
-    out = np.zeros_like(w)
-    model.add_gradient(w, piece, out, BACKEND)
-    for at in np.ndindex(*w.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = w.copy()
-            moved[at] += sign * 1e-6
-            ends.append(model.add_gradient(moved, piece, np.zeros_like(w), BACKEND))
-        assert out[at] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=2e-7)
+    assert_is_gradient(model, w, piece)
 
 
 def test_pairs_are_all_products_of_two_vectors() -> None:
@@ -157,3 +151,76 @@ def test_rows_of_all_ranks_around_whole_vectors(dtype: str) -> None:
         for found, truth in ((raw, expected), (out, by_row), (pooled, by_field), (through, back)):
             rtol = 2e-5 if dtype == "float32" else 1e-12
             np.testing.assert_allclose(found, truth, rtol, rtol * np.abs(truth).max() + 1e-300)
+
+
+# -- field-aware ---------------------------------------------------------------------------------
+
+
+def _field_aware() -> EmbeddingModel:
+    return make_field_aware(_model(pairs=False), N_FIELDS)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_field_aware_pairs(weighted: bool) -> None:
+    model, (X, y), rng = replace(_field_aware(), alpha=0.0), _rows(), np.random.default_rng(1)
+    weight = rng.uniform(0.5, 2, N_ROWS) if weighted else None
+    index, piece = _touch(model, X, y, weight)
+    w = rng.normal(size=(len(index), 1 + RANK * N_FIELDS)) * 0.5
+    assert_is_gradient(model, w, piece)
+
+
+def test_each_id_has_a_vector_for_the_others_field() -> None:
+    """Against Juan et al. 2016, equation 4, written plainly."""
+    model, (X, y), rng = _field_aware(), _rows(), np.random.default_rng(1)
+    index, piece = _touch(model, X, y)
+    w = rng.normal(size=(len(index), 1 + RANK * N_FIELDS))
+    ids = np.concatenate([field_ids(np.zeros(1, np.int64), field) for field in range(N_FIELDS)])
+    own = w[np.searchsorted(index, ids)]
+    vectors = own[:, 1:].reshape(N_FIELDS, N_FIELDS, RANK)
+    dense, expected = X.toarray(), np.full(N_ROWS, 0.25 + w[-1, 0])
+    expected += dense @ own[:, 0]
+    for i in range(N_FIELDS):
+        for j in range(i):
+            expected += dense[:, i] * dense[:, j] * (vectors[i, j] @ vectors[j, i])
+    np.testing.assert_allclose(model.predict(w, piece.X, BACKEND), expected, rtol=1e-12)
+    penalised, outs = replace(model, alpha=0.5), np.zeros((2, *w.shape))
+    for one, out in zip((model, penalised), outs, strict=True):
+        one.add_gradient(w, piece, out, BACKEND)
+    n_touched = np.bincount(piece.X.place, minlength=len(index))[:, None]
+    np.testing.assert_allclose(outs[1] - outs[0], 0.5 * n_touched * w, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_field_pairs_of_all_ranks_around_whole_vectors(dtype: str) -> None:
+    """Predictions and gradients beside loops of NumPy in float64."""
+    for rank in (1, 3, 4, 7, 8, 9, 15, 16, 17, 33):
+        rng = np.random.default_rng(rank)
+        lengths = rng.integers(0, 5, 9)
+        indptr, n = np.r_[0, np.cumsum(lengths)], int(lengths.sum())
+        place, field = rng.integers(0, 7, n), rng.integers(0, 3, n).astype(np.uint8)
+        data = rng.normal(size=n).astype(dtype)
+        w = rng.normal(size=(8, 1 + 3 * rank)).astype(dtype)
+        slope, weight = rng.normal(size=(2, 9)).astype(dtype)
+        raw, out = np.empty(9, dtype), np.zeros_like(w)
+        embedding_kernels.predict_field_pairs(indptr, place, field, data, w, rank, raw)
+        embedding_kernels.add_field_pair_gradients(
+            indptr, place, field, data, w, rank, slope, weight, 0.5, out
+        )
+        W, truth, back = w.astype(float), np.full(9, float(w[-1, 0])), np.zeros(w.shape)
+        V, by_vector = W[:, 1:].reshape(8, 3, rank), back[:, 1:].reshape(8, 3, rank)
+        back[-1, 0] = slope.sum(dtype=float)
+        for i in range(9):
+            for k in range(indptr[i], indptr[i + 1]):
+                truth[i] += W[place[k], 0] * data[k]
+                back[place[k]] += 0.5 * weight[i] * W[place[k]]
+                back[place[k], 0] += slope[i] * data[k]
+                for m in range(indptr[i], k):
+                    own, other, x = V[place[k], field[m]], V[place[m], field[k]], data[k] * data[m]
+                    truth[i] += own @ other * x
+                    by_vector[place[k], field[m]] += slope[i] * x * other
+                    by_vector[place[m], field[k]] += slope[i] * x * own
+        for found, expected in ((raw, truth), (out, back)):
+            rtol = 2e-5 if dtype == "float32" else 1e-12
+            np.testing.assert_allclose(
+                found, expected, rtol, rtol * np.abs(expected).max() + 1e-300
+            )

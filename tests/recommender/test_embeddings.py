@@ -18,12 +18,13 @@ from daskml_dist.recommender import (
     DeepFMClassifier,
     FactorizationMachineClassifier,
     FactorizationMachineRegressor,
+    FieldAwareFMClassifier,
     WideAndDeepClassifier,
 )
 
 N_ROWS, N_IDS = 1_200, 400
 DEEP = [WideAndDeepClassifier, DeepFMClassifier]
-CLASSIFIERS = [FactorizationMachineClassifier, *DEEP]
+CLASSIFIERS = [FactorizationMachineClassifier, FieldAwareFMClassifier, *DEEP]
 
 
 def _rows() -> tuple[Any, Any]:
@@ -98,7 +99,9 @@ def test_products_of_ids_are_learned(kind: Any) -> None:
     np.testing.assert_array_equal(lazy.compute(), clf.predict(X))
 
 
-@pytest.mark.parametrize("kind", [FactorizationMachineClassifier, DeepFMClassifier])
+@pytest.mark.parametrize(
+    "kind", [FactorizationMachineClassifier, FieldAwareFMClassifier, DeepFMClassifier]
+)
 def test_lock_step_is_the_same_on_any_servers(client: Client, kind: Any) -> None:
     X, y = _lazy(*(_rows() if kind is FactorizationMachineClassifier else _numbers()))
     fits = [

@@ -42,7 +42,7 @@ NOT_SERVED = {
     "DummyEncoder", "FieldHasher", "NamespaceHasher", "pipeline of texts",
 }  # fmt: skip
 #: Of users and items, whose model knows no names of columns.
-OF_PAIRS = {"ALS", "MatrixFactorization"}
+OF_PAIRS = {"ALS", "MatrixFactorization", "TwoTower"}
 #: Wide enough for BLAS to round a row by those beside it.
 WIDE = np.random.default_rng(0).normal(size=(300, 28)).astype(np.float32)
 LABELS = np.digitize(WIDE[:, 0] - WIDE[:, 1] ** 2, [-1, 0])

@@ -134,7 +134,7 @@ def test_no_estimator_of_steps_is_missing() -> None:
     assert {"MLPClassifier", "MiniBatchKMeans"} <= steps
     elsewhere = {  # test_ratings.py, tests/recommender
         "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
-        "MatrixFactorization", "WideAndDeepClassifier",
+        "FieldAwareFMClassifier", "MatrixFactorization", "TwoTower", "WideAndDeepClassifier",
     }  # fmt: skip
     assert steps <= {case.kind.__name__ for case in _CASES.values()} | elsewhere
 

@@ -20,13 +20,14 @@ from sklearn.base import clone
 from sklearn.utils import murmurhash3_32
 
 from daskml_dist.backends.id_hashing import mix_ids
+from daskml_dist.data import field_hashing
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
     InvalidTypeError,
     NotFittedError,
 )
-from daskml_dist.feature_extraction import FieldHasher, NamespaceHasher, field_hasher
+from daskml_dist.feature_extraction import FieldHasher, NamespaceHasher
 from tests.subprocesses import environment
 
 BITS, MASK = 54, 2**54 - 1
@@ -206,7 +207,7 @@ def test_equal_ids_are_equal_in_any_column(make):
 
 @pytest.mark.parametrize("kind", ["int64", "uint8", "bool", "int32"])
 def test_columns_of_an_array_are_fields(kind, monkeypatch):
-    monkeypatch.setattr(field_hasher, "_SLAB_ROWS", 8)
+    monkeypatch.setattr(field_hashing, "_SLAB_ROWS", 8)
     rows = np.random.default_rng(0).integers(0, 2, (41, 3)).astype(kind)
     truth = expected_rows({j: rows[:, j].tolist() for j in range(3)})
     hasher = FieldHasher().fit(rows)

@@ -1,0 +1,549 @@
+"""Hashing of columns of ids and numbers to entries of one matrix of 2**62 virtual columns.
+
+Each column of a table is a *field*. A block of rows becomes a CSR matrix whose column numbers say
+both field and id::
+
+    column = mixed id << 8 | field        mixed id: 54 bits, field: 0 to 254
+
+The mixing spreads ids evenly over servers and buckets, however they were given: it is a bijection
+of the numbers below 2**54, so that whole numbers of a field never collide. Field 255 is left to
+what belongs to a model and not to rows, such as its bias. What a column holds (its *kind*) is found
+by its type, or by its values; blocks must agree on it. Lazy tables are hashed by
+`inference/table_fields.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils import murmurhash3_32
+
+from daskml_dist.backends.id_hashing import FIELD_BITS, ID_BITS, MODEL_FIELD, mix_ids
+from daskml_dist.data.conversion import densify_columns, load_pandas
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.errors.suggestions import suggest_nearest
+
+Words = NDArray[np.uint64]
+
+#: Virtual columns: all numbers that the bits of an id and of a field make.
+N_COLUMNS = 2 ** (ID_BITS + FIELD_BITS)
+#: Most fields; the last number of one is left to what belongs to a model.
+MAX_FIELDS = MODEL_FIELD
+#: Id before the mixing of a number's field, and of a missing value of any field.
+_NUMBER_ID, _MISSING_ID = np.uint64(0), np.uint64(2**ID_BITS - 1)
+
+#: Rows that are mixed and sorted together: half a megabyte of 26 fields, in a processor's cache.
+_SLAB_ROWS = 2048
+#: Whole numbers that float64 has all of.
+_MAX_WHOLE_FLOAT = 2.0**53
+
+#: Kinds of a column, by what pandas' ``infer_dtype`` says of objects.
+_OBJECT_KINDS = {
+    "string": "text",
+    "bytes": "text",
+    "integer": "integer",
+    "boolean": "integer",
+    "floating": "float",
+    "mixed-integer-float": "float",
+    "date": "date",
+    "datetime": "date",
+    "datetime64": "date",
+    "empty": "missing",
+}
+#: What to do where a column of a kind is to become one of another.
+_REMEDIES = {
+    "integer": "X[{name!r}] = X[{name!r}].astype('Int64')",
+    "float": "X[{name!r}] = X[{name!r}].astype('float64')",
+    "text": "X[{name!r}] = X[{name!r}].astype(str)",
+    "date": "X[{name!r}] = pandas.to_datetime(X[{name!r}])",
+}
+
+
+def hash_names(space: str, names: Iterable[Any]) -> NDArray[np.uint32]:
+    """Return the hashes of names in a namespace: MurmurHash3 of 32 bits, as Vowpal Wabbit's."""
+    # The hash of the namespace is the seed, so that equal names in two of them are told apart.
+    seed = murmurhash3_32(space, positive=True)
+    hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name in names]
+    return np.array(hashes, dtype=np.uint32)
+
+
+# --- columns and their kinds -----------------------------------------------------------------
+
+
+def shorten_names(names: Sequence[Any]) -> str:
+    """Return names for a message: all, or the first ten."""
+    return f"[{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}]"
+
+
+def _split_columns(rows: Any) -> list[Any]:
+    """Return the columns of a block: arrays of numbers or dates, else series of pandas."""
+    if is_dataframe_like(rows):
+        rows = densify_columns(rows)
+        return [rows.iloc[:, j] for j in range(rows.shape[1])]
+    rows = np.asarray(rows)
+    if rows.dtype.kind in "biufcmM":
+        # By columns, which are read one after the other.
+        return list(np.asfortranarray(rows).T)
+    series = load_pandas().Series
+    return [series(rows[:, j], dtype=object) for j in range(rows.shape[1])]
+
+
+def find_numeric(kinds: Sequence[str], names: Sequence[Any], numeric: Any) -> list[bool]:
+    """Return which fields are numbers: those of floats for ``"auto"``, else those that are named.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        A name is no field's, or that of a field whose values are no numbers.
+    """
+    if isinstance(numeric, str):
+        return [kind == "float" for kind in kinds]
+    for name in numeric:
+        if name not in names:
+            raise InvalidParameterError(
+                f"numeric: {name!r} is no field. Use columns of {shorten_names(names)}."
+                f"{suggest_nearest(name, names)}"
+            )
+        kind = kinds[names.index(name)]
+        if kind not in ("integer", "float", "missing"):
+            raise InvalidDataError(
+                f"Column {name!r} is of kind {kind}, and numeric={numeric!r} names it. "
+                f"Leave it out there, or make numbers of it: "
+                f"{_REMEDIES['float'].format(name=name)}."
+            )
+    return [name in numeric for name in names]
+
+
+def find_block_kinds(names: Sequence[Any], index: int, X: Any, *_: Any) -> list[str] | None:
+    """Return the kinds of the columns of a block; None of one without rows."""
+    return find_kinds(X, names) if X.shape[0] else None
+
+
+def join_kinds(names: Sequence[Any], parts: list[list[str]]) -> list[str]:
+    """Return the one kind of each column in all blocks; raise where they differ."""
+    joined = []
+    for name, kinds in zip(names, zip(*parts, strict=True), strict=True):
+        distinct = set(kinds) - {"missing"}
+        if distinct == {"integer", "float"}:  # whole numbers, in some blocks with gaps
+            distinct = {"float"}
+        if len(distinct) > 1:
+            raise _make_mixed_error(name, " and ".join(sorted(distinct)))
+        joined.append(distinct.pop() if distinct else "missing")
+    return joined
+
+
+def find_kinds(rows: Any, names: Sequence[Any]) -> list[str]:
+    """Return the kinds of the columns of rows in memory."""
+    found = []
+    for name, column in zip(names, _split_columns(rows), strict=True):
+        bag = _open_bags(column)
+        kind = _find_kind(bag.ids, name)
+        found.append(kind if bag.lengths is None else _find_bag_kind(kind, name))
+    return found
+
+
+def _find_bag_kind(kind: str, name: Any) -> str:
+    """Return the kind of bags of ids of a kind."""
+    # Bags of whole numbers with gaps come as floats; `_extract_integers` refuses fractions.
+    kinds = {"integer": "integers", "float": "integers", "text": "texts", "missing": "missing"}
+    if kind not in kinds:
+        raise InvalidDataError(
+            f"Column {name!r} holds lists of {kind}s. Bags are of integers or strings: make texts "
+            f"of their items, X[{name!r}].map(lambda bag: [str(item) for item in bag])."
+        )
+    return kinds[kind]
+
+
+def _find_kind(column: Any, name: Any) -> str:
+    """Return the kind of a column that holds no bags."""
+    dtype = column.dtype
+    if hasattr(dtype, "categories") and hasattr(dtype, "ordered"):
+        return _find_kind(load_pandas().Series(dtype.categories), name)
+    if dtype.kind in "biufM":
+        return {"f": "float", "M": "date"}.get(dtype.kind, "integer")
+    if dtype.kind in "US" or str(dtype).partition("[")[0] in ("str", "string", "large_string"):
+        return "text"
+    if dtype == np.dtype(object):
+        said = load_pandas().api.types.infer_dtype(column, skipna=True)
+        if (kind := _OBJECT_KINDS.get(said)) is not None:
+            return kind
+        raise _make_mixed_error(name, said)
+    raise InvalidTypeError(
+        f"Column {name!r} of dtype {dtype} can be no ids. Make texts of it, "
+        f"{_REMEDIES['text'].format(name=name)}, or leave it out of X."
+    )
+
+
+def _make_mixed_error(name: Any, said: str) -> InvalidTypeError:
+    """Return the error of a column of several types, in which 1 and "1" might be two ids."""
+    return InvalidTypeError(
+        f"Column {name!r} holds values of mixed types ({said}), of which 1 and '1' would be two "
+        f"ids. Make them one type: {_REMEDIES['text'].format(name=name)}, or "
+        f"{_REMEDIES['integer'].format(name=name)}."
+    )
+
+
+# --- bags ------------------------------------------------------------------------------------
+
+
+class _Bags(NamedTuple):
+    """Ids of a column, one behind the other, and how many each row has.
+
+    Parameters
+    ----------
+    ids : array or series
+    lengths : ndarray of int64, or None
+        Ids of each row; None where each has one.
+    are_missing : ndarray of bool, or None
+        Rows that have no bag.
+    """
+
+    ids: Any
+    lengths: NDArray[np.int64] | None = None
+    are_missing: NDArray[np.bool_] | None = None
+
+
+def _has_list_type(dtype: Any) -> bool:
+    """Return whether a dtype is of Arrow's lists."""
+    return str(dtype).startswith(("list<", "large_list<", "fixed_size_list<"))
+
+
+def _open_bags(column: Any) -> _Bags:
+    """Return the ids of the bags of a column; a column of single ids as it is."""
+    if _has_list_type(column.dtype):
+        return _open_arrow_lists(column)
+    if column.dtype != np.dtype(object):
+        return _Bags(column)
+    are_missing = np.asarray(load_pandas().isna(column))
+    cells = np.asarray(column, dtype=object)
+    known = cells[~are_missing]
+    kinds = set(map(type, known))
+    if not kinds or not all(issubclass(k, list | tuple | set | np.ndarray) for k in kinds):
+        return _Bags(column)
+    lengths = np.zeros(len(cells), np.int64)
+    lengths[~are_missing] = np.fromiter(map(len, known), np.int64, len(known))
+    if kinds == {np.ndarray}:  # of Parquet's lists: numbers stay such
+        flat = np.concatenate(list(known))
+    else:
+        flat = np.empty(int(lengths.sum()), dtype=object)
+        flat[:] = list(chain.from_iterable(known))
+    is_plain = flat.dtype.kind in "biuf"
+    return _Bags(
+        flat if is_plain else load_pandas().Series(flat, dtype=object), lengths, are_missing
+    )
+
+
+def _open_arrow_lists(column: Any) -> _Bags:
+    """Return the ids of a column of Arrow's lists."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    lists = pyarrow.array(column)
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    flat = pc.list_flatten(lists).to_pandas(types_mapper=load_pandas().ArrowDtype)
+    return _Bags(flat, lengths.astype(np.int64), np.asarray(column.isna()))
+
+
+# --- hashing of blocks -----------------------------------------------------------------------
+
+
+class _Entries(NamedTuple):
+    """Entries of a field: ids before the mixing, values (None: 1), and how many each row has."""
+
+    ids: Words
+    values: NDArray[Any] | None = None
+    lengths: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class BlockHasher:
+    """Function of a block of rows, whose result are their entries.
+
+    Parameters
+    ----------
+    names, kinds, bags, hashing, missing, dtype
+        Of the fitted transformer.
+    is_lazy : bool
+        Whether the blocks are of a Dask collection.
+    """
+
+    names: tuple[Any, ...]
+    kinds: tuple[str, ...]
+    bags: str
+    hashing: str
+    missing: str
+    dtype: np.dtype[Any]
+    is_lazy: bool
+
+    def __call__(self, rows: Any) -> Any:
+        """Return the entries of a block as a CSR matrix."""
+        columns = _split_columns(rows)
+        fields = [self._encode(j, column) for j, column in enumerate(columns)]
+        n_rows = int(rows.shape[0])
+        if any(field.lengths is not None for field in fields):
+            return _join_uneven(fields, n_rows, self.dtype)
+        return _join_even(fields, n_rows, self.dtype)
+
+    def _encode(self, field: int, column: Any) -> _Entries:
+        """Return the entries of a column."""
+        name, kind = self.names[field], self.kinds[field]
+        bags = _open_bags(column)
+        found = _find_kind(bags.ids, name)
+        if bags.lengths is not None:
+            found = _find_bag_kind(found, name)
+        self._check_kind(name, found, kind)
+        if kind == "numeric":
+            return self._encode_numbers(name, column)
+        ids, are_missing = self._hash_ids(name, bags.ids, found)
+        if are_missing is not None and are_missing.any():
+            self._check_missing(name, are_missing)
+            ids = np.where(are_missing, _MISSING_ID, ids)
+        if bags.lengths is None:
+            return _Entries(ids)
+        return self._weigh_bags(name, ids, bags.lengths, bags.are_missing)
+
+    def _encode_numbers(self, name: Any, column: Any) -> _Entries:
+        """Return the entries of a column of numbers."""
+        if isinstance(column.dtype, np.dtype) and column.dtype != object:
+            values = np.asarray(column)
+        else:
+            values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found
+            values = values.astype(self.dtype)
+        ids = np.full(len(values), _NUMBER_ID)
+        are_bad = ~np.isfinite(values)
+        if are_bad.any():
+            if self.missing == "error":
+                row = int(are_bad.argmax())
+                raise InvalidDataError(
+                    f"Column {name!r} holds NaN or infinite numbers, or such as {self.dtype} has "
+                    f"not (row {row}: {values[row]}). Fill them, X[{name!r}].fillna(0.0), or set "
+                    "missing='own', which gives them an id of their own."
+                )
+            # An absent entry is a 0 of the number.
+            ids[are_bad], values[are_bad] = _MISSING_ID, 1
+        return _Entries(ids, values)
+
+    def _hash_ids(
+        self, name: Any, column: Any, found: str
+    ) -> tuple[Words, NDArray[np.bool_] | None]:
+        """Return ids before the mixing, and which of them are missing (None: unknown, or none)."""
+        if found in ("text", "texts", "missing"):
+            return self._hash_texts(name, column)
+        if found == "date":
+            if self.hashing == "vowpal":
+                raise InvalidDataError(
+                    f"Column {name!r} holds dates, and hashing='vowpal' hashes texts. Write them "
+                    f"as you do for Vowpal Wabbit: X[{name!r}].dt.strftime('%Y-%m-%d')."
+                )
+            return _extract_dates(column)
+        numbers, are_missing = _extract_integers(column, name)
+        if self.hashing == "vowpal":
+            distinct, places = np.unique(numbers, return_inverse=True)
+            hashes = hash_names(str(name), distinct.tolist()).astype(np.uint64)
+            return hashes[places], are_missing
+        return numbers, are_missing
+
+    def _hash_texts(self, name: Any, column: Any) -> tuple[Words, NDArray[np.bool_]]:
+        """Return the hashes of texts; each distinct one is hashed once."""
+        pandas = load_pandas()
+        if hasattr(column.dtype, "categories"):
+            codes, distinct = np.asarray(column.cat.codes), column.dtype.categories
+        else:
+            codes, distinct = pandas.factorize(column)
+            if self.is_lazy:
+                _check_no_written_lists(name, distinct)
+        texts = np.asarray(distinct, dtype=object)
+        if self.hashing == "vowpal":
+            hashes = hash_names(str(name), texts).astype(np.uint64)
+        else:
+            hashes = pandas.util.hash_array(texts, categorize=False)
+        # The code of missing values is -1: the last.
+        return np.append(hashes, _MISSING_ID)[codes], codes < 0
+
+    def _weigh_bags(
+        self, name: Any, ids: Words, lengths: NDArray[np.int64], are_missing: Any
+    ) -> _Entries:
+        """Return the entries of bags, with an entry for each missing one."""
+        if are_missing.any():
+            self._check_missing(name, are_missing)
+            lengths = np.where(are_missing, 1, lengths)
+            own = np.repeat(are_missing, lengths)
+            filled = np.full(len(own), _MISSING_ID)
+            filled[~own] = ids
+            ids = filled
+        if self.bags == "sum":
+            return _Entries(ids, None, lengths)
+        shares = 1 / np.maximum(lengths, 1)
+        return _Entries(ids, np.repeat(shares, lengths).astype(self.dtype), lengths)
+
+    def _check_missing(self, name: Any, are_missing: NDArray[np.bool_]) -> None:
+        """Raise for missing ids, unless they have one of their own."""
+        if self.missing == "own":
+            return
+        raise InvalidDataError(
+            f"Column {name!r} holds missing ids (the first is value {int(are_missing.argmax())} of "
+            f"its block). Drop these rows, X.dropna(subset=[{name!r}]), or set "
+            "missing='own', which gives them an id of their own."
+        )
+
+    def _check_kind(self, name: Any, found: str, fitted: str) -> None:
+        """Raise where a column is of another kind than in the fit."""
+        numbers = {"integer", "float"}
+        if found == fitted or "missing" in (found, fitted) or {found, fitted} <= numbers:
+            return
+        if fitted == "numeric" and found in numbers:
+            return
+        wanted = "float" if fitted == "numeric" else fitted
+        if wanted in _REMEDIES and found in _REMEDIES:
+            remedy = f"Convert it first: {_REMEDIES[wanted].format(name=name)}"
+        else:  # bags
+            remedy = "Bring it to the form that it had there"
+        raise InvalidTypeError(
+            f"Column {name!r} is of kind {found}, and in the fit it was {fitted}: its ids would be "
+            f"others. {remedy}, or fit again."
+        )
+
+
+def _check_no_written_lists(name: Any, texts: Any) -> None:
+    """Raise for texts that Dask has made of lists: ``"['a', 'b']"`` would be one id."""
+    if len(texts) and all(text[:1] == "[" and text[-1:] == "]" for text in texts[:100]):
+        raise InvalidDataError(
+            f"Column {name!r} holds texts such as {texts[0]!r}, which Dask makes of lists in "
+            "columns of objects. Make the frame with "
+            "dask.config.set({'dataframe.convert-string': False}), or of Arrow's lists; where "
+            "these are single ids, make categories of them: "
+            f"X[{name!r}].astype('category')."
+        )
+
+
+def _extract_dates(column: Any) -> tuple[Words, NDArray[np.bool_]]:
+    """Return dates as nanoseconds since 1970, and which are missing."""
+    if column.dtype == np.dtype(object) or hasattr(column.dtype, "categories"):
+        column = load_pandas().to_datetime(load_pandas().Series(column).astype(object))
+    elif isinstance(column, np.ndarray):
+        column = load_pandas().Series(column)
+    times = column.to_numpy(dtype="datetime64[ns]", na_value=np.datetime64("NaT", "ns"))
+    return times.view(np.uint64), np.isnat(times)
+
+
+def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] | None]:
+    """Return whole numbers as unsigned ones, and which are missing."""
+    dtype = column.dtype
+    if hasattr(dtype, "categories"):
+        numbers, _ = _extract_integers(load_pandas().Series(dtype.categories), name)
+        codes = np.asarray(column.cat.codes)
+        return np.append(numbers, _MISSING_ID)[codes], codes < 0
+    are_missing = None
+    if dtype == np.dtype(object):
+        are_missing = np.asarray(load_pandas().isna(column))
+        known = np.array(np.asarray(column, dtype=object)[~are_missing].tolist())
+        numbers = np.zeros(len(column), known.dtype)
+        numbers[~are_missing] = known
+    elif isinstance(dtype, np.dtype):
+        numbers = np.asarray(column)
+    else:  # nullable, or Arrow's
+        are_missing = np.asarray(column.isna())
+        plain = {"b": np.bool_, "u": np.uint64, "f": np.float64}.get(dtype.kind, np.int64)
+        numbers = column.to_numpy(dtype=plain, na_value=plain(0))
+    if numbers.dtype.kind == "f":
+        are_missing = np.isnan(numbers) if are_missing is None else are_missing | np.isnan(numbers)
+        numbers = np.where(are_missing, 0, numbers)
+        are_wrong = (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_WHOLE_FLOAT)
+        if are_wrong.any():
+            raise InvalidDataError(
+                f"Column {name!r} is of ids, and holds {numbers[are_wrong.argmax()]}, which is no "
+                f"whole number below 2**53. Name it by numeric=[{name!r}] where it holds numbers, "
+                f"or make texts of its ids: {_REMEDIES['text'].format(name=name)}."
+            )
+        numbers = numbers.astype(np.int64)
+    if numbers.dtype.kind not in "biu":
+        raise InvalidDataError(
+            f"Column {name!r} holds ids that are no numbers of 64 bits. Make texts of them: "
+            f"{_REMEDIES['text'].format(name=name)}."
+        )
+    if numbers.dtype.kind == "i" and len(numbers) and (least := numbers.min()) < 0:
+        raise InvalidDataError(
+            f"Column {name!r} is of ids, and holds {least}: ids are not negative. Make texts of "
+            f"them, {_REMEDIES['text'].format(name=name)}; name it by numeric=[{name!r}] where it "
+            "holds numbers; or, where this stands for missing ids, "
+            f"X[{name!r}].mask(X[{name!r}] < 0) and missing='own'."
+        )
+    return numbers.astype(np.uint64, copy=False), are_missing
+
+
+# --- entries of all fields -------------------------------------------------------------------
+
+
+def _make_columns(ids: Words, fields: Words) -> NDArray[np.int64]:
+    """Return the virtual columns of ids before the mixing."""
+    columns = mix_ids(ids)
+    columns <<= np.uint64(FIELD_BITS)
+    columns |= fields
+    return columns.view(np.int64)
+
+
+def make_empty_rows(dtype: np.dtype[Any]) -> Any:
+    """Return a matrix without rows."""
+    return sparse.csr_array((0, N_COLUMNS), dtype=dtype)
+
+
+def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) -> Any:
+    """Return the matrix of fields that have one entry in each row."""
+    n_fields = len(fields)
+    numbers = np.arange(n_fields, dtype=np.uint64)
+    weighed = [j for j, field in enumerate(fields) if field.values is not None]
+    indices = np.empty((n_rows, n_fields), np.int64)
+    data = np.ones((n_rows, n_fields), dtype)
+    for start in range(0, n_rows, _SLAB_ROWS):
+        rows = slice(start, start + _SLAB_ROWS)
+        columns = _make_columns(np.stack([field.ids[rows] for field in fields], axis=1), numbers)
+        columns.sort(axis=1)
+        indices[rows] = columns
+        if weighed:
+            values = data[rows]
+            for j in weighed:
+                values[:, j] = fields[j].values[rows]  # type: ignore[index]
+            # The low bits of a sorted column say which field's value goes with it.
+            data[rows] = np.take_along_axis(values, columns & MODEL_FIELD, axis=1)
+    indptr = np.arange(n_rows + 1, dtype=np.int64) * n_fields
+    made = sparse.csr_array((data.ravel(), indices.ravel(), indptr), shape=(n_rows, N_COLUMNS))
+    made.has_canonical_format = True
+    return made
+
+
+def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) -> Any:
+    """Return the matrix of fields of which some have any number of entries in a row."""
+    counts = np.zeros(n_rows, np.int64)
+    for field in fields:
+        counts += 1 if field.lengths is None else field.lengths
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    words = np.empty(int(indptr[-1]), np.uint64)
+    numbers = np.empty(len(words), np.uint64)
+    data = np.ones(len(words), dtype)
+    first = indptr[:-1].copy()  # of the entries of the next field in each row
+    for j, field in enumerate(fields):
+        if field.lengths is None:
+            at = first.copy()
+            first += 1
+        else:
+            # Places count on in a row from its first, and jump at the end of each bag.
+            ends = np.cumsum(field.lengths)
+            at = np.arange(len(field.ids)) + np.repeat(
+                first - (ends - field.lengths), field.lengths
+            )
+            first += field.lengths
+        words[at], numbers[at] = field.ids, j
+        if field.values is not None:
+            data[at] = field.values
+    columns = _make_columns(words, numbers)
+    made = sparse.csr_array((data, columns, indptr), shape=(n_rows, N_COLUMNS))
+    made.sum_duplicates()
+    return made

@@ -1,0 +1,225 @@
+"""Fields of a table: names and kinds of its columns, and its rows as entries of virtual columns.
+
+Estimators and transformers that read columns of ids share it. `TableFields.find` looks at a table
+in memory or of Dask, of which nothing is read but where its types do not tell what a column holds;
+`TableFields.hash_rows` hashes rows, lazily where they are Dask's. The hashing of a block is in
+`data/field_hashing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from dask.utils import is_dataframe_like
+from scipy import sparse
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.conversion import convert_named_columns, convert_to_host, load_pandas
+from daskml_dist.data.field_hashing import (
+    MAX_FIELDS,
+    N_COLUMNS,
+    BlockHasher,
+    find_block_kinds,
+    find_kinds,
+    find_numeric,
+    join_kinds,
+    make_empty_rows,
+)
+from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import check_holds_rows, check_rows, find_row_shape
+from daskml_dist.diagnostics.operation_progress import report_reading
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
+from daskml_dist.inference.block_mapping import map_blocks
+
+
+@dataclass(frozen=True)
+class TableFields:
+    """Fields of a table: how its columns become entries of 2**62 virtual columns.
+
+    Parameters
+    ----------
+    names : tuple of str or int
+        Of the columns; of an array their places.
+    kinds : tuple of str
+        Kind of each: ``"numeric"``, or what its ids are.
+    bags : {"mean", "sum"}
+    hashing : {"stable", "vowpal"}
+    missing : {"error", "own"}
+    dtype : str
+        Of the values.
+    """
+
+    names: tuple[Any, ...]
+    kinds: tuple[str, ...]
+    bags: str = "mean"
+    hashing: str = "stable"
+    missing: str = "error"
+    dtype: str = "float32"
+
+    @classmethod
+    def find(
+        cls, X: Any, numeric: Any = "auto", *, names: Sequence[Any] | None = None,
+        reader: str = "FieldHasher", **options: Any,
+    ) -> Self:  # fmt: skip
+        """Return the fields of a table that :func:`as_table` has returned.
+
+        Parameters
+        ----------
+        X : array, frame, or Dask collection
+        numeric : "auto" or list
+            Columns of numbers; the others are of ids.
+        names : sequence, optional
+            Of the columns; None: its own.
+        reader : str, default="FieldHasher"
+            Name of who reads the table, shown with its progress.
+        **options
+            Further parameters of the class.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            There are too many columns, or one is of no kind that can be ids or numbers.
+        """
+        shape = find_row_shape(X)
+        if shape is None:
+            raise InvalidDataError(
+                "The number of columns is not known before X is computed. Pass a dask Array that "
+                "knows it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=int)."
+            )
+        if shape[0] > MAX_FIELDS:
+            raise InvalidDataError(
+                f"X has {shape[0]} columns, and there are {MAX_FIELDS} fields at most. Take fewer, "
+                "or join ids of one meaning into bags: a column of lists."
+            )
+        listed = _list_names(X, names)
+        found = _find_lazy_kinds(X, listed, reader) if is_dask(X) else find_kinds(X, listed)
+        are_numeric = find_numeric(found, listed, numeric)
+        kinds = [
+            "numeric" if numeric else kind for kind, numeric in zip(found, are_numeric, strict=True)
+        ]
+        return cls(tuple(listed), tuple(kinds), **options)
+
+    def hash_rows(self, X: Any) -> Any:
+        """Return the entries of the rows of a table that :func:`as_table` has returned.
+
+        Parameters
+        ----------
+        X : array, frame, or Dask collection
+            With the columns of the fields, in their order.
+
+        Returns
+        -------
+        csr_array, or dask Array of such chunks, of shape (n_rows, 2**62)
+        """
+        dtype = np.dtype(self.dtype)
+        hash_block = BlockHasher(
+            self.names, self.kinds, self.bags, self.hashing, self.missing, dtype,
+            is_lazy=is_dask(X),
+        )  # fmt: skip
+        if not is_dask(X):
+            return hash_block(X)
+        return map_blocks(hash_block, X, meta=make_empty_rows(dtype))
+
+
+def is_table(X: Any) -> bool:
+    """Return whether X is a frame of any library, whose columns have types of their own."""
+    return is_dataframe_like(X) or _is_arrow_table(X)
+
+
+def holds_floats_alone(X: Any) -> bool:
+    """Return whether all columns of a frame are floats, which need no look at their values."""
+    return is_dataframe_like(X) and all(
+        isinstance(dtype, np.dtype) and dtype.kind == "f" for dtype in X.dtypes
+    )
+
+
+def is_hashed(X: Any) -> bool:
+    """Return whether X is a sparse matrix over the virtual columns already."""
+    return bool(getattr(X, "shape", ())[1:] == (N_COLUMNS,))
+
+
+def _is_arrow_table(X: Any) -> bool:
+    """Return whether X hands its columns over by Arrow's interface: a table of Arrow, of Polars."""
+    return not is_dataframe_like(X) and hasattr(X, "__arrow_c_stream__") and hasattr(X, "schema")
+
+
+def as_table(X: Any, n_columns: float = np.nan) -> Any:
+    """Return X as an array or frame of two dimensions, of Dask where it is lazy."""
+    X = join_delayed(convert_to_host(X), 2, n_columns)
+    if _is_arrow_table(X):
+        X = _convert_arrow_table(X)
+    if isinstance(X, list | tuple):
+        # Objects, column by column: NumPy would make texts of numbers that stand beside texts.
+        check_holds_rows(X)
+        X = np.asarray(X, dtype=object)
+    X = check_rows(X, numeric=False)
+    if sparse.issparse(X) or sparse.issparse(getattr(X, "_meta", None)):
+        raise InvalidTypeError(
+            "X is a sparse matrix, and fields are the columns of a table. Pass the frame that it "
+            "was made of; a matrix that is hashed or encoded already needs no FieldHasher."
+        )
+    return convert_named_columns(X)
+
+
+def _convert_arrow_table(table: Any) -> Any:
+    """Return a table of Arrow's interface as a frame of pandas with Arrow's types."""
+    import pyarrow
+
+    pandas = load_pandas()
+
+    def choose_type(type_: Any) -> Any:
+        # Dictionaries become categories.
+        return None if pyarrow.types.is_dictionary(type_) else pandas.ArrowDtype(type_)
+
+    return pyarrow.table(table).to_pandas(types_mapper=choose_type)
+
+
+def _list_names(X: Any, columns: Sequence[Any] | None) -> list[Any]:
+    """Return the names of the columns of selected rows; of arrays their places."""
+    if columns is not None:
+        return [int(name) if isinstance(name, Integral) else name for name in columns]
+    if is_dataframe_like(X):
+        return list(X.columns)
+    return list(range(int(X.shape[1])))
+
+
+def _find_lazy_kinds(X: Any, names: Sequence[Any], reader: str) -> list[str]:
+    """Return the kinds of the columns of a Dask collection, by its types or in one pass."""
+    shown: Any = X._meta if is_dataframe_like(X) else np.empty((0, X.shape[1]), X.dtype)
+    unknown = [j for j, name in enumerate(names) if _hides_kind(X, name)]
+    known = [j for j in range(len(names)) if j not in unknown]
+    found = ["missing"] * len(names)
+    if known:
+        told = shown.iloc[:, known] if is_dataframe_like(X) else shown
+        for j, kind in zip(known, find_kinds(told, [names[j] for j in known]), strict=True):
+            found[j] = kind
+    if unknown:
+        labels = [names[j] for j in unknown]
+        rest = X[labels] if is_dataframe_like(X) else X
+        with report_reading(reader):
+            kinds = reduce_parts(
+                as_collection(rest, None, None, numeric=False),
+                partial(find_block_kinds, labels),
+                partial(join_kinds, labels),
+            )
+        # No block has rows: every kind is as good as another.
+        for j, kind in zip(unknown, kinds or ["missing"] * len(unknown), strict=True):
+            found[j] = kind
+    return found
+
+
+def _hides_kind(X: Any, name: Any) -> bool:
+    """Return whether the type of a column of a Dask collection does not tell what it holds."""
+    if isinstance(X, da.Array):
+        return X.dtype.kind not in "biufcmM"
+    dtype = X._meta[name].dtype
+    if hasattr(dtype, "categories"):
+        return not X[name].cat.known
+    return bool(dtype == np.dtype(object))
