@@ -245,11 +245,12 @@ class PassLedger:
     def ends_with(self, number: int) -> bool:
         """Return whether lanes that have made pass `number` make no other.
 
-        In lock-step all get the same answer, also one that asks again later.
+        In lock-step all get the same answer, also one that asks again later. A lane that has gone
+        back to an earlier pass makes the rest again, so that nothing is lost with who had made it.
         """
-        if not self._lockstep:
-            return self.stopped
-        return self._last_pass is not None and number >= self._last_pass
+        if self._last_pass is None:
+            return self.stopped and not self._lockstep
+        return number >= self._last_pass
 
     def is_closed(self, number: int) -> bool:
         """Return whether every lane has reported pass `number`."""

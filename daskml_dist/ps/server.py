@@ -690,10 +690,17 @@ class ServerState:
         lane = request.lanes[0]
         if self._policy.delay_compensation:
             self._pulled[lane] = request.pull_index, values
-        stop = self._ledger is not None and self._ledger.stopped
+        stop = self._ledger is not None and self._ends_for(self._ledger, request)
         return ServerReply(
             lane, ServerStatus.OK, stop, shard.version, self._gate.clock(lane), values
         )
+
+    def _ends_for(self, ledger: PassLedger, request: ServerRequest) -> bool:
+        """Return whether the fit has ended for the lanes of a pull."""
+        # Threads that share memory count their messages there.
+        if self._policy.loop == "shared":
+            return ledger.stopped
+        return ledger.ends_with(request.clock // self._n_steps)
 
     def leave(self, lanes: Iterable[int]) -> None:
         """Wait for lanes no more."""

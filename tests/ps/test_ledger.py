@@ -93,3 +93,13 @@ def test_a_pass_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger.report(1, PassReport([lane]))
     assert len(opened) == 1
     assert (ledger.records[0]["rows"], ledger.records[0]["loss"]) == (12, 0.5)
+
+
+def test_a_lane_that_went_back_makes_the_rest_of_a_fit_that_has_ended() -> None:
+    """A server may be lost after the last pass has closed, with updates that nobody else has."""
+    ledger = PassLedger([0, 1], PassStoppingRule(3, tol=None), lockstep=False)
+    for number in (1, 2, 3):
+        assert not ledger.ends_with(number)
+        ledger.report(number, PassReport([0, 1], 1.0, 4.0, 2))
+    assert ledger.stopped
+    assert [ledger.ends_with(number) for number in (1, 2, 3, 4)] == [False, False, True, True]

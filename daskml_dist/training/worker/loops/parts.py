@@ -41,6 +41,8 @@ def run_parts_loop(context: Context) -> ShardState | None:
             # The last report closes the pass: the others' answers may have come before its end.
             if context.communicator.allreduce(np.array([float(stop)]))[0]:
                 break
+        if context.rank == 0:
+            steps.hand_over()  # trainers may be lost before their results are told
         connection.call_all("leave", lanes=[lane.number for lane in context.lanes])
         return steps.state() if context.rank == 0 else None
     finally:
@@ -127,12 +129,18 @@ class PartSteps(BulkSteps):
 
     def run_steps_of_pass(self, number: int) -> None:
         """Make the steps of a pass, and hand the rows over now and then."""
-        every, end = self._context.snapshot_every, number * self._fit.work.n_steps
+        # Updates are those of each lane.
+        every = -(-self._context.snapshot_every // len(self._context.lane_rows))
+        end = number * self._fit.work.n_steps
         while self._clock < end:
             self._context.raise_if_stopped()
             self.step()
             if every and self._clock % every == 0 and self._context.rank == 0:
-                self._connection.call("hold", blob=self.held_rows())
+                self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give the first server a copy of the rows that trainers hold."""
+        self._connection.call("hold", blob=self.held_rows())
 
     def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
         """Return the lanes of each message, and the rows of ids that it wants next."""
