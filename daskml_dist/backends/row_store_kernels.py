@@ -133,7 +133,9 @@ def remove_ids(table: Any, ids: Any) -> int:
 
 
 @_exact
-def count_sightings(table: Any, ids: Any, step: int, admit_after: int, due: Any) -> int:
+def count_sightings(
+    table: Any, ids: Any, step: int, admit_after: int, due: Any, before: Any
+) -> int:
     """Count a sighting of each id in a table of counts; return how many ids are new in it.
 
     Parameters
@@ -148,6 +150,8 @@ def count_sightings(table: Any, ids: Any, step: int, admit_after: int, due: Any)
         is due again at its next sighting.
     due : ndarray of bool of shape (n,)
         Set where this was sighting number `admit_after`, or a later one.
+    before : ndarray of int64 of shape (n,)
+        The numbers as they were; -1 of an id that is new.
     """
     n, n_new = len(ids), 0
     for i in range(-_SEARCHES_AHEAD, n):
@@ -156,6 +160,7 @@ def count_sightings(table: Any, ids: Any, step: int, admit_after: int, due: Any)
         if i < 0:
             continue
         at, count = _search(table, ids[i]), 1
+        before[i] = table[at, 1]
         if table[at, 0] == FREE:
             table[at, 0] = ids[i]
             n_new += 1

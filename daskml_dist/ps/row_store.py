@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import tempfile
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,8 +25,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.id_hashing import find_fields
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, MessageError, TrainingError
-
-Ids = NDArray[np.int64]
+from daskml_dist.ps.growing_array import GrowingArray
+from daskml_dist.ps.id_index import IdIndex, Ids, as_plain_ids, load_kernels
+from daskml_dist.ps.waiting_ids import SightingLog, WaitingIds
 
 #: Dtypes in which rows are computed, and those in which they may be stored in their place.
 _DTYPES, _HALF_DTYPES = ("float32", "float64"), ("float16", "bfloat16")
@@ -38,9 +36,6 @@ _FIRST_CAPACITY = 1 << 10
 #: Times the rows of a growing array for which memory is reserved: it is copied at each third
 #: doubling alone, which would take longer than all else that makes rows.
 _RESERVED_GROWTH = 8
-#: Places of an empty index. It is kept between 3/8 and 3/4 full as it grows: a search then looks at
-#: 2.5 places on average, which mostly lie in one cache line (of 4).
-_FIRST_PLACES = 1 << 8
 #: Entries that array operations without a compiled loop take at once, so that their temporary
 #: arrays stay small beside a large table.
 _BLOCK_ENTRIES = 1 << 20
@@ -50,10 +45,13 @@ _EVICTED_SHARE = 1 / 16
 #: Removed ids that are remembered at least, for changes since a step; more where the table is
 #: larger.
 _MIN_LOGGED_IDS = 1 << 16
+#: Bytes of mapped files that may be in memory whatever the bound: letting go of them more often
+#: would take longer than the steps.
+_LEAST_MAPPED_BYTES = 1 << 28
 #: Bits of the step in a sighting (`COUNT_BITS` are left for the count).
 _STEP_BITS = 47
-#: What a processor fetches at once: rows of as many bytes begin where one does.
-_CACHE_LINE_BYTES = 64
+#: Ids that may wait for each row of a table whose size is bounded.
+_WAITING_PER_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,11 @@ class RowStoreSettings:
     expire_after : int, optional
         Steps without a sighting after which a row goes; None: never.
     max_rows : int, optional
-        Rows for which there is room.
+        Rows for which there is room; of ids that wait for one, four times as many stay at most.
     memory_bytes : int, optional
-        Bytes of the arrays beyond which they lie in mapped files, the widest first. (The index of
-        the ids, 21 to 43 bytes a row, and waiting ids stay in memory.)
+        Bytes of the arrays beyond which they lie in mapped files, the widest first; of these files
+        as many bytes are in memory, or 256 MiB. (The index of the ids, 21 to 43 bytes a row, and
+        waiting ids stay in memory.)
     folder : str, optional
         Where mapped files lie; None: the system's temporary folder. They have no names, so nothing
         is left of them whatever ends the process.
@@ -201,147 +200,6 @@ class RowChanges:
     n_refused: int
 
 
-def _load_kernels() -> ModuleType:
-    """Return the compiled loops, which load numba."""
-    from daskml_dist.backends import row_store_kernels
-
-    return row_store_kernels
-
-
-class _GrowingArray:
-    """Matrix whose rows grow in number: in memory, or in a mapped file that has no name.
-
-    Parameters
-    ----------
-    width : int
-    dtype : dtype
-    scattered : bool
-        Whether its rows are read at random places mostly.
-    """
-
-    def __init__(self, width: int, dtype: Any, scattered: bool) -> None:
-        self.values: NDArray[Any] = np.empty((0, width), dtype)
-        self._scattered = scattered
-        #: Rows for which memory, or the mapped file, has room: the first are `values`.
-        self._room = self.values
-        self._file: int | None = None
-        self._is_mapped = False
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of a row."""
-        width: int = self.values.shape[1]
-        return width * self.values.dtype.itemsize
-
-    def extend(self, n_rows: int, reserved: int, folder: str | None) -> NDArray[Any]:
-        """Return room for more rows, of which the first are the present ones, to take over.
-
-        Parameters
-        ----------
-        n_rows : int
-        reserved : int
-            Rows for which memory is reserved; 0: they go into a mapped file. Once there the array
-            stays there and grows with the file: nothing is copied, and arrays that were given out
-            before are parts of the new one.
-        folder : str or None
-            Of the file.
-        """
-        if reserved and n_rows <= len(self._room):
-            return self._room
-        before = self.values
-        if reserved:
-            room = _reserve_memory(n_rows, max(reserved, n_rows), before)
-        else:
-            mapped = self._map(n_rows * self.row_bytes, folder)
-            room = np.frombuffer(mapped, before.dtype).reshape(n_rows, -1)
-        if not self._is_mapped:
-            room[: len(before)] = before
-        return room
-
-    def take_over(self, room: NDArray[Any], n_rows: int) -> None:
-        """Hold the first rows of extended room from now on."""
-        self._room, self.values, self._is_mapped = room, room[:n_rows], self._file is not None
-
-    def _map(self, size: int, folder: str | None) -> mmap.mmap:
-        """Return the first bytes of the file, mapped; it is made or extended as needed."""
-        if self._file is None:
-            # The file has no name once it is open, so the system frees it with its last user.
-            with tempfile.TemporaryFile(prefix="daskml-dist-rows-", dir=folder) as file:
-                self._file = os.dup(file.fileno())
-            weakref.finalize(self, os.close, self._file)
-        # A write to a mapped page for which the disk has no room would end the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._file, 0, size)
-        os.ftruncate(self._file, size)
-        mapped = mmap.mmap(self._file, size)
-        # Where the file is larger than memory, the pages beside one that is read are not wanted.
-        if self._scattered and hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)
-        return mapped
-
-
-def _reserve_memory(n_rows: int, reserved: int, like: NDArray[Any]) -> NDArray[Any]:
-    """Return zeros for some rows at least, and for more if the system reserves as much memory.
-
-    Memory that was never written to is not committed, and is not paid for.
-    """
-    row_bytes = like.shape[1] * like.dtype.itemsize
-    try:
-        memory = np.zeros(reserved * row_bytes + _CACHE_LINE_BYTES, np.uint8)
-    except MemoryError:
-        reserved = n_rows
-        memory = np.zeros(reserved * row_bytes + _CACHE_LINE_BYTES, np.uint8)
-    # From the start of a cache line on, so that rows of 64 bytes never lie in two.
-    skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
-    memory = memory[skipped : skipped + reserved * row_bytes]
-    return memory.view(like.dtype).reshape(reserved, like.shape[1])
-
-
-class _IdIndex:
-    """Hash table from ids to whole numbers, at most three quarters full."""
-
-    def __init__(self) -> None:
-        self.table = np.full((_FIRST_PLACES, 2), -1, np.int64)
-        self.n = 0
-
-    def reserve(self, n: int) -> None:
-        """Make room for a number of ids in all."""
-        n_places = len(self.table)
-        while 4 * n > 3 * n_places:
-            n_places *= 2
-        if n_places > len(self.table):
-            before, self.table = self.table, np.full((n_places, 2), -1, np.int64)
-            # Neighbours stay close to each other: a home is the old one, or that and the old size.
-            for start in range(0, len(before), _BLOCK_ENTRIES):
-                part = before[start : start + _BLOCK_ENTRIES]
-                self._enter(part[part[:, 0] >= 0])
-
-    def insert(self, ids: Ids, numbers: Ids) -> None:
-        """Enter ids that are not in the table."""
-        self.reserve(self.n + len(ids))
-        _load_kernels().insert_ids(self.table, ids, numbers)
-        self.n += len(ids)
-
-    def _enter(self, entries: Ids) -> None:
-        """Enter pairs of the table as it was before."""
-        ids, numbers = entries.T.copy()
-        _load_kernels().insert_ids(self.table, ids, numbers)
-
-    def remove(self, ids: Ids) -> None:
-        """Remove ids, some of which may not be in the table."""
-        self.n -= _load_kernels().remove_ids(self.table, ids)
-
-    def find(self, ids: Ids, touched: Ids, step: int = -1) -> tuple[Ids, int]:
-        """Return the number of each id or -1, and how many have none; see `find_slots`."""
-        found = np.empty(len(ids), np.int64)
-        return found, _load_kernels().find_slots(self.table, ids, touched, step, found)
-
-    def items(self, least: int = 0) -> tuple[Ids, Ids]:
-        """Return the ids whose numbers are at least `least`, and these."""
-        ids, numbers = self.table[self.table[:, 1] >= least].T.copy()
-        return ids, numbers
-
-
 @dataclass
 class _Epoch:
     """Log of what was there before each change since a mark, in the order of the changes.
@@ -356,13 +214,16 @@ class _Epoch:
         Floor of what waits, and totals of rows that have gone, at the mark.
     entries : list of tuple
         Kind, ids, and what there was before: of ``"rows"`` steps, rows and state; of ``"made"``
-        nothing; of ``"waiting"`` the sightings, -1 where there was none.
+        nothing.
+    sightings : list of tuple
+        Of ids that wait.
     """
 
     place: int
     step: int
     counts: tuple[int, int, int, int]
     entries: list[tuple[str, Ids, Any]] = field(default_factory=list)
+    sightings: SightingLog = field(default_factory=list)
 
 
 class RowStore:
@@ -398,26 +259,27 @@ class RowStore:
         """Make the store empty."""
         settings = self.settings
         self._arrays = {
-            "w": _GrowingArray(settings.width, settings.stored_dtype, True),
-            "ids": _GrowingArray(1, np.int64, False),
-            "touched": _GrowingArray(1, np.int64, False),
+            "w": GrowingArray(settings.width, settings.stored_dtype, True),
+            "ids": GrowingArray(1, np.int64, False),
+            "touched": GrowingArray(1, np.int64, False),
         }
         self._state_arrays = {
-            name: _GrowingArray(width, settings.dtype, True)
+            name: GrowingArray(width, settings.dtype, True)
             for name, width in settings.state_widths.items()
         }
-        self._index, self._waiting = _IdIndex(), _IdIndex()
+        most = None if settings.max_rows is None else _WAITING_PER_ROW * settings.max_rows
+        self._index, self._waiting = IdIndex(), WaitingIds(settings.admit_after, most)
         #: Slots that were given back, the next one last; those from `_n_used` on were never used.
         self._free: Ids = np.empty(0, np.int64)
         self._n_used = 0
         #: Last step of an update; steps do not fall.
         self._step = -1
-        #: Step before which no id was seen last that still waits.
-        self._waiting_floor = 0
         #: Step and ids of removals, and the step since which all of them are logged.
         self._removals: deque[tuple[int, Ids]] = deque()
         self._n_logged, self._logged_since = 0, 0
         self.n_expired = self.n_evicted = self.n_refused = 0
+        #: Bytes of mapped pages that may have come into memory since they were let go.
+        self._page_bytes = 0
         #: Marks that the store can go back to, and what has changed since each.
         self._epochs: deque[_Epoch] = deque()
         self._take_views()
@@ -448,7 +310,7 @@ class RowStore:
 
     def find(self, ids: Ids) -> Ids:
         """Return the slot of each id; -1 where it has no row."""
-        return self._index.find(_as_plain_ids(ids), self.touched)[0]
+        return self._index.find(as_plain_ids(ids), self.touched)[0]
 
     def read(self, ids: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the rows of sorted ids; one without a row has its initial values, and gets no row.
@@ -460,12 +322,28 @@ class RowStore:
             Where the rows are written.
         """
         ids = _check_ids(ids)
+        self._bound_pages(len(ids))
         slots, n_missing = self._index.find(ids, self.touched)
         rows = self.gather(slots, out)
         if n_missing:
             missing = np.flatnonzero(slots < 0)
             rows[missing] = self._draw(ids[missing])
         return rows
+
+    def _bound_pages(self, n_rows: int) -> None:
+        """Let go of mapped pages before those of some more rows could take too much memory.
+
+        Pages of a mapped file that are in memory count as a process's own where its size is
+        watched, as Dask's nannies do.
+        """
+        arrays = [*self._arrays.values(), *self._state_arrays.values()]
+        mapped = [array for array in arrays if array.is_mapped]
+        # At worst each row lies in a page of its own.
+        self._page_bytes += n_rows * len(mapped) * mmap.PAGESIZE
+        if self._page_bytes > max(self.settings.memory_bytes or 0, _LEAST_MAPPED_BYTES):
+            self._page_bytes = 0
+            for array in mapped:
+                array.release_pages()
 
     def gather(self, slots: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the rows of slots in the dtype of the settings; zeros where a slot is negative."""
@@ -523,7 +401,7 @@ class RowStore:
     def _draw(self, ids: Ids) -> NDArray[Any]:
         """Return the initial values of ids, rounded to what rows are stored as."""
         rows = np.empty((len(ids), self.settings.width), np.float32)
-        _load_kernels().draw_rows(ids, np.arange(len(ids)), self._seed, self.settings.scales, rows)
+        load_kernels().draw_rows(ids, np.arange(len(ids)), self._seed, self.settings.scales, rows)
         rows[self._find_own(ids)] = 0
         return self._decode(self._encode(rows.astype(self.settings.dtype, copy=False)))
 
@@ -575,6 +453,7 @@ class RowStore:
                 f"{step}."
             )
         self._step = step = int(step)
+        self._bound_pages(len(ids))
         if self._epochs:
             slots, n_missing = self._index.find(ids, self.touched)
             self._touch(slots[slots >= 0], step)
@@ -602,17 +481,7 @@ class RowStore:
     def _find_due(self, ids: Ids, step: int) -> NDArray[np.bool_]:
         """Return which ids without a row are due for one, at this sighting."""
         due = self._find_own(ids)
-        due[~due] = self._count_sightings(ids[~due], step)
-        return due
-
-    def _count_sightings(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Count sightings of ids without a row; return which of them are due for one."""
-        due = np.empty(len(ids), np.bool_)
-        self._log_waiting(ids)
-        self._waiting.reserve(self._waiting.n + len(ids))
-        self._waiting.n += _load_kernels().count_sightings(
-            self._waiting.table, ids, step, self.settings.admit_after, due
-        )
+        due[~due] = self._waiting.count(ids[~due], step)
         return due
 
     def _make_rows(self, ids: Ids, step: int) -> Ids:
@@ -627,13 +496,11 @@ class RowStore:
         if self.w.dtype == np.float32:
             # Written where they stay.
             seed, scales = self._seed, self.settings.scales
-            _load_kernels().draw_rows(self.ids, slots, seed, scales, self.w)
+            load_kernels().draw_rows(self.ids, slots, seed, scales, self.w)
             self.w[slots[self._find_own(ids)]] = 0
         else:
             self.scatter(slots, self._draw(ids))
-        if self._waiting.n:
-            self._log_waiting(ids)
-            self._waiting.remove(ids)
+        self._waiting.remove(ids)
         return slots
 
     def _take_slots(self, n: int) -> Ids:
@@ -725,23 +592,8 @@ class RowStore:
         slots = self._find_touched(0, bound)
         self._remove(slots, max(int(step), self._step))
         self.n_expired += len(slots)
-        self._expire_waiting(bound)
+        self._waiting.expire(bound)
         return len(slots)
-
-    def _expire_waiting(self, bound: int) -> None:
-        """Drop ids that wait and were not seen since a step."""
-        if bound <= self._waiting_floor:
-            return
-        self._waiting_floor = bound
-        if self._waiting.n:
-            kept = self._waiting.items(bound << _load_kernels().COUNT_BITS)
-            if len(kept[0]) < self._waiting.n:
-                if self._epochs:
-                    waiting = self._waiting.items()[0]
-                    self._log_waiting(np.setdiff1d(waiting, kept[0], assume_unique=True))
-                # Mostly few are left: a new table costs less than taking the others out.
-                self._waiting = _IdIndex()
-                self._waiting.insert(*kept)
 
     def _remove(self, slots: Ids, step: int) -> None:
         """Drop the rows of slots, at a step."""
@@ -775,7 +627,7 @@ class RowStore:
         logged = [ids for when, ids in self._removals if when >= step]
         removed = np.unique(np.concatenate(logged)) if logged else np.empty(0, np.int64)
         # Those that came again are told of as rows, or as waiting.
-        back = (self.find(removed) >= 0) | (self._waiting.find(removed, self.touched)[0] >= 0)
+        back = (self.find(removed) >= 0) | self._waiting.contains(removed)
         removed = removed[~back]
         return self._make_changes(slots, removed, int(step))
 
@@ -785,10 +637,11 @@ class RowStore:
 
     def _make_changes(self, slots: Ids, removed: Ids, since: int) -> RowChanges:
         """Return the content of slots, and ids that were seen after a step, as changes."""
-        waiting = self._waiting.items((since + 1) << _load_kernels().COUNT_BITS)
+        self._bound_pages(len(slots))
+        waiting = self._waiting.since(since)
         return RowChanges(
             since, self._step, self.ids[slots], self.touched[slots], _gather(self.w, slots),
-            self.gather_state(slots), removed, *waiting, self._waiting_floor,
+            self.gather_state(slots), removed, *waiting, self._waiting.floor,
             self.n_expired, self.n_evicted, self.n_refused,
         )  # fmt: skip
 
@@ -806,8 +659,7 @@ class RowStore:
         gone = self.find(np.concatenate([changes.removed, changes.waiting_ids]))
         self._remove(np.sort(gone[gone >= 0]), changes.step)
         # An id may have got its row, and lost it again, since this store saw it wait.
-        for ids in map(_as_plain_ids, (changes.removed, changes.ids, changes.waiting_ids)):
-            self._log_waiting(ids)
+        for ids in map(as_plain_ids, (changes.removed, changes.ids, changes.waiting_ids)):
             self._waiting.remove(ids)
         self._take_over(changes)
 
@@ -827,7 +679,7 @@ class RowStore:
 
     def _take_over(self, changes: RowChanges) -> None:
         """Write changed rows and what waits."""
-        ids = _as_plain_ids(changes.ids)
+        ids = as_plain_ids(changes.ids)
         slots, n_missing = self._index.find(ids, self.touched)
         self._log_rows(slots[slots >= 0])
         if n_missing:
@@ -845,9 +697,9 @@ class RowStore:
         self.touched[slots] = changes.touched
         _scatter(self.w, slots, changes.w)
         self.scatter_state(slots, changes.state)
-        waiting = _as_plain_ids(changes.waiting_ids), _as_plain_ids(changes.waiting_sightings)
-        self._waiting.insert(*waiting)
-        self._expire_waiting(changes.waiting_floor)
+        self._waiting.take_over(
+            changes.waiting_ids, changes.waiting_sightings, changes.waiting_floor
+        )
         self._step = changes.step
         self.n_expired, self.n_evicted = changes.n_expired, changes.n_evicted
         self.n_refused = changes.n_refused
@@ -857,14 +709,23 @@ class RowStore:
     def mark(self, place: int, most: int) -> None:
         """Remember the present content under a number, to go back to; of the last `most` such.
 
-        What changes later is copied when it first does, so that a mark itself costs nothing.
+        What changes later is copied when it first does, so that a mark itself costs nothing. Steps
+        after a mark have other numbers than those before it.
         """
-        if self._epochs and self._epochs[-1].place == place and not self._epochs[-1].entries:
-            return
-        counts = self._waiting_floor, self.n_expired, self.n_evicted, self.n_refused
+        last = self._epochs[-1] if self._epochs else None
+        if last is not None and (last.place, last.step) == (place, self._step):
+            if not (last.entries or last.sightings):
+                return
+        counts = self._waiting.floor, self.n_expired, self.n_evicted, self.n_refused
         self._epochs.append(_Epoch(place, self._step, counts))
         while len(self._epochs) > most:
             self._epochs.popleft()
+        self._log_to_last_mark()
+
+    def _log_to_last_mark(self) -> None:
+        """Have sightings that change noted in the log of the last mark."""
+        last = self._epochs[-1]
+        self._waiting.log_to(last.sightings, last.step)
 
     @property
     def marks(self) -> list[int]:
@@ -878,23 +739,29 @@ class RowStore:
                 f"A store of rows cannot go back to {place}: its marks are {self.marks}."
             )
         epochs, self._epochs = self._epochs, deque()  # what goes back is not logged
+        self._waiting.log_to(None, -1)
         while True:
             epoch = epochs.pop()
             for kind, ids, before in reversed(epoch.entries):
                 self._undo(kind, ids, before, epoch.step)
+            self._waiting.go_back(epoch.sightings, epoch.step, epoch.counts[0])
             if epoch.place == place:
                 break
         self._step = epoch.step
-        self._waiting_floor, self.n_expired, self.n_evicted, self.n_refused = epoch.counts
+        _, self.n_expired, self.n_evicted, self.n_refused = epoch.counts
         epoch.entries.clear()
+        epoch.sightings.clear()
         self._epochs = deque([*epochs, epoch])
+        self._log_to_last_mark()
 
     def content_at(self, place: int) -> RowChanges:
         """Return the whole content as it was when a number was marked."""
         other = RowStore(self.settings)
         other.restore(self.copy_all())
         # Entries are not changed by going back, but their lists are.
-        other._epochs = deque(replace(e, entries=list(e.entries)) for e in self._epochs)
+        other._epochs = deque(
+            replace(e, entries=list(e.entries), sightings=list(e.sightings)) for e in self._epochs
+        )
         other.go_back(place)
         return other.copy_all()
 
@@ -902,10 +769,6 @@ class RowStore:
         """Undo one change."""
         if kind == "made":
             self._remove(self.find(ids), step)
-        elif kind == "waiting":
-            self._waiting.remove(ids)
-            known = before >= 0
-            self._waiting.insert(ids[known], before[known])
         else:
             slots = self.find(ids)
             missing = np.flatnonzero(slots < 0)
@@ -926,12 +789,6 @@ class RowStore:
         """Note ids that are about to get a row."""
         if self._epochs and len(ids):
             self._epochs[-1].entries.append(("made", ids, None))
-
-    def _log_waiting(self, ids: Ids) -> None:
-        """Note the sightings of ids that wait, or are about to."""
-        if self._epochs and len(ids):
-            before = self._waiting.find(ids, np.empty(0, np.int64))[0]
-            self._epochs[-1].entries.append(("waiting", ids, before))
 
     def _check_changes(self, changes: RowChanges) -> None:
         """Check that changes are those of a store of the same settings."""
@@ -964,17 +821,12 @@ def _check_ids(ids: Ids) -> Ids:
         raise InvalidDataError(
             f"ids must be a one-dimensional array of int64; got {ids.dtype} of shape {ids.shape}."
         )
-    ids = _as_plain_ids(ids)
+    ids = as_plain_ids(ids)
     if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
         raise InvalidDataError(
             "ids must be sorted, each there once, and not negative: pass numpy.unique(ids)."
         )
     return ids
-
-
-def _as_plain_ids(ids: Ids) -> Ids:
-    """Return ids as the one kind of array that the loops are compiled for."""
-    return np.require(ids, np.int64, ["C", "A", "W"])
 
 
 def _as_words(rows: NDArray[Any]) -> NDArray[Any]:
@@ -993,7 +845,7 @@ def _gather(rows: NDArray[Any], slots: Ids, out: NDArray[Any] | None = None) -> 
         raise InvalidDataError("out must be writeable: pass an array of your own.")
     _check_rows(out, shape, rows.dtype)
     _check_slots(slots, rows)
-    _load_kernels().gather_rows(_as_words(rows), _as_plain_ids(slots), _as_words(out))
+    load_kernels().gather_rows(_as_words(rows), as_plain_ids(slots), _as_words(out))
     return out
 
 
@@ -1002,7 +854,7 @@ def _scatter(rows: NDArray[Any], slots: Ids, values: NDArray[Any]) -> None:
     values = np.ascontiguousarray(values)
     _check_rows(values, (len(slots), rows.shape[1]), rows.dtype)
     _check_slots(slots, rows)
-    _load_kernels().scatter_rows(_as_words(rows), _as_plain_ids(slots), _as_words(values))
+    load_kernels().scatter_rows(_as_words(rows), as_plain_ids(slots), _as_words(values))
 
 
 # The compiled loops look at no bounds.

@@ -15,7 +15,7 @@ from typing import Any
 
 from daskml_dist.backends.namespace import namespace, numbers, zeros
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.base import Parameters
+from daskml_dist.models.base import N_TABLE_IDS, Parameters
 from daskml_dist.optimizers.adagrad import Adagrad
 from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.sgd import SGD, Nesterov
@@ -130,6 +130,11 @@ def make_parameter_groups(
                 f"{own.optimizer or optimizer!r} steps whole matrices at once, which servers, and "
                 "batches that touch few rows, cut. Use it for the steps between averages, as in "
                 'policy=LocalSGD(outer="muon"), and another optimizer here, such as "adam".'
+            )
+        if (own.optimizer or optimizer).row_wise and parameters.shape[0] != N_TABLE_IDS:
+            raise InvalidParameterError(
+                f"{own.optimizer or optimizer!r} keeps one number for the row of an id, and this "
+                "model has no table of ids. Use 'adagrad' or 'adam'."
             )
         new = ParameterGroup(
             rows.start,

@@ -25,7 +25,7 @@ from daskml_dist.errors import (
     MessageError,
     TrainingError,
 )
-from daskml_dist.ps import row_store
+from daskml_dist.ps import id_index, row_store
 from daskml_dist.ps.row_store import RowChanges, RowStore, RowStoreSettings
 
 SETTINGS = RowStoreSettings(
@@ -91,6 +91,10 @@ class _Table:
                 due.append(i)
             if self.settings.admit_after > 1:
                 self.waiting[i] = min(count, self.settings.admit_after - 1), step
+        if self.settings.max_rows is not None and len(self.waiting) > 4 * self.settings.max_rows:
+            seen = sorted(t for _, t in self.waiting.values())
+            bound = seen[-max(2 * self.settings.max_rows, 1)]
+            self.waiting = {i: (n, t) for i, (n, t) in self.waiting.items() if t >= bound}
         most = self.settings.max_rows or len(self.rows) + len(due)
         if len(self.rows) + len(due) > most:
             self.expire(step)
@@ -154,6 +158,7 @@ def _assert_equal(store: RowStore, table: _Table) -> None:
         {"max_rows": 40},
         {"max_rows": 25, "expire_after": 4, "admit_after": 2},
         {"max_rows": 5},
+        {"max_rows": 5, "admit_after": 2},
     ],
 )
 def test_a_store_is_a_dictionary_of_rows(
@@ -161,7 +166,7 @@ def test_a_store_is_a_dictionary_of_rows(
 ) -> None:
     """And a second one that gets its changes now and then is its copy, to the bit."""
     monkeypatch.setattr(row_store, "_FIRST_CAPACITY", 4)
-    monkeypatch.setattr(row_store, "_FIRST_PLACES", 4)
+    monkeypatch.setattr(id_index, "_FIRST_PLACES", 4)
     if mapped:
         given = {**given, "memory_bytes": 0, "folder": str(tmp_path)}
     store, twin, standby = _store(**given), _store(**given), _store(**given)

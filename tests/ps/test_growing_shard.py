@@ -1,0 +1,116 @@
+"""Shards of growing tables that are lost over and over: no row is lost, whatever the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.comm.packing import name_classes, pack_object, unpack_object
+from daskml_dist.models.base import GrowingTable
+from daskml_dist.optimizers import get_optimizer
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.growing_shard import GrowingShard, make_shard
+from daskml_dist.ps.row_store import RowChanges
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+from daskml_dist.schedules import Constant
+from tests.rules import one_group
+
+WIDTH, N_IDS, KEPT = 3, 3_000, 3
+#: Losses of a server, and steps from one snapshot to the next.
+N_KILLS, EVERY = 100, 7
+Make = Callable[[], GrowingShard]
+
+
+def _make_makers(name: str, **options: Any) -> Make:
+    rule = one_group(get_optimizer(name), Constant(0.1), Penalty(0, 0), 0, 10.0)
+    table = GrowingTable((0.0, *[0.1] * (WIDTH - 1)), 5, **options)
+
+    def make() -> GrowingShard:
+        shard = make_shard(rule, table, ShardState(np.empty((0, WIDTH), np.float32), {}))
+        assert isinstance(shard, GrowingShard)
+        return shard
+
+    return make
+
+
+def _step(shard: GrowingShard) -> None:
+    """The step that follows the shard's version: ids that come once, and ids that come often."""
+    number = shard.version + 1
+    rng = np.random.default_rng(number)
+    often = (N_IDS ** rng.random(40)).astype(np.int64)
+    ids = np.unique(np.concatenate([often, N_IDS + number * 5 + np.arange(5)])) << 8
+    shard.apply(rng.normal(size=(len(ids), WIDTH)).astype(np.float32), 10.0, ids)
+
+
+def _travel(snapshot: ShardSnapshot) -> ShardSnapshot:
+    """A snapshot as another process gets it."""
+    known = name_classes([ShardSnapshot, RowChanges])
+    found: ShardSnapshot = unpack_object(pack_object(snapshot, known), known)
+    return found
+
+
+class _Pair:
+    """A shard and its standby, and the snapshots of places that both could go back to."""
+
+    def __init__(self, make: Make) -> None:
+        self.make, self.shard = make, make()
+        self.begin()
+
+    def begin(self) -> None:
+        """Give the shard a new standby, which gets all rows first."""
+        self.standby, self.places = self.make(), dict[int, ShardSnapshot]()
+        self.ship(whole=True)
+
+    def ship(self, whole: bool = False) -> None:
+        place = self.shard.version
+        snapshot = _travel(self.shard.snapshot_at(place, KEPT, whole))
+        self.standby.follow(place, snapshot, KEPT)
+        self.places[place] = replace(snapshot, table=None)
+        for old in sorted(self.places)[:-KEPT]:
+            del self.places[old]
+
+    def step(self) -> None:
+        _step(self.shard)
+        if self.shard.version % EVERY == 0:
+            self.ship()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("row_wise_adagrad", {"admit_after": 2, "expire_after": 11}),
+        ("sgd", {"admit_after": 3, "max_rows": 400}),
+        ("adam", {}),
+    ],
+)
+def test_a_hundred_losses_lose_no_row(name: str, options: dict[str, Any]) -> None:
+    """Of the shard itself, whose standby goes on, and of others, for which it goes back."""
+    make = _make_makers(name, **options)
+    rng, pair, last = np.random.default_rng(0), _Pair(make), 0
+    for kill in range(N_KILLS):
+        for _ in range(rng.integers(1, 3 * EVERY)):
+            pair.step()
+            last = max(last, pair.shard.version)
+        place = int(rng.choice(sorted(pair.places)))
+        if kill % 2:
+            pair.shard = pair.standby
+        pair.shard.go_back(place, pair.places[place])
+        assert pair.shard.version == place
+        pair.begin()
+    while pair.shard.version < last:
+        pair.step()
+    calm = make()
+    while calm.version < last:
+        _step(calm)
+    found, expected = pair.shard.state(), calm.state()
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.w, expected.w)
+    for key, array in expected.opt_state.items():
+        np.testing.assert_array_equal(found.opt_state[key], array)
+    if options:
+        assert found.ids is not None
+        assert len(found.ids) < 600
