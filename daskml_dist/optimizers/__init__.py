@@ -7,7 +7,8 @@ parameters. Two others are for the outer steps of lanes that step alone: :class:
 matrices, and :class:`DelayedNesterov` is for averages of some lanes each.
 
 Each family is a module (`sgd`, `adagrad`, `adam`, `ftrl`); the classes in its `__all__` are public
-here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FTRL's dual variables.
+here and fill the table `OPTIMIZERS`. Those of `row_wise` are for tables of ids. Under an l1 penalty
+SGD and Adagrad use FTRL's dual variables.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.delayed_nesterov import DelayedNesterov
 from daskml_dist.optimizers.ftrl import *  # noqa: F403
 from daskml_dist.optimizers.muon import Muon
+from daskml_dist.optimizers.row_wise import RowWiseAdagrad, RowWiseAdam
 from daskml_dist.optimizers.sgd import *  # noqa: F403
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "GroupOptions",
     "Muon",
     "Optimizer",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
     "get_optimizer",
 ]
 __all__ += sgd.__all__
@@ -41,6 +45,10 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     for family in (sgd, adagrad, adam, ftrl)
     for name, optimizer in vars(family).items()
     if name in family.__all__
+}
+#: Optimizers that not every step can use: of whole matrices, and of rows of a table.
+_OTHERS: dict[str, type[Optimizer]] = {
+    optimizer.name: optimizer for optimizer in (Muon, RowWiseAdagrad, RowWiseAdam)
 }
 
 
@@ -71,8 +79,14 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return optimizer
     if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer]()
-    if optimizer == Muon.name:
-        return Muon()
+    if isinstance(optimizer, str) and optimizer in _OTHERS:
+        return _OTHERS[optimizer]()
+    if isinstance(optimizer, str) and optimizer.startswith("row_wise_"):
+        raise InvalidParameterError(
+            f"optimizer={optimizer!r}: Adagrad and Adam have a form with one number a row, others "
+            f"keep a state of each parameter. Use 'row_wise_adagrad', 'row_wise_adam', or one of "
+            f"{list(OPTIMIZERS)}."
+        )
     raise InvalidParameterError(
         f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
         f"in daskml_dist.optimizers.{suggest_nearest(optimizer, OPTIMIZERS)}"

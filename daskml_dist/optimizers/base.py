@@ -61,6 +61,9 @@ class Optimizer(NamedParameters):
     whole_matrices : bool
         Whether a step is of a whole matrix, so that it cannot be made of some rows or entries
         alone.
+    row_wise : bool
+        Whether it keeps one number for a row of the parameters, in arrays of one column: for rows
+        of a table, which are of one id each.
     adaptive : bool
         Whether its steps have the size of the learning rate at any scale of the gradient.
     elementwise_update : function or None
@@ -96,6 +99,7 @@ class Optimizer(NamedParameters):
     state_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     whole_matrices: ClassVar[bool] = False
+    row_wise: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     elementwise_update: ClassVar[Any] = None
     elementwise_update_l1: ClassVar[Any] = None

@@ -1,0 +1,111 @@
+"""Adagrad and Adam with one squared gradient a row, for tables of ids.
+
+A row's entries are often of one scale, so that the mean of their squared gradients serves all of
+them: the state of a row is then one number in the place of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.optimizers.adagrad import Adagrad
+from daskml_dist.optimizers.adam import Adam
+from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
+
+__all__ = ["RowWiseAdagrad", "RowWiseAdam"]
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad whose rate falls with the summed mean squared gradient of a whole row.
+
+    For models over ids alone: their table then holds one number beside each row, where Adagrad
+    holds as many as a row has.
+
+    Parameters
+    ----------
+    epsilon : float, default=1e-10
+        Added to the root, against division by zero.
+    initial_accumulator : float, default=0.0
+        Sum to start from; larger is slower at first.
+
+    References
+    ----------
+    D. Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of Deep Learning
+    Recommendation Models", ISCA 2022.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import RowWiseAdagrad
+    >>> from daskml_dist.recommender import FactorizationMachineClassifier
+    >>> FactorizationMachineClassifier(optimizer=RowWiseAdagrad()).optimizer.name
+    'row_wise_adagrad'
+    """
+
+    name = "row_wise_adagrad"
+    state_names = ("row_accumulator",)
+    single_rows = False
+    row_wise = True
+
+    def init(self, w: Array) -> OptimizerState:
+        """Return the state before the first step: a number for each row."""
+        start = float(self.initial_accumulator)
+        return {"row_accumulator": namespace(w).full_like(w[:, :1], start)}
+
+    def under_l1(self) -> Optimizer:
+        """Return itself: l1 penalties are of whole parameters, which tables do not have."""
+        return self
+
+    def _descend(self, w: Array, grad: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
+        """Take a step, and return the rate of each row."""
+        xp, accumulator = namespace(w), opt_state["row_accumulator"]
+        accumulator += xp.mean(grad * grad, axis=1, keepdims=True)
+        rate = lr / (xp.sqrt(accumulator) + self.epsilon)
+        w -= rate * grad
+        return rate
+
+
+@dataclass(frozen=True)
+class RowWiseAdam(Adam):
+    """Adam whose second moment is of a whole row's mean squared gradient.
+
+    For models over ids alone: their table holds a first moment for each entry, and one number a row
+    for the second. Rows that a batch does not touch keep their moments ("lazy" Adam).
+
+    Parameters
+    ----------
+    beta1, beta2 : float, default=0.9, 0.999
+        Decay of the first and second moment, from 0 up to, not including, 1.
+    epsilon : float, default=1e-8
+        Added to the root, against division by zero.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import RowWiseAdam
+    >>> from daskml_dist.recommender import FactorizationMachineClassifier
+    >>> FactorizationMachineClassifier(optimizer=RowWiseAdam()).optimizer.name
+    'row_wise_adam'
+    """
+
+    name = "row_wise_adam"
+    state_names = ("m", "row_v")
+    row_wise = True
+
+    def init(self, w: Array) -> OptimizerState:
+        """Return the state before the first step: of the second moment a number for each row."""
+        xp = namespace(w)
+        return {"m": xp.zeros_like(w), "row_v": xp.zeros_like(w[:, :1])}
+
+    def _descend(self, w: Array, grad: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
+        """Take a step, and return the rate of each row."""
+        xp, m, v = namespace(w), opt_state["m"], opt_state["row_v"]
+        p, rest_p, q, rest_q, correction, root_correction, epsilon = self.coefficients(step)
+        v *= q
+        v += rest_q * xp.mean(grad * grad, axis=1, keepdims=True)
+        m *= p
+        m += rest_p * grad
+        rate = lr / (xp.sqrt(v) * root_correction + epsilon)
+        w -= (rate * correction) * m
+        return rate
