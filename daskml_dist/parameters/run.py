@@ -46,9 +46,11 @@ class Run(NamedParameters):
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit, and 60 % of the memory of a GPU that it uses. Rows that were not persisted
         and do not fit are read again in each pass (the next blocks are prefetched) and dropped
-        after use. Trees leave half of the budget to the binned rows. A block larger than the
-        budget is an error, and so are rows in memory that take more than it on each worker.
-        Without a cluster, rows in memory stay where they are, and the budget has no effect.
+        after use. Trees leave half of the budget to the binned rows. Of a table of ids each
+        server keeps rows of half as many bytes in memory, and others in mapped files in Dask's
+        ``temporary-directory``. A block larger than the budget is an error, and so are rows in
+        memory that take more than it on each worker. Without a cluster, rows in memory stay where
+        they are, and the budget has no effect.
     on_lost_data : {"raise", "skip"}, default="raise"
         What to do when the only worker that held some rows is lost, and no task can compute them
         again (they were scattered, without a replica): raise `DataLostError`, or go on without

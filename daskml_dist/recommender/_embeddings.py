@@ -7,11 +7,12 @@ ids up in the table that a fit ends with. Gradients are in `models/embeddings.py
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
 from daskml_dist.ps.growing_shard import draw_initial_rows
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.recommender._table_frame import make_table_frame
 from daskml_dist.schedules import Constant
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.plan import make_target_shift
@@ -77,6 +79,8 @@ class BaseEmbeddings(BaseSteps):
     _needs_target = True
     _run_used = tuple(name for name in Run().get_params() if name not in _RUN_UNUSED)
     _stream_policy = "sync"
+    #: Whether all that is fitted follows from the table's rows, so that versions may hold changes.
+    _publishes_rows: ClassVar[bool] = True
 
     rank: int
     numeric: Any
@@ -289,15 +293,19 @@ class BaseEmbeddings(BaseSteps):
         super()._set_learned(state, model, rows)
 
     def _set_parameters(self, w: NDArray[Any], model: EmbeddingModel, rows: DatasetInfo) -> None:
+        self._set_rows(w, model)
+        fields = self._fields
+        self.n_features_in_ = rows.summary.n_features if fields is None else len(fields.names)
+        if rows.classes is not None:
+            self.classes_ = rows.classes
+
+    def _set_rows(self, w: NDArray[Any], model: EmbeddingModel) -> None:
+        """Set the attributes that follow from the table: its rows, and the intercept."""
         self._set_table(w, model)
         ids = self._learned_ids
         self.intercept_ = model.offset
         if len(ids) and ids[-1] == INTERCEPT_ID:
             self.intercept_ += float(w[-1, 0])
-        fields = self._fields
-        self.n_features_in_ = rows.summary.n_features if fields is None else len(fields.names)
-        if rows.classes is not None:
-            self.classes_ = rows.classes
 
     def _set_table(self, w: NDArray[Any], model: Any) -> None:
         """Set the attributes of the table's rows, less those of layers and intercept."""
@@ -309,6 +317,50 @@ class BaseEmbeddings(BaseSteps):
         is_own = np.isin(ids, model.own_ids)
         self.ids_, self.weights_, self.vectors_ = ids[~is_own], w[~is_own, 0], w[~is_own, 1:]
 
+    def _rows_since(self, before: BaseEmbeddings) -> dict[str, NDArray[Any]]:
+        """Return the rows of the table that differ from an earlier model's, and the ids gone."""
+        ids, w = self._learned_ids, self._state.w
+        old_ids, old_w = before._learned_ids, before._state.w
+        known, at = _find_sorted(old_ids, ids)
+        changed = ~known
+        changed[known] = (w[known] != old_w[at[known]]).any(axis=1)
+        removed = np.setdiff1d(old_ids, ids, assume_unique=True)
+        return {"ids": ids[changed], "rows": w[changed], "removed": removed}
+
+    def _with_rows(self, changes: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the model that :meth:`_rows_since` told of, without an optimizer's state."""
+        replaced = np.concatenate([changes["ids"], changes["removed"]])
+        kept = ~np.isin(self._learned_ids, replaced)
+        ids = np.concatenate([self._learned_ids[kept], changes["ids"]])
+        order = np.argsort(ids)
+        ids, w = ids[order], np.concatenate([self._state.w[kept], changes["rows"]])[order]
+        found = copy.copy(self)
+        found._learned_ids, found._state = ids, ShardState(w, {}, ids=ids)
+        found._set_rows(w, self._last_model)
+        return found
+
+    def as_frame(self, partition_rows: int = 1_000_000) -> Any:
+        """Return the fitted rows of all ids as a lazy Dask dataframe.
+
+        Its index is the sorted ids, of known divisions; columns are the ids' field, ``weight``, and
+        ``factor_0``, ``factor_1`` ... Its ``to_parquet`` writes them.
+        (``save("table.safetensors")`` writes the estimator, with tensors ``ids_``, ``weights_`` and
+        ``vectors_``.)
+
+        Parameters
+        ----------
+        partition_rows : int, default=1_000_000
+            Rows of a partition.
+
+        Returns
+        -------
+        dask DataFrame
+        """
+        self._check_fitted()
+        check_count("partition_rows", partition_rows)
+        vectors = self.vectors_.reshape(len(self.ids_), math.prod(self.vectors_.shape[1:]))
+        return make_table_frame(self.ids_, self.weights_, vectors, int(partition_rows))
+
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return TablePrediction(self._last_model, self._learned_ids, self._state.w)
 
@@ -316,6 +368,16 @@ class BaseEmbeddings(BaseSteps):
 def count_ids(rows: DatasetInfo) -> float:
     """Return the mean number of ids of a row, with the intercept's."""
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)
+
+
+def _find_sorted(
+    ids: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which ids are among sorted ones, and where they stand."""
+    at = np.searchsorted(ids, wanted)
+    known = at < len(ids)
+    known[known] = ids[at[known]] == wanted[known]
+    return known, at
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,9 +404,7 @@ class TablePrediction:
 
     def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids; those that are not known are as in their first step."""
-        at = np.searchsorted(self.ids, index)
-        known = at < len(self.ids)
-        known[known] = self.ids[at[known]] == index[known]
+        known, at = _find_sorted(self.ids, index)
         found = np.empty((len(index), self.w.shape[1]), self.w.dtype)
         found[known] = self.w[at[known]]
         found[~known] = draw_initial_rows(index[~known], self.model.table, found.dtype)

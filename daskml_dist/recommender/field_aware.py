@@ -144,6 +144,6 @@ policy, random_state
         model = super()._make_model(loss, table, offset, rows)
         return make_field_aware(model, self._count_fields(rows, self.n_fields))
 
-    def _set_parameters(self, w: NDArray[Any], model: EmbeddingModel, rows: DatasetInfo) -> None:
-        super()._set_parameters(w, model, rows)
+    def _set_table(self, w: NDArray[Any], model: EmbeddingModel) -> None:
+        super()._set_table(w, model)
         self.vectors_ = self.vectors_.reshape(len(self.ids_), -1, model.rank)

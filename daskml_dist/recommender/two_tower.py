@@ -156,6 +156,7 @@ dtype, policy, random_state
 
     implicit = True  # its score is of rankings
     _needs_target = False
+    _publishes_rows = False  # factors of users and items stand beside the table
     _row_shape = (N_COLUMNS,)
 
     def __init__(

@@ -23,7 +23,6 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.optimizers.adagrad import NAG
 from daskml_dist.ps.growing_shard import make_shard
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
 
@@ -123,19 +122,9 @@ class InProcessSteps:
 
     def reset(self, parameters: bool) -> None:
         """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
-        old, work = self.shard, self._work
-        if work.model.table is not None:
-            kept = old.state()
-            nothing = ShardState(np.empty((0, kept.w.shape[1]), kept.w.dtype), {})
-            start = nothing if parameters else ShardState(kept.w, {}, ids=kept.ids)
-            self.shard = make_shard(old.rule, work.model.table, start)
-            return
-        old.apply_pending_penalty()
-        w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
-        opt_state = old.rule.init(w, 0)
-        if "scale" in opt_state:  # the features keep their units, whatever is learned anew
-            opt_state["scale"] = old.opt_state["scale"]
-        self.shard = Shard(old.rule, ShardState(w, opt_state))
+        rule, learned = self.shard.rule, self.shard.state(copy=False)
+        start = self._work.make_fresh_state(learned, parameters)
+        self.shard = make_shard(rule, self._work.model.table, start)
 
     def rule_of(self, n_rows: int) -> UpdateRule:
         """Return the update rule of steps of `n_rows` rows."""

@@ -599,7 +599,7 @@ class StepWork(FitWork):
             self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
         )
 
-    def make_start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
+    def make_start_state(self, dtype: Any, rows: slice = slice(None)) -> ShardState:
         """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
             return self.initial.part(rows)
@@ -607,6 +607,17 @@ class StepWork(FitWork):
             return ShardState(np.empty((0, self.shape[1]), dtype), {})
         # Drawn by the seed: each server makes its own rows, and none are sent.
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
+
+    def make_fresh_state(self, learned: ShardState, parameters: bool) -> ShardState:
+        """Return a state without steps: of what was learned or, with `parameters`, of nothing."""
+        start = ShardState(learned.w, {}, ids=learned.ids)
+        if parameters:
+            start = replace(self, initial=None).make_start_state(learned.w.dtype)
+        if "scale" in learned.opt_state:
+            # The features keep their units, whatever is learned anew.
+            opt_state = self.rule.init(start.w) | {"scale": learned.opt_state["scale"]}
+            return replace(start, opt_state=opt_state)
+        return start
 
 
 class SolverWork(FitWork):
@@ -843,6 +854,8 @@ class RunSpec:
     connections : ConnectionSettings
     name : str
         Of the estimator; trainers' tasks are named after it.
+    memory_budget : int or None
+        Bytes of blocks, and of rows of tables, on one worker; None: a share of its memory.
     """
 
     deterministic: bool
@@ -851,6 +864,7 @@ class RunSpec:
     on_lost_data: str = "raise"
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     name: str = "fit"
+    memory_budget: int | None = None
 
     @classmethod
     def of(cls, settings: RunSettings, summary: DataSummary) -> RunSpec:
@@ -864,6 +878,7 @@ class RunSpec:
             settings.on_lost_data,
             configured_connections(),
             settings.name,
+            settings.memory_budget,
         )
 
 

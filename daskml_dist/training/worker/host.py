@@ -185,7 +185,10 @@ class ServerHost:
         worker, run_id = self._worker, self.run_id
         # Known from now on: callers at the gate may enter.
         self._fit, self._number = fit, number
-        self._server = make_server(fit, number, n_trainers, generation=generation)
+        limit = worker.memory_manager.memory_limit
+        self._server = make_server(
+            fit, number, n_trainers, generation=generation, memory_limit=limit
+        )
         # Trainers of the same process call the server directly, with no socket.
         publish_server(self._key, self._server)
         self._alarm = partial(raise_alarm, worker, run_id)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import dask
 import numpy as np
 
+from daskml_dist.models.base import GrowingTable
 from daskml_dist.ps.growing_shard import make_shard
 from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ShardServer
@@ -27,6 +29,8 @@ from daskml_dist.training.spec import FitSpec, InterruptedState, RankResults, Tr
 
 #: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
 _LARGE = 1 << 20
+#: Share of a worker's memory limit for the rows of tables, as for blocks that are read.
+_TABLE_SHARE = 0.4
 
 
 def count_fit_servers(fit: FitSpec) -> int:
@@ -40,8 +44,12 @@ def make_server(
     n_trainers: int,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
     generation: int = 0,
+    memory_limit: float | None = None,
 ) -> ShardServer:
-    """Make server `number`; number 0 holds the ledger too."""
+    """Make server `number`; number 0 holds the ledger too.
+
+    Rows of a table beyond their share of `memory_limit`, the process's, lie in mapped files.
+    """
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
     if fit.work.uses_shards:
@@ -53,7 +61,7 @@ def make_server(
             start = ShardState(start.w, {}, rows=start.rows)
         if number == 0 and fit.steps.policy.loop == "parts":
             start.held = make_first_held_rows(fit)
-        table = fit.steps.model.table
+        table = _bound_table(fit, memory_limit)
         shard = make_shard(fit.steps.server_rule, table, start, rows.start)
     if number == 0:
         # The first server also collects the lanes' reports and decides the end of the fit.
@@ -92,6 +100,20 @@ def make_first_held_rows(fit: FitSpec) -> HeldRows:
     # Servers have counted the steps of each lane.
     step = initial.step // len(fit.rows.lane_rows)
     return HeldRows(ids, w, opt_state, step, work.first_clock)
+
+
+def _bound_table(fit: FitSpec, memory_limit: float | None) -> GrowingTable | None:
+    """Return the table of a fit, with the bytes of its rows that stay in a server's memory."""
+    table, budget = fit.steps.model.table, fit.run.memory_budget
+    if table is None or table.memory_bytes is not None:
+        return table
+    if budget is None:
+        if not memory_limit:
+            return table
+        budget = int(_TABLE_SHARE * memory_limit)
+    # A worker has a server, and the standby of another one.
+    folder = table.folder or dask.config.get("temporary-directory", None)
+    return replace(table, memory_bytes=budget // 2, folder=folder)
 
 
 class _PrivatePasses:
