@@ -15,6 +15,7 @@ every second, need no more than that a rename is atomic.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -22,7 +23,8 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -31,8 +33,10 @@ from typing import Any
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
 from daskml_dist.errors.signatures import NamedParameters, suggest_arguments
 from daskml_dist.inference.predictor import Predictor
+from daskml_dist.inference.saved import changes_file
+from daskml_dist.inference.saved.archive import compute_checksum
 from daskml_dist.inference.saved.model_file import load_formats, read_manifest, save
-from daskml_dist.inference.saved.storage import write_bytes
+from daskml_dist.inference.saved.storage import read_bytes, write_bytes
 
 _LOG = logging.getLogger("daskml_dist.serving")
 _ON_ERROR = ("raise", "log")
@@ -53,6 +57,9 @@ class Publisher(NamedParameters):
         None: all are.
     current : bool, default=True
         Whether each version becomes the one that is served.
+    whole_every : int, default=1
+        Of so many versions one is whole; the others hold the rows of a table that differ from it.
+        Above 1 for models over ids alone (``FactorizationMachineClassifier`` and others).
     on_error : {"raise", "log"}, default="raise"
         Treatment of a version that cannot be written (a full disk, a mount that is away): the error
         is raised, or logged, and the next model is tried.
@@ -95,14 +102,20 @@ class Publisher(NamedParameters):
         *,
         keep: int | None = 5,
         current: bool = True,
+        whole_every: int = 1,
         on_error: str = "raise",
     ) -> None:
         check_name(name)
         _check_keep(keep)
+        _check_whole_every(whole_every)
         if on_error not in _ON_ERROR:
             raise InvalidParameterError(f"on_error={on_error!r}: use one of {list(_ON_ERROR)}.")
         self.folder, self.name = Path(folder), name
         self.keep, self.current, self.on_error = keep, current, on_error
+        self.whole_every = int(whole_every)
+        #: The last whole version, and how many hold changes since.
+        self._whole: _WholeVersion | None = None
+        self._n_since = 0
         self.version: str | None = None
 
     def __call__(self, model: Any) -> str | None:
@@ -124,10 +137,13 @@ class Publisher(NamedParameters):
         InvalidParameterError
             It neither predicts nor transforms.
         """
-        try:
-            self.version = publish(
-                model, self.folder, self.name, keep=self.keep, current=self.current
+        if self.whole_every > 1 and not hasattr(model, "_rows_since"):
+            raise InvalidParameterError(
+                f"{type(model).__name__} has no table of ids, whose changes could be published. "
+                "Leave whole_every at 1."
             )
+        try:
+            self.version = self._publish(model)
         except ModelFileError as error:
             if self.on_error == "raise":
                 raise
@@ -135,10 +151,42 @@ class Publisher(NamedParameters):
             return None
         return self.version
 
+    def _publish(self, model: Any) -> str:
+        """Write a version, whole or as changes; return it."""
+        whole, home = self._whole, self.folder / self.name
+        path = None if whole is None else find_model_file(self.folder, self.name, whole.version)
+        if whole is not None and path is not None and self._n_since < self.whole_every - 1:
+            base = f"../{whole.version}/{path.name}"
+            data = changes_file.write_changes(model, whole.model, base, whole.checksum)
+            found = _add_version(
+                home, self.current, lambda aside: write_bytes(str(aside / _CHANGES), data)
+            )
+            self._n_since += 1
+            if self.keep is not None:
+                prune_versions(self.folder, self.name, self.keep)
+            return found
+        found = publish(model, self.folder, self.name, keep=self.keep, current=self.current)
+        if self.whole_every > 1:
+            data = read_bytes(str(_find_version_file(self.folder, self.name, found)))
+            self._whole = _WholeVersion(found, copy.copy(model), compute_checksum(data))
+            self._n_since = 0
+        return found
+
     def __repr__(self) -> str:
         return f"Publisher({str(self.folder)!r}, {self.name!r}, keep={self.keep})"
 
 
+@dataclass(frozen=True, eq=False)
+class _WholeVersion:
+    """Version that later ones hold changes of: its number, model, and the checksum of its file."""
+
+    version: str
+    model: Any
+    checksum: str
+
+
+#: Name of a model file that holds changes.
+_CHANGES = f"model{changes_file.SUFFIX}"
 #: Name of the current version among the weights of a route, and of the file that says which it is.
 CURRENT = "current"
 _ROUTE = "route.json"
@@ -213,16 +261,23 @@ def publish(
     # Raises where the model could not be served: now, rather than in the log of a server.
     Predictor(model)
     home = Path(folder) / name
+    version = _add_version(home, current, lambda aside: _save_in_any_format(model, aside))
+    # Pruned last, as the current version is kept.
+    if keep is not None:
+        prune_versions(folder, name, keep)
+    return version
+
+
+def _add_version(home: Path, current: bool, write: Callable[[Path], None]) -> str:
+    """Have the files of a version written into a folder, make it the next one, and return it."""
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
         aside.mkdir(parents=True)
-        _save_in_any_format(model, aside)
+        write(aside)
         version = _move_to_next_version(aside, home)
-        # Pointed to only now that it is whole; pruned last, as the current version is kept.
+        # Pointed to only now that it is whole.
         if current:
             _set_current(home, version)
-        if keep is not None:
-            prune_versions(folder, name, keep)
     except OSError as error:
         raise ModelFileError(
             f"Cannot write into {home} ({error}). Name a folder that you may write to."
@@ -300,9 +355,11 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
     """
     home, route = _find_model_folder(folder, name), read_route(folder, name)
     # Servers may load these at any time.
+    versions = list_version_names(folder, name)
     held = {read_current_version(folder, name), *route.weights, *route.shadows}
+    held |= _find_bases(home, held.union(versions[-keep:]))
     gone = []
-    for one in list_version_names(folder, name)[:-keep]:
+    for one in versions[:-keep]:
         if one in held:
             continue
         aside = home / f".{uuid.uuid4().hex}.old"
@@ -318,6 +375,16 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
         if _HIDDEN_FOLDER.fullmatch(left.name) and _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
     return gone
+
+
+def _find_bases(home: Path, versions: Collection[str | None]) -> set[str | None]:
+    """Return the versions whose changes some versions hold."""
+    paths = (home / version / _CHANGES for version in versions if version is not None)
+    bases: set[str | None] = set()
+    for path in paths:
+        with suppress(OSError, ModelFileError):
+            bases.add(changes_file.read_base_version(path))
+    return bases
 
 
 @suggest_arguments
@@ -431,6 +498,12 @@ def _check_keep(keep: int | None) -> None:
     """Check how many versions are to be kept."""
     if keep is not None and not (isinstance(keep, Integral) and keep >= 1):
         raise InvalidParameterError(f"keep={keep!r}: use an integer >= 1, or None for all.")
+
+
+def _check_whole_every(whole_every: int) -> None:
+    """Check how many versions a whole one is for."""
+    if not (isinstance(whole_every, Integral) and whole_every >= 1):
+        raise InvalidParameterError(f"whole_every={whole_every!r}: use an integer >= 1.")
 
 
 def check_name(name: str) -> None:

@@ -27,7 +27,7 @@ from daskml_dist.inference.saved.safetensors_file import (
     _MANIFEST,
     _STATE,
     _compute_checksums,
-    _read_parts,
+    read_parts,
 )
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.naive_bayes import GaussianNB
@@ -224,7 +224,7 @@ def other_dtype(state: str) -> str:
 def test_tensors(of_tensors: Any, of_state: Any, told: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     GaussianNB().fit(X, np.where(Y, "yes", "no")).save(path)
-    manifest, state, tensors = _read_parts(path.read_bytes(), "it")
+    manifest, state, tensors = read_parts(path.read_bytes(), "it")
     if of_tensors is not None:
         of_tensors(state, tensors)
     if of_state is not None:

@@ -44,7 +44,6 @@ _STATE_PREFIX = "daskml_dist."
 
 def write(estimator: Any) -> bytes:
     """Return a fitted estimator serialized as a safetensors file."""
-    library = _load_safetensors()
     check_exportable(estimator)
     manifest = make_manifest(estimator)
     if _find_public_class(manifest["estimator"]) is not type(estimator):
@@ -68,21 +67,28 @@ def write(estimator: Any) -> bytes:
     state_json = json.dumps(
         {"state": encoded, "left_out": left_out, "module": [*module_tensors]}, allow_nan=False
     )
+    return pack_parts(manifest, state_json, tensors)
+
+
+def pack_parts(
+    manifest: dict[str, Any], state_json: str, tensors: Mapping[str, NDArray[Any]]
+) -> bytes:
+    """Return the bytes of a file: tensors, and a manifest with their checksums."""
+    library = _load_safetensors()
     manifest["sha256"] = _compute_checksums(tensors, state_json)
     metadata = {_MANIFEST: json.dumps(manifest, allow_nan=False), _STATE: state_json}
     try:
         data: bytes = library.save(tensors, metadata)
     except Exception as error:  # safetensors has error classes of its own
         raise ModelFileError(
-            f"safetensors cannot write this {type(estimator).__name__} ({error}). Save it as "
-            ".skops."
+            f"safetensors cannot write this {manifest['estimator']} ({error}). Save it as .skops."
         ) from error
     return data
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
     """Return the estimator that a file holds, with `given` as its classes and functions."""
-    manifest, state_json, tensors = _read_parts(data, name)
+    manifest, state_json, tensors = read_parts(data, name)
     warn_of_versions(manifest, name)
     with explain_old_versions(manifest, name):
         payload = json.loads(state_json)
@@ -105,7 +111,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     """Return the manifest of a file, after its checksums were verified."""
-    return _read_parts(data, name)[0]
+    return read_parts(data, name)[0]
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def code_of(estimator: Any) -> dict[str, Any]:
 
 def types_asked(data: bytes) -> list[str]:
     """Return the names of the types in a file that `read` refuses unless they are trusted."""
-    return find_untrusted(list_classes(json.loads(_read_parts(data, "the file")[1])["state"]))
+    return find_untrusted(list_classes(json.loads(read_parts(data, "the file")[1])["state"]))
 
 
 def _pop_code_params(estimator: Any, state: dict[str, Any]) -> list[str]:
@@ -181,7 +187,7 @@ def _compute_checksums(tensors: Mapping[str, NDArray[Any]], state_json: str) -> 
     return {**checksums, "state": compute_checksum(state_json.encode())}
 
 
-def _read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
+def read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
     """Return the manifest, the state's JSON text and the tensors of a file; verify checksums."""
     library = _load_safetensors()
     try:
