@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from typing import Any
@@ -15,14 +17,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks._common import markdown
+from benchmarks._id_stream import fill_ids
 from daskml_dist import Run
-from daskml_dist.backends.id_hashing import field_ids
 from daskml_dist.models.base import N_TABLE_IDS
 from daskml_dist.recommender import FactorizationMachineClassifier
 
 #: Ids that come once, by the row; beside them as many that come often, of so many in a field.
 ONCE, OFTEN, N_OFTEN = 13, 13, 1_000_000
-N_IDS = 10**9
+N_IDS = int(os.environ.get("DASKML_DIST_MANY_IDS", 10**9))
 CHUNK_ROWS, BATCH = 200_000, 4096
 #: Steps that touch an id before it gets a row, and without it before the row goes.
 ADMIT_AFTER, EXPIRE_AFTER = 2, 60
@@ -33,22 +35,12 @@ SAMPLE_SECONDS = 2.0
 def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
     """One table: a row for each quarter of the fit's time."""
     n_ids, rows = (20_000, 500) if tiny else (n_ids, CHUNK_ROWS)
-    n_chunks = -(-n_ids // (rows * ONCE))
-    X = da.concatenate([
-        da.from_delayed(
-            dask.delayed(_make_rows)(k, rows), (rows, N_TABLE_IDS), np.float32,
-            meta=sparse.csr_array((0, N_TABLE_IDS), dtype=np.float32),
-        )
-        for k in range(n_chunks)
-    ])  # fmt: skip
-    y = da.concatenate([
-        da.from_delayed(dask.delayed(_make_labels)(k, rows), (rows,), bool) for k in range(n_chunks)
-    ])  # fmt: skip
+    X, y = make_lazy_rows(n_ids, rows)
     with (
         LocalCluster(2, threads_per_worker=1, memory_limit=MEMORY, dashboard_address=":0") as there,
         Client(there) as client,
     ):
-        watch = _Watch(client)
+        watch = Watch(client)
         model = FactorizationMachineClassifier(
             rank=15, max_iter=1, batch_size=128 if tiny else BATCH, policy="async", shuffle=False,
             admit_after=ADMIT_AFTER, expire_after=EXPIRE_AFTER, random_state=0,
@@ -74,26 +66,30 @@ def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
     return markdown(title, columns, table)
 
 
+def make_lazy_rows(n_ids: int, rows: int) -> tuple[Any, Any]:
+    """Rows until so many ids have come once, in chunks, and their labels."""
+    n_chunks = -(-n_ids // (rows * ONCE))
+    X = da.concatenate([
+        da.from_delayed(
+            dask.delayed(_make_rows)(k, rows), (rows, N_TABLE_IDS), np.float32,
+            meta=sparse.csr_array((0, N_TABLE_IDS), dtype=np.float32),
+        )
+        for k in range(n_chunks)
+    ])  # fmt: skip
+    y = da.concatenate([
+        da.from_delayed(dask.delayed(_make_labels)(k, rows), (rows,), bool) for k in range(n_chunks)
+    ])  # fmt: skip
+    return X, y
+
+
 def _make_rows(number: int, n: int) -> sparse.csr_array:
     """Rows of ids, those that come often by a law like Zipf's."""
-    rng = np.random.default_rng([1, number])
     ids = np.empty((n, ONCE + OFTEN), np.int64)
-    for field in range(ONCE):
-        own = np.arange(number * n, (number + 1) * n) * ONCE + field
-        ids[:, field] = field_ids(own, field)
-    for field in range(ONCE, ONCE + OFTEN):
-        ids[:, field] = field_ids(_draw_often(rng, n), field)
-    ids.sort(axis=1)
+    fill_ids(number * n, ONCE, N_OFTEN, ids)
     X = sparse.csr_array((n, N_TABLE_IDS), dtype=np.float32)
     X.data, X.indices = np.ones(ids.size, np.float32), ids.ravel()
     X.indptr = np.arange(0, ids.size + 1, ids.shape[1])
     return X
-
-
-def _draw_often(rng: Any, n: int) -> NDArray[np.int64]:
-    """Numbers below `N_OFTEN`, the k-th about as frequent as 1 / k."""
-    found: NDArray[np.int64] = (N_OFTEN ** rng.random(n)).astype(np.int64)
-    return found
 
 
 def _make_labels(number: int, n: int) -> NDArray[np.bool_]:
@@ -102,7 +98,7 @@ def _make_labels(number: int, n: int) -> NDArray[np.bool_]:
     return found
 
 
-class _Watch:
+class Watch:
     """Sizes of the workers' processes at even times, while a fit makes steps."""
 
     def __init__(self, client: Client) -> None:
@@ -118,8 +114,10 @@ class _Watch:
 
     def _watch(self, pids: list[int]) -> None:
         workers = [psutil.Process(pid) for pid in pids]
-        while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
-            self.sizes.append([float(worker.memory_info().rss) for worker in workers])
+        # A worker that is lost ends the watch.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
+                self.sizes.append([float(worker.memory_info().rss) for worker in workers])
 
     def stop(self) -> None:
         """End the watch."""

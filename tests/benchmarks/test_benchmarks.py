@@ -23,10 +23,10 @@ LONG = {
     "corners", "decomposition", "defaults", "dense", "ensembles", "factors", "forests",
     "collective", "collective_kills", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
-    "overhead", "pipeline", "planner", "policies", "policies_by_model", "policy_by_part", "predict",
-    "recommender", "recovery", "row_store", "search", "serving", "sessions", "simulate",
-    "single_calls", "sparse", "staleness", "step_latency", "streaming", "sums", "topics",
-    "transform", "transport", "tree_growth", "update", "what_if",
+    "kept_ids", "overhead", "pipeline", "planner", "policies", "policies_by_model",
+    "policy_by_part", "predict", "recommender", "recovery", "row_store", "search", "serving",
+    "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency", "streaming",
+    "sums", "table_kills", "topics", "transform", "transport", "tree_growth", "update", "what_if",
 }  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""Fits of a growing table whose workers are killed over and over: its rows, compared id by id."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client
+from scipy import sparse
+
+from benchmarks._common import markdown
+from benchmarks._strikes import Striker, all_there, open_workers
+from daskml_dist import Run
+from daskml_dist.recommender import FactorizationMachineClassifier
+
+#: Ids drawn by a law like Zipf's for each of so many columns; rows, and rows of a chunk.
+FIELDS, N_IDS, N_ROWS, CHUNK_ROWS = 8, 60_000, 48_000, 4_000
+#: Steps that touch an id before it gets a row, and without it before the row goes.
+ADMIT_AFTER, EXPIRE_AFTER = 2, 400
+WORKERS, BATCH, PASSES = 3, 64, 100
+KILLS, EVERY = 100, 2.0
+
+
+def run(tiny: bool = False) -> str:
+    """One table: a row for each fit under kills, until there were enough."""
+    n_passes, n_kills = (3, 0) if tiny else (PASSES, KILLS)
+    X, y = _make_rows(CHUNK_ROWS if tiny else N_ROWS)
+    rows, kills, options = [], 0, {"memory_limit": 0}
+    with open_workers(WORKERS, "daskml_dist.recommender", **options) as client:
+        since = time.perf_counter()
+        calm = _fit(client, X, y, n_passes)
+        seconds = time.perf_counter() - since
+        while kills < n_kills or not rows:
+            all_there(client, WORKERS)
+            striker, watch = Striker(client, EVERY), _Generations()
+            # Other moments in each fit.
+            striker._draw.seed(kills)
+            since = time.perf_counter()
+            struck = _fit(client, X, y, n_passes, striker, watch)
+            kills += striker.kills
+            rows.append([
+                f"{len(rows) + 1}", f"{striker.kills}", f"{watch.n}", f"{watch.anew}",
+                f"{time.perf_counter() - since:.0f}", *_compare(struck, calm),
+            ])  # fmt: skip
+    columns = [
+        "fit", "kills", "generations", "of these begun anew", "s", "ids with a row",
+        "ids lost or new", "rows of other bits",
+    ]  # fmt: skip
+    title = (
+        f"{kills} kills of one of {WORKERS} workers, one each {EVERY:.0f} s, in fits of {n_passes} "
+        f"passes over {N_ROWS:,} rows of {FIELDS} ids on two servers, against a calm fit of "
+        f"{seconds:.0f} s"
+    )
+    return markdown(title, columns, rows)
+
+
+def _make_rows(n: int) -> tuple[Any, Any]:
+    """Lazy rows of ids, and labels that products of ids decide."""
+    rng = np.random.default_rng(0)
+    numbers = (N_IDS ** rng.random((n, FIELDS))).astype(np.int64)
+    at = (numbers + np.arange(FIELDS) * N_IDS).ravel()
+    starts = np.arange(0, n * FIELDS + 1, FIELDS)
+    X = sparse.csr_array((np.ones(len(at), np.float32), at, starts), (n, FIELDS * N_IDS))
+    y = (numbers[:, 0] + numbers[:, 1]) % 2 == 0
+    parts = [
+        da.from_array(X[at : at + CHUNK_ROWS], asarray=False) for at in range(0, n, CHUNK_ROWS)
+    ]
+    return da.concatenate(parts), da.from_array(y, chunks=CHUNK_ROWS)
+
+
+def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
+    return FactorizationMachineClassifier(
+        random_state=0, max_iter=n_passes, batch_size=BATCH, admit_after=ADMIT_AFTER,
+        expire_after=EXPIRE_AFTER, callbacks=list(callbacks),
+        run=Run(n_lanes=WORKERS, n_servers=2, deterministic=True),
+    ).fit(X, y, client=client)  # fmt: skip
+
+
+class _Generations:
+    """Counts how often a fit went on from a snapshot, or began anew."""
+
+    def __init__(self) -> None:
+        self.n = self.anew = 0
+
+    def on_generation(self, run: Any, event: Any) -> None:
+        self.n += 1
+        self.anew += bool(event.anew)
+
+
+def _compare(struck: Any, calm: Any) -> list[str]:
+    """Cells: ids of the struck fit, those that one of the fits lacks, and rows that differ."""
+    common, at, other = np.intersect1d(struck.ids_, calm.ids_, return_indices=True)
+    lost = len(struck.ids_) + len(calm.ids_) - 2 * len(common)
+    same = (struck.weights_[at] == calm.weights_[other]) & (
+        struck.vectors_[at] == calm.vectors_[other]
+    ).all(axis=1)
+    return [f"{len(struck.ids_):,}", f"{lost}", f"{(~same).sum()}"]
