@@ -28,7 +28,7 @@ def run(tiny: bool = False) -> str:
     )
     columns = [
         "ids that come once", "ids with a row at the end", "rows/s", "ids touched/s",
-        "largest worker, MiB",
+        "s of CPU", "largest worker, MiB",
     ]  # fmt: skip
     return markdown(title, columns, rows)
 
@@ -51,5 +51,5 @@ def _measure(n_ids: int, tiny: bool) -> list[str]:
     most = np.max(watch.sizes) / 2**20
     return [
         f"{n_ids:,}", f"{len(model.ids_):,}", f"{rate:,.0f}", f"{rate * (ONCE + OFTEN):,.0f}",
-        f"{most:,.0f}",
+        f"{watch.cpu_seconds:,.0f}", f"{most:,.0f}",
     ]  # fmt: skip

@@ -59,8 +59,8 @@ def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
     title = (
         f"{record['rows']:,.0f} rows of {ONCE + OFTEN} ids, {record['rows'] * ONCE:,.0f} of which "
         f"come once, in {record['seconds']:,.0f} s ({record['rows'] / record['seconds']:,.0f} "
-        f"rows/s; {seconds:,.0f} s with the pass that finds the labels), two workers of {MEMORY}; "
-        f"{len(model.ids_):,} ids have a row at the end"
+        f"rows/s; {seconds:,.0f} s with the pass that finds the labels), two workers of {MEMORY}, "
+        f"{watch.cpu_seconds:,.0f} s of CPU; {len(model.ids_):,} ids have a row at the end"
     )
     columns = ["quarter of the fit", *[f"MiB of worker {k}" for k in range(len(quarters[0].T))]]
     return markdown(title, columns, table)
@@ -103,6 +103,8 @@ class Watch:
 
     def __init__(self, client: Client) -> None:
         self.sizes: list[list[float]] = []
+        #: Seconds of CPU that all workers have used, at the same times.
+        self.cpu: list[float] = []
         self._client = client
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,6 +120,12 @@ class Watch:
         with contextlib.suppress(psutil.NoSuchProcess):
             while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
                 self.sizes.append([float(worker.memory_info().rss) for worker in workers])
+                self.cpu.append(sum(sum(worker.cpu_times()[:2]) for worker in workers))
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of CPU of all workers, from the fit's first sample to its last."""
+        return self.cpu[-1] - self.cpu[0] if self.cpu else 0.0
 
     def stop(self) -> None:
         """End the watch."""

@@ -100,6 +100,26 @@ def insert_ids(table: Any, ids: Any, numbers: Any) -> None:
 
 
 @_exact
+def collect_entries(table: Any, least: int, bound: int, ids: Any, numbers: Any) -> int:
+    """Write the entries whose numbers are at least `least` and below `bound`; return how many.
+
+    Parameters
+    ----------
+    table : ndarray of int64 of shape (n_places, 2)
+    least, bound : int
+    ids, numbers : ndarray of int64
+        With room for all entries that there are.
+    """
+    n = 0
+    for at in range(len(table)):
+        number = table[np.uint64(at), 1]
+        if number >= least and number < bound:
+            ids[np.uint64(n)], numbers[np.uint64(n)] = table[np.uint64(at), 0], number
+            n += 1
+    return n
+
+
+@_exact
 def remove_ids(table: Any, ids: Any) -> int:
     """Remove those of the ids that a table holds; return how many.
 

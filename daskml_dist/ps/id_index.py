@@ -19,6 +19,8 @@ _FIRST_PLACES = 1 << 8
 #: arrays stay small beside a large table.
 _BLOCK_ENTRIES = 1 << 20
 _NOTHING: Ids = np.empty(0, np.int64)
+#: Above all numbers.
+_MOST = np.iinfo(np.int64).max
 
 
 def load_kernels() -> ModuleType:
@@ -72,10 +74,11 @@ class IdIndex:
         found = np.empty(len(ids), np.int64)
         return found, load_kernels().find_slots(self.table, ids, touched, step, found)
 
-    def items(self, least: int = 0) -> tuple[Ids, Ids]:
-        """Return the ids whose numbers are at least `least`, and these."""
-        ids, numbers = self.table[self.table[:, 1] >= least].T.copy()
-        return ids, numbers
+    def items(self, least: int = 0, bound: int = _MOST) -> tuple[Ids, Ids]:
+        """Return the ids whose numbers are at least `least` and below `bound`, and these."""
+        ids, numbers = np.empty(self.n, np.int64), np.empty(self.n, np.int64)
+        n = load_kernels().collect_entries(self.table, least, bound, ids, numbers)
+        return ids[:n], numbers[:n]
 
     def keep(self, ids: Ids, numbers: Ids) -> None:
         """Keep some of the ids alone, with their numbers, in the memory that is there."""

@@ -327,7 +327,10 @@ class RowStore:
         rows = self.gather(slots, out)
         if n_missing:
             missing = np.flatnonzero(slots < 0)
-            rows[missing] = self._draw(ids[missing])
+            if rows.dtype == self.w.dtype == np.float32:
+                self._draw_into(ids, missing, rows)
+            else:
+                rows[missing] = self._draw(ids[missing])
         return rows
 
     def _bound_pages(self, n_rows: int) -> None:
@@ -398,11 +401,16 @@ class RowStore:
 
     # -- initial values and storage --------------------------------------------------------------
 
+    def _draw_into(self, ids: Ids, places: Ids, rows: NDArray[Any]) -> None:
+        """Write the initial values of the ids at some places into the rows of these places."""
+        load_kernels().draw_rows(ids, places, self._seed, self.settings.scales, rows)
+        if self.settings.own_field is not None:
+            rows[places[self._find_own(ids[places])]] = 0
+
     def _draw(self, ids: Ids) -> NDArray[Any]:
         """Return the initial values of ids, rounded to what rows are stored as."""
         rows = np.empty((len(ids), self.settings.width), np.float32)
-        load_kernels().draw_rows(ids, np.arange(len(ids)), self._seed, self.settings.scales, rows)
-        rows[self._find_own(ids)] = 0
+        self._draw_into(ids, np.arange(len(ids)), rows)
         return self._decode(self._encode(rows.astype(self.settings.dtype, copy=False)))
 
     def _find_own(self, ids: Ids) -> NDArray[np.bool_]:
@@ -495,9 +503,7 @@ class RowStore:
             array[slots] = self.settings.state_start.get(name, 0.0)
         if self.w.dtype == np.float32:
             # Written where they stay.
-            seed, scales = self._seed, self.settings.scales
-            load_kernels().draw_rows(self.ids, slots, seed, scales, self.w)
-            self.w[slots[self._find_own(ids)]] = 0
+            self._draw_into(self.ids, slots, self.w)
         else:
             self.scatter(slots, self._draw(ids))
         self._waiting.remove(ids)

@@ -84,11 +84,12 @@ class WaitingIds:
         self.floor = bound
         if not self.n:
             return
-        ids, numbers = self._index.items()
-        kept = numbers >= bound << load_kernels().COUNT_BITS
-        if not kept.all():
-            self._note(ids[~kept], numbers[~kept])
-            self._index.keep(ids[kept], numbers[kept])
+        bits = load_kernels().COUNT_BITS
+        kept = self._index.items(bound << bits)
+        if len(kept[0]) < self.n:
+            if self._log is not None:
+                self._note(*self._index.items(0, min(bound, self._log_step + 1) << bits))
+            self._index.keep(*kept)
 
     def since(self, step: int) -> tuple[Ids, Ids]:
         """Return the ids that were seen after a step, and their sightings."""
@@ -118,9 +119,8 @@ class WaitingIds:
 
     def go_back(self, log: SightingLog, step: int, floor: int) -> None:
         """Take up the sightings of a mark, from its step and what was noted since."""
-        ids, numbers = self._index.items()
-        kept = numbers >> load_kernels().COUNT_BITS <= step
-        self._index.keep(ids[kept], numbers[kept])
+        bound = (step + 1) << load_kernels().COUNT_BITS
+        self._index.keep(*self._index.items(0, bound))
         for changed, before in log:
             self._index.insert(changed, before)
         self.floor = floor

@@ -649,8 +649,8 @@ TABLES = {
     },
     "tests.ps.test_row_store": {
         "test_all_sizes_around_what_is_fetched_ahead": (
-            "row_store_kernels: _fetch_place _fetch_row count_sightings draw_rows find_slots "
-            "gather_rows insert_ids remove_ids scatter_rows"
+            "row_store_kernels: _fetch_place _fetch_row collect_entries count_sightings draw_rows "
+            "find_slots gather_rows insert_ids remove_ids scatter_rows"
         ),
     },
     "tests.solvers.test_als": {
