@@ -19,7 +19,7 @@ from daskml_dist.recommender import FactorizationMachineClassifier
 FIELDS, N_IDS, N_ROWS, CHUNK_ROWS = 8, 60_000, 48_000, 4_000
 #: Steps that touch an id before it gets a row, and without it before the row goes.
 ADMIT_AFTER, EXPIRE_AFTER = 2, 400
-WORKERS, BATCH, PASSES = 3, 64, 100
+WORKERS, BATCH, PASSES = 3, 64, 60
 KILLS, EVERY = 100, 2.0
 
 
