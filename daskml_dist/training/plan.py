@@ -102,10 +102,10 @@ def make_fit(
     if model.table is not None:
         _check_table_settings(settings)
     if settings.policy.loop == "parts":
-        if model.table is None:
+        if model.table is None or not len(model.own_ids):
             raise InvalidParameterError(
                 f"policy={settings.policy!r} is for models over ids, such as DeepFMClassifier, "
-                f"and the rows of this one's parameters are no embeddings. Use one policy for all."
+                "that have layers or an intercept besides. Use one policy for all parameters."
             )
         model = model.with_own_rows_last()
     _check_held_out_rows(lanes, fraction)
