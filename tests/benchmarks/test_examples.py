@@ -186,6 +186,20 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
+def test_clicks_on_ids_that_come_and_go(tmp_path: Path, here: Callable[..., str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "clicks.png"
+    output = here("growing_clicks.py", "--calls", "600", "--picture", str(picture))
+    rows = [
+        int(re.findall(r"([\d,]+) ids", line)[0].replace(",", "")) for line in output.splitlines()
+    ]
+    assert rows[0] > rows[1] > rows[2]
+    losses = [float(re.findall(r"quarter ([\d.]+)", line)[0]) for line in output.splitlines()]
+    assert max(losses) < 0.64  # that of a constant is 0.65
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
 def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture, given = tmp_path / "clicks.png", ["--calls", "1000"]

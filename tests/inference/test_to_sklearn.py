@@ -53,10 +53,8 @@ MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 ALONE = {
     "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
     "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
-    "FieldAwareFMClassifier", "FieldHasher", "HistGradientBoostingRanker", "MatrixFactorization",
-    "NamespaceHasher",
-    "TorchClassifier", "TorchRegressor", "TwoTower",
-    "WideAndDeepClassifier",
+    "FieldAwareFMClassifier", "FieldHasher", "MatrixFactorization", "NamespaceHasher",
+    "TorchClassifier", "TorchRegressor", "TwoTower", "WideAndDeepClassifier",
 }  # fmt: skip
 
 

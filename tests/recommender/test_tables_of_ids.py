@@ -175,7 +175,7 @@ def test_a_stream_of_tables(tmp_path: Any) -> None:
     np.testing.assert_allclose(resumed.predict_proba(X), theirs.predict_proba(X), rtol=1e-9)
 
 
-@pytest.mark.parametrize("suffix", ["skops", "safetensors"])
+@pytest.mark.parametrize("suffix", [pytest.param("skops", marks=pytest.mark.slow), "safetensors"])
 def test_a_saved_model_reads_tables(tmp_path: Any, suffix: str) -> None:
     X, y = _table()
     model = DeepFMClassifier(**_params()).fit(X, y)

@@ -16,6 +16,7 @@ from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import ndcg_at_k
 from daskml_dist.recommender import TwoTower
+from daskml_dist.serving import Publisher
 
 N_USERS, N_ITEMS = 60, 40
 
@@ -139,7 +140,7 @@ def test_weights_count_rows_again() -> None:
     assert TwoTower(**params).fit(twice).history_[0]["rows"] == 500
 
 
-@pytest.mark.parametrize("suffix", ["skops", "safetensors"])
+@pytest.mark.parametrize("suffix", [pytest.param("skops", marks=pytest.mark.slow), "safetensors"])
 def test_a_saved_model_recommends_and_embeds(tmp_path: Any, suffix: str) -> None:
     chosen = _choices(400)
     model = TwoTower(max_iter=2, **WITH_COLUMNS).fit(chosen)
@@ -189,3 +190,10 @@ def test_towers_under_a_policy_for_each_part(client: Client) -> None:
         policy={"embeddings": "async", "dense": "allreduce"}, **PARAMS,
     ).fit(lazy, client=client)  # fmt: skip
     assert _side(model.recommend([1, 2, 3], n=5, filter_seen=False)).mean() > 0.9
+
+
+def test_towers_are_published_whole(tmp_path: Any) -> None:
+    model = TwoTower(max_iter=1, **PARAMS).fit(_choices(100))
+    with pytest.raises(InvalidParameterError, match="whole_every at 1"):
+        Publisher(tmp_path, "towers", whole_every=3)(model)
+    assert model.as_frame().shape[1] == 2 + model.rank
