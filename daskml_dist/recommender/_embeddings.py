@@ -365,6 +365,11 @@ class BaseEmbeddings(BaseSteps):
         return TablePrediction(self._last_model, self._learned_ids, self._state.w)
 
 
+def list_hidden_sizes(given: Any) -> tuple[Any, ...]:
+    """Return the units of each hidden layer, of a tuple or of one number."""
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
 def count_ids(rows: DatasetInfo) -> float:
     """Return the mean number of ids of a row, with the intercept's."""
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)

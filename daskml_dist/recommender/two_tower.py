@@ -48,7 +48,12 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predict_pairs
-from daskml_dist.recommender._embeddings import BaseEmbeddings, TablePrediction, count_ids
+from daskml_dist.recommender._embeddings import (
+    BaseEmbeddings,
+    TablePrediction,
+    count_ids,
+    list_hidden_sizes,
+)
 from daskml_dist.recommender._scores import FittedFactors
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
@@ -327,7 +332,7 @@ dtype, policy, random_state
         return {}
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
-        for size in self._hidden_sizes():
+        for size in list_hidden_sizes(self.hidden_layer_sizes):
             check_count("hidden_layer_sizes", size)
         check_one_of("activation", self.activation, ACTIVATIONS)
         check_number("temperature", self.temperature, lambda v: v > 0, "> 0")
@@ -341,11 +346,6 @@ dtype, policy, random_state
                 "item_features. Name each once."
             )
         return super()._check_settings(policy)
-
-    def _hidden_sizes(self) -> tuple[Any, ...]:
-        """Return the units of each hidden layer."""
-        given = self.hidden_layer_sizes
-        return tuple(given) if isinstance(given, list | tuple) else (given,)
 
     @property
     def _columns(self) -> tuple[list[Any], list[Any]]:
@@ -416,7 +416,7 @@ dtype, policy, random_state
         return TwoTowerModel(
             self._loss(), int(self.rank), (len(users), len(items)), float(self.alpha),
             self._make_table(last), float(self.temperature), bool(self.normalize),
-            tuple(int(size) for size in self._hidden_sizes()), self.activation,
+            tuple(map(int, list_hidden_sizes(self.hidden_layer_sizes))), self.activation,
             touches=count_ids(rows),
         )  # fmt: skip
 

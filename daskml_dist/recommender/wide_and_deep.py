@@ -11,7 +11,7 @@ from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.checks import check_count, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
-from daskml_dist.recommender._embeddings import EmbeddingClassifier
+from daskml_dist.recommender._embeddings import EmbeddingClassifier, list_hidden_sizes
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import Settings
@@ -84,7 +84,7 @@ class BaseDeepClassifier(EmbeddingClassifier):
         self.checkpoint = checkpoint
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
-        sizes = self._hidden_sizes()
+        sizes = list_hidden_sizes(self.hidden_layer_sizes)
         if not sizes:
             raise InvalidParameterError(
                 "hidden_layer_sizes=() leaves no layers. Give a size for each, such as (64, 32), "
@@ -97,15 +97,10 @@ class BaseDeepClassifier(EmbeddingClassifier):
             check_count("n_fields", self.n_fields)
         return super()._check_settings(policy)
 
-    def _hidden_sizes(self) -> tuple[Any, ...]:
-        """Return the units of each hidden layer."""
-        given = self.hidden_layer_sizes
-        return tuple(given) if isinstance(given, list | tuple) else (given,)
-
     def _layers(self, rows: DatasetInfo) -> dict[str, Any]:
         """Return the parameters of the model's layers."""
         return {
-            "hidden": tuple(int(size) for size in self._hidden_sizes()),
+            "hidden": tuple(map(int, list_hidden_sizes(self.hidden_layer_sizes))),
             "n_fields": self._count_fields(rows, self.n_fields),
             "activation": self.activation,
         }
