@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.recommender import FactorizationMachineClassifier
+from daskml_dist.recommender import FactorizationMachineClassifier, TwoTower
 from tests.quick import quick
 from tests.training.recovery.strikes import Strike, make_killer
 
@@ -46,3 +48,26 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
     np.testing.assert_array_equal(struck.weights_, calm.weights_)
     np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
+    """Rows of a frame are hashed again, and make the same batches of negatives."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(60, size=(2, N_ROWS))
+    chosen = pd.DataFrame({"user": users, "item": [f"item {i}" for i in items]})
+    lazy = dd.from_pandas(chosen[users % 2 == items % 2], npartitions=6, sort=False)
+
+    def fit(*callbacks: Any) -> Any:
+        return TwoTower(
+            8, random_state=0, max_iter=60, batch_size=16, callbacks=list(callbacks),
+            hidden_layer_sizes=(8,), run=Run(n_lanes=3, n_servers=2),
+        ).fit(lazy)  # fmt: skip
+
+    calm, strike = fit(), Strike(make_killer(crew_client, "both"))
+    struck = fit(strike)
+    assert strike.struck
+    assert not strike.events[0].anew
+    np.testing.assert_array_equal(struck.ids_, calm.ids_)
+    np.testing.assert_array_equal(struck.user_factors_, calm.user_factors_)
+    np.testing.assert_array_equal(struck.item_factors_, calm.item_factors_)
