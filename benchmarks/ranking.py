@@ -25,7 +25,7 @@ from daskml_dist.ensemble import HistGradientBoostingRanker
 from daskml_dist.metrics import ndcg_score
 
 #: Queries to fit and to test, features, iterations.
-SHAPE, TINY = (50_000, 10_000, 28, 100), (200, 50, 5, 3)
+SHAPE, TINY = (50_000, 10_000, 28, 50), (200, 50, 5, 3)
 BLOCKS = 8
 #: Threads of a peer in one process: as many as there are worker processes.
 THREADS = 2
