@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from typing import Any
 
@@ -20,7 +22,9 @@ FIELDS, N_IDS, N_ROWS, CHUNK_ROWS = 8, 60_000, 48_000, 4_000
 #: Steps that touch an id before it gets a row, and without it before the row goes.
 ADMIT_AFTER, EXPIRE_AFTER = 2, 400
 WORKERS, BATCH, PASSES = 3, 64, 60
-KILLS, EVERY = 100, 2.0
+KILLS = int(os.environ.get("DASKML_DIST_TABLE_KILLS", 100))
+#: Seconds from the moment at which all workers are there to the next kill, at least and at most.
+PAUSE = 0.5, 1.5
 
 
 def run(tiny: bool = False) -> str:
@@ -34,9 +38,7 @@ def run(tiny: bool = False) -> str:
         seconds = time.perf_counter() - since
         while kills < n_kills or not rows:
             all_there(client, WORKERS)
-            striker, watch = Striker(client, EVERY), _Generations()
-            # Other moments in each fit.
-            striker._draw.seed(kills)
+            striker, watch = _Killer(client, kills), _Generations()
             since = time.perf_counter()
             struck = _fit(client, X, y, n_passes, striker, watch)
             kills += striker.kills
@@ -49,7 +51,7 @@ def run(tiny: bool = False) -> str:
         "ids lost or new", "rows of other bits",
     ]  # fmt: skip
     title = (
-        f"{kills} kills of one of {WORKERS} workers, one each {EVERY:.0f} s, in fits of {n_passes} "
+        f"{kills} kills of one of {WORKERS} workers, once all are there, in fits of {n_passes} "
         f"passes over {N_ROWS:,} rows of {FIELDS} ids on two servers, against a calm fit of "
         f"{seconds:.0f} s"
     )
@@ -76,6 +78,21 @@ def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
         expire_after=EXPIRE_AFTER, callbacks=list(callbacks),
         run=Run(n_lanes=WORKERS, n_servers=2, deterministic=True),
     ).fit(X, y, client=client)  # fmt: skip
+
+
+class _Killer(Striker):
+    """Kills a drawn worker soon after all of them are there, from the first pass on."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        super().__init__(client, PAUSE[1])
+        self._draw.seed(seed)
+
+    def _strike_on(self) -> None:
+        while not self._over.wait(self._draw.uniform(*PAUSE)):
+            with contextlib.suppress(OSError, ProcessLookupError):
+                pids = sorted(self._client.run(os.getpid).values())
+                if len(pids) == WORKERS:
+                    self._strike(self._draw.choice(pids))
 
 
 class _Generations:

@@ -26,10 +26,8 @@ class RowWiseAdagrad(Adagrad):
 
     Parameters
     ----------
-    epsilon : float, default=1e-10
-        Added to the root, against division by zero.
-    initial_accumulator : float, default=0.0
-        Sum to start from; larger is slower at first.
+    epsilon, initial_accumulator : float, default=1e-10, 0.0
+        As in :class:`Adagrad`.
 
     References
     ----------
@@ -76,10 +74,8 @@ class RowWiseAdam(Adam):
 
     Parameters
     ----------
-    beta1, beta2 : float, default=0.9, 0.999
-        Decay of the first and second moment, from 0 up to, not including, 1.
-    epsilon : float, default=1e-8
-        Added to the root, against division by zero.
+    beta1, beta2, epsilon : float, default=0.9, 0.999, 1e-8
+        As in :class:`Adam`.
 
     Examples
     --------
