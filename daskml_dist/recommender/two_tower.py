@@ -439,11 +439,6 @@ dtype, policy, random_state
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         self._set_table(w, model)
 
-    @property
-    def _rows_since(self) -> Any:
-        """Raise: factors are made of all rows of the table, so that a model is published whole."""
-        raise AttributeError(f"{type(self).__name__} has no changes to publish.")
-
     def _make_encoder(self, side: int) -> SideEncoder:
         """Return the function from the columns of one side to its tower's vectors."""
         fields, n_users = self._fields, len(self._columns[0])

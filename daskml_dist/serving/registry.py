@@ -137,7 +137,7 @@ class Publisher(NamedParameters):
         InvalidParameterError
             It neither predicts nor transforms.
         """
-        if self.whole_every > 1 and not hasattr(model, "_rows_since"):
+        if self.whole_every > 1 and not getattr(model, "_publishes_rows", False):
             raise InvalidParameterError(
                 f"{type(model).__name__} has no table of ids, whose changes could be published. "
                 "Leave whole_every at 1."
