@@ -10,7 +10,7 @@ from benchmarks.many_ids import BATCH, OFTEN, ONCE, Watch, make_lazy_rows
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier
 
-SIZES = [10**5, 10**6, 10**7, 3 * 10**7]
+SIZES = [10**5, 10**6, 10**7]
 #: Of a worker, in which it has the rows of a server and the standby's of another; 1 GiB for blocks,
 #: and half of it for the rows of each, beyond which they lie in mapped files.
 MEMORY, BUDGET = "8GiB", 1 << 30
