@@ -134,6 +134,11 @@ def _identify_part(part: Any) -> bytes:
     function = getattr(part, "py_func", part)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts
+    # numba freezes numbers of the module and of enclosing functions into the code.
+    frozen = [function.__globals__.get(name) for name in code.co_names]
+    frozen += [cell.cell_contents for cell in function.__closure__ or ()]
+    if numbers := [value for value in frozen if isinstance(value, int | float)]:
+        names = *names, *numbers
     called = (
         b"" if function is not part else b"".join(map(_identify_part, find_helpers(part).values()))
     )

@@ -458,18 +458,32 @@ class CupyTreeRows:
 
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
+        if loss.kernel not in kernels.TREE_LOSSES:  # a user's: made by the host
+            return self._make_on_host(loss, constant)
         largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
         found = self._backend.to_numpy(largest).view(np.float32)
         return np.asarray(found, np.float64)
+
+    def _make_on_host(self, loss: Any, constant: bool) -> NDArray[np.float64]:
+        """Have gradients and hessians made by the host; the largest of each output."""
+        self.fetch_raw_predictions()
+        found = []
+        for binned in self.binned_rows:
+            g = np.empty(binned.n, np.float32)
+            h = np.empty(0 if constant else binned.n, np.float32)
+            loss.write_gradients(binned.y, binned.extra["raw"], binned.weight, g, h)
+            found.append((g, h))
+        gradients, hessians = zip(*found, strict=True)
+        return self.set_gradients(gradients, hessians)
 
     def set_gradients(
         self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """Keep gradients and hessians of one output that the host made."""
-        assert self._h is not None
         on_host = [np.concatenate(parts).astype(np.float32) for parts in (g, h)]
         for there, here in zip((self._g, self._h), on_host, strict=True):
-            there[0] = self._backend.to_device(here)
+            if there is not None:
+                there[0] = self._backend.to_device(here)
         return largest_sizes(*on_host)
 
     def pack_output_gradients(

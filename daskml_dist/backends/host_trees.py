@@ -96,6 +96,11 @@ class HostRows:
 
         binned, k = self._binned, loss.n_outputs
         g, h = self._allocate_gradients(k, constant)
+        own: NDArray[np.float64] | None = loss.write_gradients(
+            binned.y, binned.extra["raw"], binned.weight, g[0], h[0] if len(h) else g[0, :0]
+        )
+        if own is not None:
+            return own
         # One pass for the log loss; other losses in NumPy, a slice at a time, which a cache holds.
         compiled = GRADIENT_LOOPS.get(loss.kernel) if binned.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:

@@ -317,7 +317,10 @@ def check_scoring(scoring: Any) -> None:
 def make_stopping_scorer(
     scoring: Any, classes: Array | None, inverse_link: Callable[[Array], Array] | None
 ) -> Scorer | None:
-    """Return the scorer for a checked `scoring`; None for "loss", which needs no scorer."""
+    """Return the scorer for a checked `scoring`; None for "loss", which needs no scorer.
+
+    `inverse_link` gives the targets of a regressor, the probabilities of a classifier.
+    """
     if isinstance(scoring, str) and scoring == "loss":
         return None
     return partial(_score_raw_predictions, scoring, classes, inverse_link)
@@ -341,17 +344,18 @@ def _score_raw_predictions(
     """Score raw predictions, instead of an estimator, by a scikit-learn scoring.
 
     The scoring is called with a stand-in estimator that looks up the predictions of each row.
-    `inverse_link` maps raw predictions of a regressor to the scale of the target; None for
-    classifiers.
+    `inverse_link` maps raw predictions of a regressor to the scale of the target, those of a
+    classifier (with `classes`) to probabilities; None: by the log loss.
     """
     # One column is a regressor's, or the log odds of two classes.
     raw = raw[:, 0] if raw.shape[1] == 1 else raw
     estimator: Any
-    if inverse_link is not None:
+    if classes is None:
+        assert inverse_link is not None
         estimator = _LookupRegressor(inverse_link(raw))
     else:
-        assert classes is not None
-        estimator, y = _LookupClassifier(raw, classes), classes[y.astype(np.intp)]
+        shares = inverse_link or class_probabilities
+        estimator, y = _LookupClassifier(raw, classes, shares), classes[y.astype(np.intp)]
     # X holds row numbers, so that a user's function may also score a subset of the rows.
     arguments = (estimator, np.arange(len(y))[:, None], y)
     keywords = {} if weight is None else {"sample_weight": weight}
@@ -393,15 +397,15 @@ class _LookupRegressor(RegressorMixin, BaseEstimator):
 class _LookupClassifier(ClassifierMixin, BaseEstimator):
     """Classifier that looks its raw predictions up by the row numbers in X."""
 
-    def __init__(self, raw: Array, classes: Array) -> None:
-        self.raw, self.classes = raw, classes
+    def __init__(self, raw: Array, classes: Array, shares: Callable[[Array], Array]) -> None:
+        self.raw, self.classes, self.shares = raw, classes, shares
         self.classes_ = classes
 
     def decision_function(self, X: Array) -> Array:
         return np.asarray(self.raw[np.asarray(X)[:, 0]])
 
     def predict_proba(self, X: Array) -> Array:
-        return class_probabilities(self.decision_function(X))
+        return self.shares(self.decision_function(X))
 
     def predict(self, X: Array) -> Array:
         raw = self.decision_function(X)

@@ -54,6 +54,8 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.trees import check_tree_size, is_count
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.inference.row_mapping import map_rows, write_in_place
+from daskml_dist.losses import Loss, get_loss
+from daskml_dist.losses.margin import LogLoss
 from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.trees import RawTrees, TreeLeaves, Trees
 from daskml_dist.parameters.checks import (
@@ -79,6 +81,7 @@ from daskml_dist.solvers.boosting_scores import (
     SquaredErrorBoostLoss,
     StoppingRule,
     WatchedScores,
+    make_boost_loss,
 )
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 from daskml_dist.solvers.tree_growth import TreeParams
@@ -529,6 +532,8 @@ class BaseBoosting(BaseRounds):
         # A regressor is scored by predicted targets, a classifier by what raw predictions give.
         regressor: Any = self
         inverse_link = regressor._inverse_link() if rows.classes is None else None
+        if rows.classes is not None and _is_own_loss(self.loss):
+            inverse_link = self.loss.predict_proba
         return make_stopping_scorer(scoring, rows.classes, inverse_link)
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
@@ -599,6 +604,11 @@ def _as_rows_or_columns(X: Any) -> Any:
     return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
 
 
+def _is_own_loss(loss: Any) -> bool:
+    """Return whether a loss is an object that no name of boosting stands for."""
+    return isinstance(loss, Loss) and type(loss) is not LogLoss
+
+
 class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     """Gradient boosting of classification trees over binned features.
 
@@ -608,7 +618,9 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
 
     Parameters
     ----------
-    loss : "log_loss", default="log_loss"
+    loss : "log_loss" or Loss, default="log_loss"
+        Or, of two classes, an object of :mod:`daskml_dist.losses`, such as a
+        :class:`~daskml_dist.losses.RowLoss` of your own.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, by which those of the rows are multiplied.
 
@@ -637,7 +649,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
 
     def __init__(
         self,
-        loss: str = "log_loss",
+        loss: Any = "log_loss",
         *,
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
@@ -694,13 +706,24 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         self.callbacks = callbacks
 
     def _check_params(self) -> None:
-        check_one_of("loss", self.loss, ("log_loss",))
+        if isinstance(self.loss, Loss):
+            get_loss(self.loss, "classification")
+        else:
+            check_one_of("loss", self.loss, ("log_loss",))
         check_class_weight(self.class_weight)
         super()._check_params()
 
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         assert rows.classes is not None
         n = len(rows.classes)
+        if _is_own_loss(self.loss):
+            if n > 2:
+                raise InvalidParameterError(
+                    f"loss={self.loss!r} is for two classes in boosting, and y has {n}. Take "
+                    "loss='log_loss', or fit a classifier for each class "
+                    "(sklearn.multiclass.OneVsRestClassifier)."
+                )
+            return make_boost_loss(self.loss)
         # Friedman (2001): of two classes one tree an iteration, for the log odds of the second
         # (section 4.5); of K classes K trees, of whose sums the softmax is taken (section 4.6).
         return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
@@ -723,6 +746,8 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         """
         self._check_fitted(X)
         n = len(self.classes_)
+        if _is_own_loss(self.loss):
+            return self._map_raw_predictions(self.loss.write_proba, X, np.float64, n)
         return self._map_raw_predictions(
             _write_two_shares if n == 2 else _write_shares, X, np.float64, n
         )
@@ -797,9 +822,10 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     Parameters
     ----------
-    loss : {"squared_error", "absolute_error", "gamma", "poisson", "quantile"}, \
+    loss : {"squared_error", "absolute_error", "gamma", "poisson", "quantile"} or Loss, \
     default="squared_error"
-        ``"gamma"`` and ``"poisson"`` have a log link.
+        ``"gamma"`` and ``"poisson"`` have a log link. Or an object of :mod:`daskml_dist.losses`,
+        such as ``Huber(1.0)``, or a :class:`~daskml_dist.losses.RowLoss` of your own.
     quantile : float or None, default=None
         Quantile that the loss ``"quantile"`` estimates, from 0 to 1.
 
@@ -828,7 +854,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def __init__(
         self,
-        loss: str = "squared_error",
+        loss: Any = "squared_error",
         *,
         quantile: float | None = None,
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
@@ -885,7 +911,10 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         self.callbacks = callbacks
 
     def _check_params(self) -> None:
-        check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))
+        if isinstance(self.loss, Loss):
+            get_loss(self.loss, "regression")
+        else:
+            check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))
         if self.loss == "quantile":
             if self.quantile is None:
                 raise InvalidParameterError('loss="quantile" needs a quantile. Set quantile=0.5.')
@@ -893,6 +922,10 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         super()._check_params()
 
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
+        if isinstance(self.loss, Loss):
+            # Of each block the least and the largest target: domains are ranges.
+            self.loss.check_target(rows.summary.target_range)
+            return make_boost_loss(self.loss)
         # Deviances hold logarithms: of the mean target, and the gamma's of each target too.
         least = rows.summary.target_range.min()
         if self.loss == "gamma" and least <= 0:
@@ -915,6 +948,8 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the function of raw predictions that predicts targets."""
+        if isinstance(self.loss, Loss):
+            return self.loss.inverse_link
         return np.exp if self.loss in _LOG_LINK_LOSSES else _return_raw
 
     def predict(self, X: Any) -> Any:

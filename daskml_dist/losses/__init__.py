@@ -19,8 +19,9 @@ from daskml_dist.losses.base import LOSSES, Kind, Loss
 from daskml_dist.losses.deviance import *  # noqa: F403
 from daskml_dist.losses.margin import *  # noqa: F403
 from daskml_dist.losses.residual import *  # noqa: F403
+from daskml_dist.losses.row import RowLoss
 
-__all__ = ["LOSSES", "Loss", "get_loss"]
+__all__ = ["LOSSES", "Loss", "RowLoss", "get_loss"]
 __all__ += margin.__all__
 __all__ += residual.__all__
 __all__ += deviance.__all__

@@ -57,6 +57,9 @@ class Loss(NamedParameters, ABC):
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
         classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
         numba compiles it. None: the loss has only its array form, and no steps of single rows.
+    derive_row : function or None
+        Static: first and second derivative of one row, with the arguments of `evaluate_row`; by it
+        gradient boosting is compiled.
     has_hessian : bool
         Whether :meth:`value_gradient_hessian` is defined.
 
@@ -75,6 +78,7 @@ class Loss(NamedParameters, ABC):
     center: ClassVar[Literal["mean", "median"] | None] = None
     kernel: ClassVar[str | None] = None
     evaluate_row: ClassVar[Any] = None
+    derive_row: ClassVar[Any] = None
     has_hessian: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

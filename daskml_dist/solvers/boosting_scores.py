@@ -20,6 +20,12 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.trees import largest_sizes
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.deviance import Gamma, Poisson
+from daskml_dist.losses.margin import LogLoss
+from daskml_dist.losses.residual import Quantile, SquaredError
 from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows, gather_to_first
@@ -266,6 +272,16 @@ class BoostLoss(ABC):
     def losses(self, y: Array, raw: Array) -> Array:
         """Return the loss of each row, up to terms of `y` alone; arguments as of `gradients`."""
 
+    def write_gradients(
+        self, y: Array, raw: Array, weight: Array | None, g: Array, h: Array
+    ) -> NDArray[np.float64] | None:
+        """Write weighted gradients and hessians in float32, of a loss that devices know not.
+
+        `h` is empty where hessians are 1. The result is their largest sizes, of shape (2, 1); None
+        for a loss whose gradients are made by the device.
+        """
+        return None
+
 
 class SquaredErrorBoostLoss(BoostLoss):
     """Half the squared error."""
@@ -422,6 +438,120 @@ class MultinomialBoostLoss(BoostLoss):
         largest = raw.max(axis=0)
         true = np.take_along_axis(raw, y.astype(np.intp)[None], axis=0)[0]
         return np.asarray(np.log(np.exp(raw - largest).sum(axis=0)) + largest - true)
+
+
+@dataclass(frozen=True)
+class OwnBoostLoss(BoostLoss):
+    """A loss of `daskml_dist.losses`, the user's own among them, of one output.
+
+    Parameters
+    ----------
+    loss : Loss
+        Of classification: of two classes, which it sees as -1 and 1.
+    """
+
+    loss: Loss
+    kernel: ClassVar[str] = "own"
+
+    @property
+    def constant_hessian(self) -> bool:  # type: ignore[override]
+        """Return whether the loss has no second derivative: leaves take mean gradients."""
+        return not self.loss.has_hessian
+
+    def _targets(self, y: Array) -> Array:
+        """Return targets as the loss sees them."""
+        return 2.0 * y - 1.0 if self.loss.kind == "classification" else y
+
+    def of_target(self, y: Array) -> Array:
+        return self._targets(y)[:, None]
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        # A loss of residuals is least near the mean; others say where they begin.
+        if self.loss.center is not None:
+            return mean
+        found = self.loss.constant(float(mean[0]))
+        if not isinstance(found, float | int | np.number) or not math.isfinite(found):
+            raise InvalidParameterError(
+                f"{self._name}.constant({mean[0]:g}) returned {found!r}, and is to return the raw "
+                "prediction to start from, a finite number."
+            )
+        return np.array([float(found)])
+
+    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        y, raw = self._targets(y), raw[0]
+        if not self.loss.has_hessian:
+            return self._checked("gradient", self.loss.value_and_gradient(y, raw)[1], y), None
+        _, g, h = self.loss.value_gradient_hessian(y, raw)
+        return self._checked("gradient", g, y), self._checked("hessian", h, y)
+
+    def losses(self, y: Array, raw: Array) -> Array:
+        y = self._targets(y)
+        return np.asarray(self._checked("value", self.loss.value(y, raw[0]), y)[0])
+
+    def write_gradients(
+        self, y: Array, raw: Array, weight: Array | None, g: Array, h: Array
+    ) -> NDArray[np.float64]:
+        is_written = False
+        if self.loss.derive_row is not None:
+            from daskml_dist.backends.own_losses import write_row_gradients
+
+            is_written = write_row_gradients(
+                type(self.loss).derive_row, self.loss.parameters, self._targets(y), raw[0],
+                np.empty(0) if weight is None else weight, g, h,
+            )  # fmt: skip
+        if not is_written:
+            for at in iterate_tiles(len(y)):
+                of_g, of_h = self.gradients(y[at], raw[:, at])
+                times = 1.0 if weight is None else weight[at]
+                g[at] = of_g[0] * times
+                if len(h):
+                    h[at] = (1.0 if of_h is None else of_h[0]) * times
+        # NaN is the largest of all.
+        largest = largest_sizes(g, h)
+        if not np.isfinite(largest).all():
+            raise DivergedError(
+                f"{self._name} returned NaN or infinity as a gradient or second derivative. Look "
+                "at its function for far predictions, such as an exponential that overflows; or "
+                "lower learning_rate."
+            )
+        if len(h) and h.min() < 0:
+            raise InvalidParameterError(
+                f"{self._name} returned a negative second derivative, {h.min():g}, by which no "
+                "leaf can step. Where the loss is not convex, return max(hessian, 0.0), or leave "
+                "the second derivative out."
+            )
+        return largest
+
+    @property
+    def _name(self) -> str:
+        return type(self.loss).__name__
+
+    def _checked(self, what: str, found: Any, y: Array) -> Array:
+        """Return numbers of rows with an axis of outputs; raise unless there is one a row."""
+        values = np.asarray(found)
+        if values.shape != y.shape or values.dtype.kind not in "fiu":
+            raise InvalidParameterError(
+                f"{self._name} returned as {what} an array of shape {values.shape} and dtype "
+                f"{values.dtype} for {len(y)} rows. Return one number for each row: shape "
+                f"({len(y)},)."
+            )
+        return values.astype(np.float64)[None]
+
+
+#: Losses of boosting that are those of `daskml_dist.losses`, whose trees devices grow.
+_SAME_LOSSES: dict[type[Loss], Callable[[Any], BoostLoss]] = {
+    Gamma: lambda loss: GammaBoostLoss(),
+    LogLoss: lambda loss: BinomialBoostLoss(),
+    Poisson: lambda loss: PoissonBoostLoss(),
+    Quantile: lambda loss: PinballBoostLoss(loss.quantile),
+    SquaredError: lambda loss: SquaredErrorBoostLoss(),
+}
+
+
+def make_boost_loss(loss: Loss) -> BoostLoss:
+    """Return the loss of boosting that an object of `daskml_dist.losses` stands for."""
+    make = _SAME_LOSSES.get(type(loss), OwnBoostLoss)
+    return make(loss)
 
 
 #: Salt of the hash that draws the scored rows, so that its draws are independent of others' of the

@@ -96,6 +96,11 @@ _BOOSTED_NODE_FIELDS = {
 
 def _set_boosting(estimator: Any, twin: Any) -> None:
     """Set the trees, bins, categories and loss of a twin of gradient boosting."""
+    if not isinstance(estimator.loss, str):
+        raise ExportError(
+            f"scikit-learn's boosting knows no loss={estimator.loss!r}. Keep the estimator itself: "
+            "model.save(path); or fit with the name of a loss."
+        )
     trees = estimator._trees
     # scikit-learn's encoder puts categorical features first: `order` are this package's numbers in
     # that order, and `place` its inverse.
