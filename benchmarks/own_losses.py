@@ -89,7 +89,9 @@ def run(tiny: bool = False) -> str:
         HistGradientBoostingClassifier(loss, max_iter=2, early_stopping=False).fit(X, y)
     for _ in range(1 if tiny else REPEATS):
         for name, loss in LOSSES.items():
-            model = HistGradientBoostingClassifier(loss, max_iter=rounds, early_stopping=False)
+            model = HistGradientBoostingClassifier(
+                loss, max_iter=rounds, early_stopping=False, random_state=0
+            )
             since = time.perf_counter()
             model.fit(X, y)
             taken[name].append(time.perf_counter() - since)
