@@ -26,6 +26,7 @@ from sklearn.utils import Bunch
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.column_statistics import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.conversion import convert_foreign, convert_named_columns, describe_block
+from daskml_dist.data.order_statistics import select_ranks
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import make_no_rows_error
 from daskml_dist.diagnostics.operation_progress import report_reading
@@ -512,74 +513,23 @@ def _find_percentiles(
 
     Where a sketch has left values out, another pass counts the values near the rank.
     """
-    found: dict[int, dict[int, float]] = {j: {} for j in sketches}
-    # Factor of a sketch's error by which the ranges of values to count are widened.
-    slack = 1.0
-    while True:
-        # Quantiles that a sketch does not give exactly, each with a range of values to count.
-        searches = []
-        for j, sketch in sketches.items():
-            for at, share in enumerate(shares):
-                if at in found[j]:
-                    continue
-                # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1: the
-                # quantile lies between the values of `rank` and the next, at the share gamma.
-                position = sketch.n_rows * share + (0.4 + share * (1 - 0.4 - 0.4))
-                rank = int(np.clip(position, 1, sketch.n_rows - 1))
-                gamma = float(np.clip(position - rank, 0, 1))
-                if sketch.error == 0:
-                    found[j][at] = _interpolate_ranks(sketch.values, sketch.weights, rank, gamma)
-                else:
-                    margin = slack * (2 * sketch.error + 2)
-                    searches.append((j, at, rank, gamma, *_bound_rank(sketch, rank, margin)))
-        if not searches:
-            return {j: [of[at] for at in range(len(shares))] for j, of in found.items()}
-        counts_of_ranges = reduce_parts(
-            collection, partial(_count_in_ranges, searches), _merge_counts
-        )
-        for (j, at, rank, gamma, *_), (below, values, counts) in zip(
-            searches, counts_of_ranges, strict=True
-        ):
-            # Both rows, of this rank and the next, must lie within the counted range.
-            if below < rank and rank < below + counts.sum():
-                found[j][at] = _interpolate_ranks(values, counts, rank - below, gamma)
-        # A range that missed the rank is widened. The error of a sketch is a bound, so that this
-        # ends after few passes.
-        slack *= 8
+    # Lower one of the two ranks that a quantile lies between, and where between them it lies.
+    places: dict[int, list[tuple[int, float]]] = {}
+    for j, sketch in sketches.items():
+        # mquantiles' default alphap = betap = 0.4, for the ranks of rows from 1.
+        positions = sketch.n_rows * shares + (0.4 + shares * (1 - 0.4 - 0.4))
+        lower = np.clip(positions, 1, sketch.n_rows - 1).astype(np.int64)
+        between = np.clip(positions - lower, 0, 1)
+        places[j] = list(zip(lower.tolist(), between.tolist(), strict=True))
+    ranks = {j: [r for rank, _ in of for r in (rank, rank + 1)] for j, of in places.items()}
+    values = select_ranks(collection, partial(_read_columns, list(sketches)), sketches, ranks)
+    return {
+        j: [(1 - share) * values[j][rank] + share * values[j][rank + 1] for rank, share in of]
+        for j, of in places.items()
+    }
 
 
-def _interpolate_ranks(values: Array, counts: Array, rank: int, gamma: float) -> float:
-    """Return the values of a rank (the least has rank 1) and the next, interpolated."""
-    ends = np.cumsum(counts)
-    # `ends[i]` rows have values up to `values[i]`: that of a rank is the first with as many rows.
-    low, high = values[np.searchsorted(ends, [rank - 1, rank], side="right")].astype(np.float64)
-    return float((1 - gamma) * low + gamma * high)
-
-
-def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
-    """Return values of a sketch `margin` ranks below and above a rank and the next one."""
-    ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
-    at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
-    low, high = sketch.values[np.clip(at, 0, last)]
-    return low, high
-
-
-def _count_in_ranges(searches: list[Any], index: int, X: Any, y: Any, w: Any) -> list[Any]:
-    """Return for each range how many values of a block lie below, and those inside with counts."""
-    rows, found = read_rows(X, index), []
-    for j, _, _, _, low, high in searches:
-        values = _get_column_values(rows, j)
-        inside = values[(values >= low) & (values <= high)]  # NaN is neither below nor inside
-        found.append((int((values < low).sum()), *np.unique(inside, return_counts=True)))
-    return found
-
-
-def _merge_counts(parts: list[list[Any]]) -> list[Any]:
-    """Merge the counts of blocks for each range."""
-    found = []
-    for each in zip(*parts, strict=True):
-        values, inverse = np.unique(np.concatenate([v for _, v, _ in each]), return_inverse=True)
-        counts = np.concatenate([c for _, _, c in each])
-        total = np.bincount(inverse, counts, len(values)).astype(np.int64)
-        found.append((sum(below for below, _, _ in each), values, total))
-    return found
+def _read_columns(columns: list[int], index: int, X: Any, y: Any, w: Any) -> dict[int, Array]:
+    """Return some columns of a block."""
+    rows = read_rows(X, index)
+    return {j: _get_column_values(rows, j) for j in columns}

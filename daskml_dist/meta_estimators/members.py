@@ -265,7 +265,9 @@ def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]
     are few; `few` is as in :func:`fit_members`.
     """
     few = has_few_entries(splits.inputs[0]) if few is None else few
-    if takes_dask_collections(member) and _fits_in_task(member, few):
+    # Rows in memory are fitted here; a task would send them there and back.
+    is_lazy = splits.codes is None
+    if is_lazy and takes_dask_collections(member) and _fits_in_task(member, few):
         fit = delayed(
             partial(_fit_fold, partial(merge_fit_params, splits.plain, splits.cut)), pure=False
         )

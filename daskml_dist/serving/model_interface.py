@@ -22,7 +22,9 @@ from daskml_dist.inference.saved.manifest import members_given_rows
 from daskml_dist.serving.protocol.requests import find_datatype
 
 #: Methods that are outputs; no other attribute of a model can be reached by a request.
-METHODS_SERVED = (*METHODS, "decision_function", "predict_log_proba")
+METHODS_SERVED = (
+    *METHODS, "decision_function", "predict_log_proba", "predict_interval", "predict_set",
+)  # fmt: skip
 
 #: Predictors of other methods than the served one, by that one's predictor; they go with it.
 _output_predictors: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()

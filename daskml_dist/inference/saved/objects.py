@@ -27,7 +27,8 @@ from daskml_dist.errors import ModelFileError
 
 #: Subpackages whose classes hold data alone, and are loaded without being named as trusted.
 _TRUSTED_SUBPACKAGES = (
-    "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
+    "calibration", "cluster", "compose", "compression", "conformal", "decomposition",
+    "ensemble",
     "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
     "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "privacy",

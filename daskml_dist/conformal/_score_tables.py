@@ -1,0 +1,351 @@
+"""Distributions of conformity scores, from which quantiles follow that cover new rows.
+
+Blocks summarise the scores of their rows, and summaries merge. Up to `MAX_KEPT_SCORES` scores are
+kept as they are; of more, a sketch of each kind of scores. The quantile at the level that is asked
+for is then found exactly by one more pass (`select_ranks`), and any other one from the sketch,
+whose error bound is added to the rank: intervals are a little wider then, and never cover less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.column_statistics import SKETCH_SIZE, ColumnSketch, merge_sketches
+from daskml_dist.data.order_statistics import select_ranks
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import make_no_rows_error
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.parameters.checks import check_number
+
+Floats = NDArray[np.float64]
+
+#: Most scores that are kept one by one, 16 bytes each (16 MiB); of more a sketch is kept.
+MAX_KEPT_SCORES = 2**20
+#: Tolerance of products of `alpha` and numbers of rows that should be whole: 0.29 * 100 is a little
+#: less than 29 in floats.
+_ROUNDING = 1e-9
+
+
+class ScoreKey(NamedTuple):
+    """Kind of scores that are calibrated together.
+
+    Parameters
+    ----------
+    member : int
+        Number of the fit whose predictions are scored; 0 where those of all fits are pooled.
+    group : object
+        Group of rows; None without groups.
+    side : int
+        0, or 1 for the upper side of an interval whose sides are calibrated apart.
+    """
+
+    member: int
+    group: Any
+    side: int
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutScores:
+    """Scores of the rows of a block, each of a fit that has not seen the row.
+
+    Parameters
+    ----------
+    scores : ndarray of float64 of shape (n, n_sides)
+    members : ndarray of int64 of shape (n,)
+        Number of the fit.
+    groups : ndarray of shape (n,), or None
+    ratios : ndarray of float64 of shape (n,), or None
+        Likelihood ratios of the rows.
+    """
+
+    scores: Floats
+    members: NDArray[np.int64]
+    groups: NDArray[Any] | None
+    ratios: Floats | None
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTable:
+    """Distribution of calibration scores of one kind.
+
+    Parameters
+    ----------
+    values : ndarray of float64, sorted
+    reached : ndarray of float64
+        Rows (or weight) whose scores are at most each value.
+    error : float
+        By how much `reached` may be too large; 0 where all scores were kept.
+    exact : list of (float, float)
+        Levels whose quantiles were found exactly, and these.
+    """
+
+    values: Floats
+    reached: Floats
+    error: float = 0.0
+    exact: list[tuple[float, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sketch: ColumnSketch) -> ScoreTable:
+        """Return the distribution that a sketch tells."""
+        return cls(sketch.values, np.cumsum(sketch.weights), sketch.error)
+
+    @property
+    def weight(self) -> float:
+        """Number of rows, or the sum of their weights."""
+        return float(self.reached[-1]) if len(self.reached) else 0.0
+
+    def quantile(self, alpha: float) -> float:
+        """Return the score that a new row exceeds with a probability of at most `alpha`."""
+        for level, found in self.exact:
+            if level == alpha:
+                return found
+        rank = find_conformal_rank(self.weight, alpha)
+        return float(self.find_score(np.array([rank + self.error]))[0])
+
+    def weighted_quantiles(self, alpha: float, ratios: Floats) -> Floats:
+        """Return the quantile for each of some new rows, given their likelihood ratios.
+
+        R. Tibshirani, R. Foygel Barber, E. Candes and A. Ramdas, "Conformal prediction under
+        covariate shift", NeurIPS 2019: the new row's own weight stands at infinity.
+        """
+        total = self.weight + ratios
+        asked = (1 - alpha) * total
+        # Rounded down a little, so that equal weights give the ranks of rows.
+        return self.find_score(asked - _ROUNDING * total + self.error)
+
+    def find_score(self, asked: Floats) -> Floats:
+        """Return the least score that reaches each of some weights; infinity where none does."""
+        at = np.searchsorted(self.reached, asked, side="left")
+        beyond = np.append(self.values, np.inf)
+        return np.asarray(beyond[np.minimum(at, len(self.values))])
+
+    def count_below(self, scores: Floats) -> Floats:
+        """Return the rows whose scores are below each of some scores, at least."""
+        at = np.searchsorted(self.values, scores, side="left")
+        below = np.append(0.0, self.reached)[at]
+        return np.asarray(np.maximum(below - self.error, 0.0))
+
+
+def find_conformal_rank(n_rows: float, alpha: float) -> int:
+    """Return the rank ``ceil((1 - alpha) * (n_rows + 1))`` of the score that bounds a new row's."""
+    n = round(n_rows)
+    return int(n + 1 - np.floor(alpha * (n + 1) + _ROUNDING))
+
+
+def check_alpha(alpha: Any) -> float:
+    """Return a share of rows that may lie outside, checked to be in (0, 1)."""
+    check_number("alpha", alpha, lambda v: 0 < v < 1, "between 0 and 1, both excluded")
+    return float(alpha)
+
+
+def check_enough_rows(n_rows: float, alpha: float, group: Any = None) -> None:
+    """Raise where so few rows cannot give finite intervals, and say what coverage they can give."""
+    n = round(n_rows)
+    if find_conformal_rank(n, alpha) <= n:
+        return
+    needed = int(np.ceil(1 / alpha - _ROUNDING)) - 1
+    whose = "" if group is None else f" of group {group!r}"
+    possible = (
+        f"these can cover {n / (n + 1):.4g} of new rows at most (alpha >= {1 / (n + 1):.4g})"
+        if n
+        else "nothing can be said of new rows"
+    )
+    raise InvalidDataError(
+        f"There are {n} calibration rows{whose}, and alpha={alpha:g} needs {needed} or more: "
+        f"{possible}. Raise alpha, calibrate on more rows, or join groups."
+    )
+
+
+# --- passes over the scores of blocks ----------------------------------------------------------
+
+
+def tabulate_scores(
+    blocks: Collection, alphas: tuple[float, ...], n_sides: int, *, weighted: bool
+) -> ScoreTables:
+    """Return the distributions of scores, in one pass over blocks of `HeldOutScores`.
+
+    `alphas` are levels whose quantiles are to be exact, which takes another pass where scores are
+    more than are kept; not of `weighted` rows, whose quantiles depend on the new row.
+    """
+    sketches = reduce_parts(blocks, _summarize_scores, _merge_summaries)
+    if not sketches:
+        raise make_no_rows_error(": there is nothing to calibrate by")
+    tables = {key: ScoreTable.of(sketch) for key, sketch in sketches.items()}
+    if not weighted and any(sketch.error for sketch in sketches.values()):
+        ranks = {
+            key: [find_conformal_rank(table.weight, alpha) for alpha in alphas]
+            for key, table in tables.items()
+        }
+        found = select_ranks(blocks, _read_scores, sketches, ranks)
+        for key, table in tables.items():
+            for alpha, rank in zip(alphas, ranks[key], strict=True):
+                limit = found[key][rank] if rank <= table.weight else np.inf
+                table.exact.append((alpha, limit))
+    return ScoreTables([list(key) for key in tables], list(tables.values()), n_sides)
+
+
+def _split_scores(found: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats | None]]:
+    """Return the scores of a block and their weights, by kind."""
+    n, n_sides = found.scores.shape
+    if not n:
+        return {}
+    labels, codes = (
+        ([None], np.zeros(n, np.int64))
+        if found.groups is None
+        else np.unique(found.groups, return_inverse=True)
+    )
+    parts = {}
+    for member in np.unique(found.members).tolist():
+        for code, label in enumerate(labels):
+            at = np.flatnonzero((found.members == member) & (codes == code))
+            if not len(at):
+                continue
+            weights = None if found.ratios is None else found.ratios[at]
+            group = label.item() if isinstance(label, np.generic) else label
+            for side in range(n_sides):
+                parts[ScoreKey(member, group, side)] = found.scores[at, side], weights
+    return parts
+
+
+def _read_scores(index: int, found: HeldOutScores | None, y: Any, w: Any) -> Mapping[Any, Floats]:
+    """Return the scores of a block by kind."""
+    return (
+        {} if found is None else {key: scores for key, (scores, _) in _split_scores(found).items()}
+    )
+
+
+def _summarize_scores(
+    index: int, found: HeldOutScores | None, y: Any, w: Any
+) -> dict[ScoreKey, ColumnSketch] | None:
+    """Return the sorted scores of a block by kind; sketches where they are many."""
+    parts: dict[ScoreKey, ColumnSketch] = {}
+    if found is None:
+        return None
+    for key, (scores, weights) in _split_scores(found).items():
+        order = np.argsort(scores, kind="stable")
+        counts = np.ones(len(scores)) if weights is None else weights[order]
+        parts[key] = ColumnSketch(scores[order], counts)
+    return _bound_size(parts) if parts else None
+
+
+def _merge_summaries(parts: list[dict[ScoreKey, ColumnSketch]]) -> dict[ScoreKey, ColumnSketch]:
+    """Merge the scores of blocks, kind by kind."""
+    by_key: dict[ScoreKey, list[ColumnSketch]] = {}
+    for part in parts:
+        for key, sketch in part.items():
+            by_key.setdefault(key, []).append(sketch)
+    return _bound_size({key: _join_sorted(sketches) for key, sketches in by_key.items()})
+
+
+def _join_sorted(sketches: list[ColumnSketch]) -> ColumnSketch:
+    """Return the sorted scores of several summaries, with none left out."""
+    if len(sketches) == 1:
+        return sketches[0]
+    values = np.concatenate([sketch.values for sketch in sketches])
+    weights = np.concatenate([sketch.weights for sketch in sketches])
+    order = np.argsort(values, kind="stable")
+    return ColumnSketch(values[order], weights[order], sum(s.error for s in sketches))
+
+
+def _bound_size(sketches: dict[ScoreKey, ColumnSketch]) -> dict[ScoreKey, ColumnSketch]:
+    """Return the summaries; shortened where they hold more scores than are kept."""
+    if sum(len(sketch.values) for sketch in sketches.values()) <= MAX_KEPT_SCORES:
+        return sketches
+    return {
+        key: merge_sketches([sketch]) if len(sketch.values) > SKETCH_SIZE else sketch
+        for key, sketch in sketches.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTables:
+    """Distributions of scores of all kinds: of each fit, group and side.
+
+    Parameters
+    ----------
+    keys : list of list
+        Fields of `ScoreKey`.
+    distributions : list of ScoreTable
+        Of each key.
+    n_sides : int
+        2 where both sides of an interval are calibrated apart, each to half of `alpha`.
+    """
+
+    keys: list[list[Any]]
+    distributions: list[ScoreTable]
+    n_sides: int
+
+    # Lists, since the formats of model files have no mappings of tuples.
+    @property
+    def tables(self) -> dict[ScoreKey, ScoreTable]:
+        """Distributions by key."""
+        keys = (ScoreKey(*key) for key in self.keys)
+        return dict(zip(keys, self.distributions, strict=True))
+
+    @property
+    def groups(self) -> list[Any]:
+        """Groups of rows, sorted; [None] without groups."""
+        found = {ScoreKey(*key).group for key in self.keys}
+        return [None] if found == {None} else sorted(found)
+
+    def share_of_side(self, alpha: float) -> float:
+        """Return the share of rows that may lie beyond one side."""
+        return alpha / self.n_sides
+
+    def check_enough(self, alpha: float) -> None:
+        """Raise where the rows of a group are too few for `alpha`."""
+        for group in self.groups:
+            n_rows = sum(
+                table.weight
+                for key, table in self.tables.items()
+                if key.group == group and key.side == 0
+            )
+            check_enough_rows(n_rows, self.share_of_side(alpha), group)
+
+    def limits_of_rows(
+        self, side: int, alpha: float, groups: NDArray[Any] | None, ratios: Floats | None,
+        n_rows: int,
+    ) -> Floats:  # fmt: skip
+        """Return the quantile that bounds the score of each of some rows, of pooled fits."""
+        share, tables, found = self.share_of_side(alpha), self.tables, np.empty(n_rows)
+        for group, at in iterate_groups(groups, self.groups):
+            table = tables[ScoreKey(0, group, side)]
+            found[at] = (
+                table.quantile(share)
+                if ratios is None
+                else table.weighted_quantiles(share, ratios[at])
+            )
+        return found
+
+
+def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[Any, Any]]:
+    """Return (group, positions of its rows) of some rows; raise for a group that is not known."""
+    if groups is None:
+        return [(None, slice(None))]
+    labels, codes = np.unique(groups, return_inverse=True)
+    found = []
+    for code, label in enumerate(labels.tolist()):
+        if label not in known:
+            raise InvalidDataError(
+                f"group_by gives the group {label!r}, which no calibration row has. Groups of the "
+                f"calibration are {known[:10]}."
+            )
+        found.append((label, np.flatnonzero(codes == code)))
+    return found
+
+
+def check_likelihood_ratios(found: Any, n_rows: int) -> Floats:
+    """Return likelihood ratios of rows, checked to be positive numbers, one for each row."""
+    ratios = np.asarray(found, np.float64)
+    if ratios.shape != (n_rows,) or not np.isfinite(ratios).all() or (ratios < 0).any():
+        raise InvalidParameterError(
+            f"likelihood_ratio gives {ratios.shape} numbers for {n_rows} rows, or some that are "
+            "negative, NaN or infinite. Give a number >= 0 for each row."
+        )
+    return ratios

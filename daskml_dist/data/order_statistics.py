@@ -1,0 +1,124 @@
+"""Exact order statistics of distributed columns: values of given ranks, by passes over the rows.
+
+A sketch of a column (:class:`~daskml_dist.data.column_statistics.ColumnSketch`) bounds where a rank
+lies. Where it has left values out, a pass counts the values below that range and collects those
+inside, about as many as the sketch may err by; nothing else is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.column_statistics import ColumnSketch
+from daskml_dist.data.reduce import reduce_parts
+
+Array = NDArray[Any]
+#: Function of the arguments of a summary of a block (its number, X, y and weight) to the block's
+#: values of each column, by the column's key.
+ColumnReader = Callable[..., Mapping[Any, Array]]
+
+
+class _Search(NamedTuple):
+    """Rank that a sketch does not tell exactly, and the range of values that is counted for it."""
+
+    key: Hashable
+    rank: int
+    low: float
+    high: float
+
+
+def select_ranks(
+    collection: Collection,
+    read: ColumnReader,
+    sketches: Mapping[Any, ColumnSketch],
+    ranks: Mapping[Any, Sequence[int]],
+) -> dict[Any, dict[int, float]]:
+    """Return the values of ranks in columns, exactly; the least value has rank 1.
+
+    Parameters
+    ----------
+    collection : Collection
+    read : callable
+        ``read(number, X, y, weight)`` returns the values of each column in a block, by its key. A
+        block may lack columns; NaN has no rank.
+    sketches : mapping
+        Sketch of each column, of unweighted rows.
+    ranks : mapping
+        Ranks that are asked for in each column; those beyond its ends are the ends.
+
+    Returns
+    -------
+    dict of dict
+        For each column, the value of each rank.
+    """
+    found: dict[Any, dict[int, float]] = {key: {} for key in ranks}
+    # Factor of a sketch's error by which the ranges of values to count are widened.
+    slack = 1.0
+    while True:
+        searches: list[_Search] = []
+        for key, asked in ranks.items():
+            sketch = sketches[key]
+            for given in asked:
+                if given in found[key]:
+                    continue
+                rank = int(np.clip(given, 1, max(sketch.n_rows, 1)))
+                if sketch.error == 0:
+                    found[key][given] = find_rank(sketch.values, sketch.weights, rank)
+                else:
+                    margin = slack * (2 * sketch.error + 2)
+                    searches.append(_Search(key, given, *_bound_rank(sketch, rank, margin)))
+        if not searches:
+            return found
+        counted = reduce_parts(collection, partial(_count_in_ranges, read, searches), _merge_counts)
+        for search, (below, values, counts) in zip(searches, counted, strict=True):
+            rank = int(np.clip(search.rank, 1, sketches[search.key].n_rows))
+            if below < rank <= below + counts.sum():
+                found[search.key][search.rank] = find_rank(values, counts, rank - below)
+        # A range that missed the rank is widened. The error of a sketch is a bound, so that this
+        # ends after few passes.
+        slack *= 8
+
+
+def find_rank(values: Array, counts: Array, rank: int) -> float:
+    """Return the value of a rank among sorted values that occur several times each."""
+    # The first value up to which there are as many rows.
+    at = int(np.searchsorted(np.cumsum(counts), rank, side="left"))
+    return float(values[min(at, len(values) - 1)])
+
+
+def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
+    """Return values of a sketch `margin` ranks below and above a rank."""
+    ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
+    at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
+    low, high = sketch.values[np.clip(at, 0, last)]
+    return float(low), float(high)
+
+
+def _count_in_ranges(
+    read: ColumnReader, searches: list[_Search], *part: Any
+) -> list[tuple[int, Array, Array]]:
+    """Return for each range how many values of a block lie below, and those inside with counts."""
+    columns, found = read(*part), []
+    for search in searches:
+        values = columns.get(search.key, np.empty(0))
+        # NaN is neither below nor inside.
+        inside = values[(values >= search.low) & (values <= search.high)]
+        found.append((int((values < search.low).sum()), *np.unique(inside, return_counts=True)))
+    return found
+
+
+def _merge_counts(parts: list[list[Any]]) -> list[Any]:
+    """Merge the counts of blocks for each range."""
+    found = []
+    for each in zip(*parts, strict=True):
+        values, inverse = np.unique(np.concatenate([v for _, v, _ in each]), return_inverse=True)
+        counts = np.concatenate([c for _, _, c in each])
+        total = np.bincount(inverse, counts, len(values)).astype(np.int64)
+        found.append((sum(below for below, _, _ in each), values, total))
+    return found

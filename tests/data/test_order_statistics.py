@@ -1,0 +1,38 @@
+"""Values of ranks are those of the sorted columns, whatever a sketch has left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from daskml_dist.data import column_statistics
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.column_statistics import merge_column_sketches, sketch_columns
+from daskml_dist.data.order_statistics import select_ranks
+
+
+def _read(index: int, X: Any, y: Any, w: Any) -> dict[int, Any]:
+    return {j: X[:, j] for j in range(3)}
+
+
+@pytest.mark.parametrize("size", [10, 40, 10_000])
+def test_values_of_ranks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of continuous values, of ties, and of a column with missing values, in uneven blocks."""
+    monkeypatch.setattr(column_statistics, "SKETCH_SIZE", size)
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.normal(size=500), rng.integers(0, 7, 500), rng.normal(size=500)])
+    rows[::3, 2] = np.nan
+    lazy = da.from_array(rows, chunks=((1, 300, 0, 199), 3))
+    blocks = [rows[:1], rows[1:301], rows[301:]]
+    sketches = merge_column_sketches([sketch_columns(block) for block in blocks])
+    assert (sketches[0].error > 0) == (size < 500)
+    ranks = {0: [1, 2, 250, 499, 500], 1: [1, 100, 499], 2: [0, 10, 333, 900]}
+    for X in (lazy, rows):
+        found = select_ranks(as_collection(X), _read, dict(enumerate(sketches)), ranks)
+        for j, asked in ranks.items():
+            ordered = np.sort(rows[:, j][~np.isnan(rows[:, j])])
+            for rank in asked:
+                assert found[j][rank] == ordered[min(max(rank, 1), len(ordered)) - 1], (j, rank)
