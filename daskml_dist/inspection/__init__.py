@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from daskml_dist.inspection.partial_dependence import partial_dependence
 from daskml_dist.inspection.permutation_importance import permutation_importance
+from daskml_dist.inspection.shap_values import Explanation, shap_values
 
-__all__ = ["partial_dependence", "permutation_importance"]
+__all__ = ["Explanation", "partial_dependence", "permutation_importance", "shap_values"]

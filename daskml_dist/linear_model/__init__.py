@@ -2,6 +2,7 @@
 
 from daskml_dist.linear_model._glm import GammaRegressor, PoissonRegressor, TweedieRegressor
 from daskml_dist.linear_model._ridge_cv import RidgeClassifierCV, RidgeCV
+from daskml_dist.linear_model._summary import RegressionSummary
 from daskml_dist.linear_model.elastic_net import ElasticNet, Lasso
 from daskml_dist.linear_model.elastic_net_cv import ElasticNetCV, LassoCV
 from daskml_dist.linear_model.huber_regressor import HuberRegressor
@@ -24,6 +25,7 @@ __all__ = [
     "LogisticRegression",
     "LogisticRegressionCV",
     "PoissonRegressor",
+    "RegressionSummary",
     "Ridge",
     "RidgeCV",
     "RidgeClassifier",

@@ -21,6 +21,7 @@ from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.linear_model._summary import summarize_fit
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.deviance import Gamma, Poisson, Tweedie
 from daskml_dist.models.linear import LinearModel
@@ -59,6 +60,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
 
     #: Names of the solvers that a user may choose.
     _solvers: ClassVar[tuple[str, ...]] = ("lbfgs", "newton-cholesky")
+    summary = summarize_fit
 
     def __init__(
         self,

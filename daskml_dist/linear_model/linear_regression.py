@@ -6,6 +6,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.linear_model._least_squares import BaseLeastSquares, moments_of
+from daskml_dist.linear_model._summary import summarize_fit
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_accepted, check_flag, check_number
 from daskml_dist.parameters.run import Run
@@ -56,6 +57,7 @@ class LinearRegression(BaseLeastSquares):
 
     _flat_column = False
     _accepted = ("copy_X", "n_jobs")
+    summary = summarize_fit
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.linear_model._summary import summarize_fit
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.margin import LogLoss
 from daskml_dist.models.linear import LinearModel
@@ -108,6 +109,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
 
     densify = densify
     sparsify = sparsify
+    summary = summarize_fit
 
     _run_used = (*BaseRounds._run_used, "compute_dtype")
     _accepted = ("dual", "intercept_scaling", "random_state", "n_jobs")

@@ -285,7 +285,7 @@ class RawTrees:
 
         nodes = self.trees.nodes
         add_tree_values(
-            _number_categories(self.trees, X), self.trees.roots, first, last,
+            number_categories(self.trees, X), self.trees.roots, first, last,
             self.trees.n_per_iteration, nodes.feature, nodes.threshold, nodes.left,
             nodes.missing_left, nodes.category, nodes.bitsets, self._values, out,
         )  # fmt: skip
@@ -341,14 +341,14 @@ class TreeLeaves:
         # The loop of predictions, with a column for each tree and indices in place of values.
         found = np.zeros((len(X), n_trees))
         add_tree_values(
-            np.ascontiguousarray(_number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
+            np.ascontiguousarray(number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
             n_trees, nodes.feature, nodes.threshold, nodes.left, nodes.missing_left,
             nodes.category, nodes.bitsets, number_depth_first(self.trees).astype(np.float64), found,
         )  # fmt: skip
         return found.astype(np.int64)
 
 
-def _number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
+def number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
     """Return rows with categories as indices of their bins' edges, unknown ones as NaN."""
     bins = trees.bins
     if not bins.categorical.any():
@@ -388,7 +388,7 @@ class RawForest:
 
         values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
-        for at, rows in _iterate_dense(X):
+        for at, rows in iterate_dense(X):
             add_forest_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
         found /= len(self.trees)
         return found
@@ -464,12 +464,12 @@ class ForestLeaves:
 
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
         nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)
-        for at, rows in _iterate_dense(X):
+        for at, rows in iterate_dense(X):
             find_leaves(rows, self.trees.roots, *nodes, numbers, found[at])
         return found
 
 
-def _iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+def iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield (slice, rows): dense rows in one piece, sparse ones piece by piece, made dense."""
     if not sparse.issparse(X):
         yield slice(0, len(X)), np.ascontiguousarray(X)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Estimators": [
         "linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble", "calibration",
+        "conformal",
         "cluster", "decomposition", "mixture", "recommender", "graph", "frequent_patterns",
         "wrappers",
     ],

@@ -558,6 +558,11 @@ def test_gradients_of_boosting(weighted: bool) -> None:
 
 #: Of each kernel with a width, the tests that go through sizes around it, by module and name.
 TABLES = {
+    "tests.inspection.test_shap_values": {
+        "test_rows_around_the_width": (
+            "tree_shap: _write_ways _multiply_lanes _add_gains add_path_values"
+        ),
+    },
     "tests.backends.test_kernel_tables": {
         "test_topics": (
             "topic_kernels: _digamma _write_log_expectation _longest_document "

@@ -20,7 +20,8 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
-    "corners", "decomposition", "defaults", "dense", "ensembles", "factors", "forests",
+    "corners", "decomposition", "defaults", "dense", "ensembles", "explanations", "factors",
+    "forests",
     "collective", "collective_kills", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
     "kept_ids", "overhead", "pipeline", "planner", "policies", "policies_by_model",

@@ -39,6 +39,7 @@ _SHORT: dict[str, Any] = {
 _OWN: dict[str, dict[str, Any]] = {
     "BaggingClassifier": {"n_estimators": 2},
     "BaggingRegressor": {"n_estimators": 2},
+    "ConformalizedQuantileRegressor": {"cv": None},
     "HyperbandSearchCV": {"max_iter": 3},
     "IncrementalSearchCV": {"max_iter": 3, "n_initial_parameters": 2},
     "IncrementalPCA": {"batch_size": None},
@@ -56,6 +57,7 @@ _MEMBERS: dict[str, dict[str, Any]] = {
         "estimator": SGDRegressor(random_state=0),
         "param_distributions": {"alpha": [1e-4, 1e-2]},
     },
+    "ConformalizedQuantileRegressor": {"estimator": SGDRegressor("quantile", random_state=0)},
     "Incremental": {"estimator": SGDRegressor(random_state=0)},
     "IncrementalSearchCV": {
         "estimator": SGDRegressor(random_state=0),

@@ -27,7 +27,8 @@ OF_NUMBERS = [
 #: Estimators of other packages' models, which need to know the number of columns at once.
 REFUSING = {
     "BaggingClassifier", "BaggingRegressor", "Blockwise", "BlockwiseVotingClassifier",
-    "BlockwiseVotingRegressor", "CalibratedClassifierCV", "Incremental", "ParallelPostFit",
+    "BlockwiseVotingRegressor", "CalibratedClassifierCV", "ConformalClassifier",
+    "ConformalRegressor", "ConformalizedQuantileRegressor", "Incremental", "ParallelPostFit",
     "StackingClassifier", "StackingRegressor", "VotingClassifier", "VotingRegressor",
 }  # fmt: skip
 

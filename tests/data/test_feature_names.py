@@ -51,6 +51,14 @@ METHODS = (
 ARGUMENTS: dict[str, Any] = {
     "BlockwiseVotingClassifier": lambda: PUBLIC["BlockwiseVotingClassifier"](GaussianNB()),
     "BlockwiseVotingRegressor": lambda: PUBLIC["BlockwiseVotingRegressor"](PUBLIC["Ridge"]()),
+    "AdaptiveConformalInference": lambda: PUBLIC["AdaptiveConformalInference"](
+        PUBLIC["SGDRegressor"]()
+    ),
+    "ConformalClassifier": lambda: PUBLIC["ConformalClassifier"](GaussianNB(), cv=2),
+    "ConformalRegressor": lambda: PUBLIC["ConformalRegressor"](PUBLIC["Ridge"](), cv=2),
+    "ConformalizedQuantileRegressor": lambda: PUBLIC["ConformalizedQuantileRegressor"](
+        PUBLIC["SGDRegressor"]("quantile"), alpha=0.5
+    ),
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
     "Incremental": lambda: PUBLIC["Incremental"](GaussianNB()),
     "ParallelPostFit": lambda: PUBLIC["ParallelPostFit"](GaussianNB()),

@@ -50,6 +50,24 @@ def _classes(_: Path, rng: np.random.Generator, n_features: int = 4) -> dict[str
     return {**names, "groups": _chunked(np.arange(N_ROWS) % 10), "rows": X[:5], "alpha": 1e-2}
 
 
+def _conformal(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    X = np.column_stack([np.arange(N_ROWS) % 2, rng.normal(size=(N_ROWS, 3))])
+    names = {"X": X, "y": X[:, 1] + rng.normal(size=N_ROWS), "labels": (X[:, 1] > 0).astype(int)}
+    return {**{name: _chunked(rows) for name, rows in names.items()}, "both": X, "is_new": X[:, 0]}
+
+
+def _rates(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    names = _classes(folder, rng)
+    counts = rng.poisson(np.exp(0.3 * names["X"].compute()[:, 0]))
+    return {**names, "counts": _chunked(counts)}
+
+
+def _explained(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    frame = pd.DataFrame(rng.normal(size=(N_ROWS, 3)), columns=list("abc"))
+    many = dd.from_pandas(frame, npartitions=2)
+    return {"X": many, "y": many["a"] + many["b"]}
+
+
 def _in_memory(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     return {name: np.asarray(rows) for name, rows in _classes(folder, rng).items()}
 
@@ -195,7 +213,10 @@ STAND_INS = {
     "docs/data.md": Given(_data),
     "docs/decomposition.md": Given(_positive, slow=True),
     "docs/early_stopping.md": Given(_classes, slow=True),
+    "docs/conformal.md": Given(_conformal, slow=True),
     "docs/ensembles.md": Given(_classes, slow=True),
+    "docs/explanations.md": Given(_explained, slow=True),
+    "docs/standard_errors.md": Given(_rates),
     "docs/export.md": Given(_classes_and_ratings),
     "docs/fault_tolerance.md": Given(_fitted),
     "docs/federated.md": Given(_nothing, slow=True),

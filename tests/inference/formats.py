@@ -11,6 +11,7 @@ import pytest
 from sklearn.base import clone
 
 from daskml_dist import (
+    conformal,
     ensemble,
     feature_extraction,
     linear_model,
@@ -62,6 +63,17 @@ REST: dict[str, tuple[Any, Any, Any]] = {
         wrappers.BlockwiseVotingClassifier(linear_model.RidgeClassifier()), X, CLASSES["3"]
     ),
     "BlockwiseVotingRegressor": (wrappers.BlockwiseVotingRegressor(linear_model.Ridge()), X, Y),
+    "AdaptiveConformalInference": (
+        conformal.AdaptiveConformalInference(linear_model.SGDRegressor(max_iter=2)), X, Y
+    ),
+    "ConformalClassifier": (
+        conformal.ConformalClassifier(linear_model.LogisticRegression()), X, CLASSES["3"]
+    ),
+    "ConformalRegressor": (conformal.ConformalRegressor(linear_model.Ridge(), cv=3), X, Y),
+    "ConformalizedQuantileRegressor": (
+        conformal.ConformalizedQuantileRegressor(linear_model.SGDRegressor("quantile", max_iter=2)),
+        X, Y,
+    ),
     "GridSearchCV": (
         model_selection.GridSearchCV(linear_model.Ridge(), {"alpha": [0.1, 1.0]}, cv=2), X, Y
     ),
@@ -93,7 +105,9 @@ NO_TENSORS: Mapping[str, str] = {
 #: Why classes have no ONNX.
 NO_ONNX: Mapping[str, str] = {
     **dict.fromkeys(
-        ("ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer",
+        ("ALS", "AdaptiveConformalInference", "BlockwiseVotingClassifier",
+         "BlockwiseVotingRegressor", "Categorizer", "ConformalClassifier", "ConformalRegressor",
+         "ConformalizedQuantileRegressor",
          "DeepFMClassifier", "DummyEncoder", "FactorizationMachineClassifier",
          "FactorizationMachineRegressor", "FieldAwareFMClassifier", "FieldHasher",
          "MatrixFactorization", "NamespaceHasher", "TwoTower",

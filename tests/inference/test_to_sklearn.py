@@ -51,7 +51,9 @@ RTOL = {"NMF": 2e-3}
 MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 #: Public estimators that scikit-learn has nothing of.
 ALONE = {
-    "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
+    "ALS", "AdaptiveConformalInference", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor",
+    "Categorizer", "ConformalClassifier", "ConformalRegressor", "ConformalizedQuantileRegressor",
+    "DummyEncoder",
     "DeepFMClassifier", "FactorizationMachineClassifier", "FactorizationMachineRegressor",
     "FieldAwareFMClassifier", "FieldHasher", "MatrixFactorization", "NamespaceHasher",
     "TorchClassifier", "TorchRegressor", "TwoTower", "WideAndDeepClassifier",

@@ -15,7 +15,7 @@ __all__ = ["assert_alone", "assert_answers"]
 
 METHODS = (
     "predict", "predict_proba", "predict_log_proba", "decision_function", "transform",
-    "score_samples", "apply", "inverse_transform",
+    "score_samples", "apply", "inverse_transform", "predict_interval", "predict_set",
 )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def assert_answers(
 ) -> None:
     """Assert that functions of rows are equal: to the bit with an `rtol` of 0."""
     shared = {name for name in METHODS if hasattr(twin, name) and hasattr(model, name)}
-    assert {"predict", "transform"} & shared
+    assert {"predict", "transform", "predict_interval"} & shared
     for name in shared - {*aside}:
         try:
             rows = model.transform(X) if name == "inverse_transform" else X

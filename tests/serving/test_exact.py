@@ -40,6 +40,7 @@ pytestmark = [
 NOT_SERVED = {
     "CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "LabelEncoder",
     "DummyEncoder", "FieldHasher", "NamespaceHasher", "pipeline of texts",
+    "AdaptiveConformalInference",
 }  # fmt: skip
 #: Of users and items, whose model knows no names of columns.
 OF_PAIRS = {"ALS", "MatrixFactorization", "TwoTower"}

@@ -1,0 +1,75 @@
+"""SHAP values of trees beside the package shap, of the same models: time a row, and differences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks._common import markdown
+from daskml_dist import ensemble
+from daskml_dist.inspection import shap_values
+
+#: Rows and features of the training, rows that are explained, and background rows.
+ROWS, FEATURES, EXPLAINED, BACKGROUND = 50_000, 28, 2_000, 100
+MODELS: dict[str, Callable[[bool], Any]] = {
+    "boosting, 100 trees of 31 leaves": lambda tiny: ensemble.HistGradientBoostingRegressor(
+        max_iter=5 if tiny else 100, random_state=0
+    ),
+    "boosting, 100 trees of 8 leaves": lambda tiny: ensemble.HistGradientBoostingRegressor(
+        max_iter=5 if tiny else 100, max_leaf_nodes=8, random_state=0
+    ),
+    "forest, 50 trees of depth 10": lambda tiny: ensemble.RandomForestRegressor(
+        3 if tiny else 50, max_depth=10, random_state=0
+    ),
+}
+
+
+def run(tiny: bool = False) -> str:
+    """One table: microseconds a row in one thread, of ours and of shap's compiled code."""
+    n, explained = (500, 20) if tiny else (ROWS, EXPLAINED)
+    rng = np.random.default_rng(0)
+    # In float32, as scikit-learn's trees of forests read rows.
+    X = rng.normal(size=(n, FEATURES)).astype(np.float32).astype(np.float64)
+    y = X[:, 0] * X[:, 1] + np.sin(X[:, 2]) + X[:, 3:8].sum(axis=1) + rng.normal(size=n)
+    rows, background = X[:explained], X[:BACKGROUND]
+    cells = []
+    for name, make in MODELS.items():
+        model = make(tiny).fit(X, y)
+        for kind, given in (("path-dependent", None), ("interventional", background)):
+            ours, seconds = _time_ours(model, rows, given)
+            theirs, their_seconds = _time_shap(model, rows, given)
+            apart = np.nan if theirs is None else np.abs(ours - theirs).max()
+            cells.append(
+                [
+                    name, kind, f"{1e6 * seconds / explained:.0f}",
+                    "-" if theirs is None else f"{1e6 * their_seconds / explained:.0f}",
+                    "-" if theirs is None else f"{their_seconds / seconds:.1f}",
+                    "-" if theirs is None else f"{apart:.0e}",
+                ]
+            )  # fmt: skip
+    head = ["model", "values", "us a row, ours", "shap's", "times faster", "largest difference"]
+    title = f"{explained:,} rows, {BACKGROUND} background rows, one thread"
+    return markdown(title, head, cells)
+
+
+def _time_ours(model: Any, rows: Any, background: Any) -> tuple[Any, float]:
+    """Return our values, and the seconds of the second call: numba compiles in the first."""
+    shap_values(model, rows[:2], background=background)
+    begin = time.perf_counter()
+    found = shap_values(model, rows, background=background).values
+    return found, time.perf_counter() - begin
+
+
+def _time_shap(model: Any, rows: Any, background: Any) -> tuple[Any, float]:
+    """Return the values of shap, of the exported model, and its seconds; None where it is not."""
+    try:
+        import shap
+    except ImportError:
+        return None, np.nan
+    explainer = shap.TreeExplainer(model.to_sklearn(), background)
+    begin = time.perf_counter()
+    found = explainer.shap_values(rows, check_additivity=False)
+    return found, time.perf_counter() - begin

@@ -1,0 +1,303 @@
+"""SHAP values: how much each feature adds to a model's prediction of each row, exactly.
+
+Of trees the values of `daskml_dist.models.tree_shap`; of linear models ``coef * (x - mean)``, which
+is the Shapley value where features are replaced by those of background rows (S. Lundberg and
+S.-I. Lee, "A unified approach to interpreting model predictions", NeurIPS 2017). They are functions
+of rows alone: blocks of a Dask collection are explained where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.conversion import (
+    as_rows,
+    convert_foreign,
+    copy_to_host,
+    describe_block,
+    load_pandas,
+)
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import check_feature_names, check_row_shape, make_no_rows_error
+from daskml_dist.diagnostics.operation_progress import report_reading
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.signatures import suggest_arguments
+from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.inference.block_mapping import map_pieces
+from daskml_dist.models.tree_shap import ExplainedTrees, InterventionalShap, PathShap
+from daskml_dist.models.trees import RawForest, RawTrees
+
+Floats = NDArray[np.float64]
+
+#: Most background rows of trees, of which each row's time grows with the number.
+_MOST_BACKGROUND = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Contributions of features to predictions.
+
+    Attributes
+    ----------
+    values : ndarray, lazy dask Array, or DataFrame
+        Of float64 of shape (n_rows, n_features), or (n_rows, n_features, n_outputs) for several
+        outputs.
+    base_values : float or ndarray of shape (n_outputs,)
+        Prediction that the contributions of a row are added to.
+    feature_names : ndarray of str of shape (n_features,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inspection import shap_values
+    >>> from daskml_dist.linear_model import LinearRegression
+    >>> X = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 2.0]])
+    >>> found = shap_values(LinearRegression().fit(X, X @ [1.0, 2.0]), X[:1], background=X)
+    >>> found.values.round(6).tolist(), round(found.base_values, 6)
+    ([[-1.0, 0.0]], 3.0)
+    """
+
+    values: Any
+    base_values: Any
+    feature_names: NDArray[Any]
+
+
+@suggest_arguments
+def shap_values(
+    estimator: Any, X: Any, *, background: Any = None, as_frame: bool = False
+) -> Explanation:
+    """Return what each feature adds to the raw prediction of each row (SHAP values).
+
+    The values of a row and `base_values` add up to its raw prediction: the sum of the trees of
+    boosting (log odds of classes), mean shares or targets of a forest, ``X @ coef + intercept`` of
+    a linear model.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted: boosting, a forest, a decision tree, or a linear model of this package.
+    X : array-like, pandas.DataFrame, dask Array or dask DataFrame
+        Of shape (n_rows, n_features).
+    background : array-like, dask Array or DataFrame of shape (n_background, n_features), or None
+        Rows that features are replaced by (interventional values). Of linear models their mean is
+        taken, in one pass, and they are required. Of trees a few hundred rows will do; None: each
+        node's training rows (path-dependent values).
+    as_frame : bool, default=False
+        Return `values` as a DataFrame, with a column for each feature and a last one of the base
+        value; lazy where X is a Dask collection. Of one output.
+
+    Returns
+    -------
+    Explanation
+        ``values``, lazy where X is a Dask collection, ``base_values`` and ``feature_names``.
+
+    Raises
+    ------
+    InvalidParameterError
+        The estimator is of another kind, a linear model has no background, or that of trees is too
+        large.
+    InvalidDataError
+        X does not have the features of the fit.
+    NotFittedError
+        The estimator is not fitted.
+
+    References
+    ----------
+    S. Lundberg et al., "From local explanations to global understanding with explainable AI for
+    trees", Nature Machine Intelligence 2 (2020).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.ensemble import HistGradientBoostingRegressor
+    >>> from daskml_dist.inspection import shap_values
+    >>> X = da.random.default_rng(0).normal(size=(1000, 3), chunks=(250, 3)).persist()
+    >>> model = HistGradientBoostingRegressor(max_iter=20, random_state=0).fit(X, 3 * X[:, 1])
+    >>> found = shap_values(model, X)
+    >>> found.values
+    dask.array<..., shape=(1000, 3), dtype=float64, chunksize=(250, 3), chunktype=numpy.ndarray>
+    >>> total = found.values.sum(axis=1) + found.base_values
+    >>> bool(abs(total - model.predict(X)).max().compute() < 1e-9)
+    True
+    """
+    check_fitted(estimator)
+    X = convert_foreign(X)
+    check_feature_names(estimator, X, reset=False)
+    with report_reading("shap_values"):
+        explain, base = _make_explainer(estimator, background)
+    n_outputs = len(base)
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        names = np.array([f"x{j}" for j in range(estimator.n_features_in_)], dtype=object)
+    columns = [*map(str, names), "base_value"] if as_frame else None
+    if as_frame and n_outputs > 1:
+        raise InvalidParameterError(
+            f"as_frame=True is of one output, and the model has {n_outputs}. Leave it out."
+        )
+    function = _BlockExplainer(
+        explain, base, estimator.n_features_in_, type(estimator).__name__, columns
+    )
+    if is_dask(X):
+        values = map_pieces(_explain_block, function, X, function.make_empty())
+    else:
+        values = function(X, None)
+    return Explanation(
+        values=values,
+        base_values=float(base[0]) if n_outputs == 1 else base,
+        feature_names=np.asarray(names),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockExplainer:
+    """Contributions of a block's rows; picklable.
+
+    Parameters
+    ----------
+    explain : callable
+        Function of rows to contributions of shape (n, n_features, n_outputs).
+    base : ndarray of float64 of shape (n_outputs,)
+    n_features : int
+    name : str
+        Name of the estimator, for errors.
+    columns : list of str, or None
+        Columns of a frame; None: arrays.
+    """
+
+    explain: Callable[[Any], Floats]
+    base: Floats
+    n_features: int
+    name: str
+    columns: list[str] | None
+
+    def make_empty(self) -> Any:
+        """Return the result of no rows."""
+        return self._convert(np.empty((0, self.n_features, len(self.base))), None)
+
+    def __call__(self, X: Any, index: int | None) -> Any:
+        """Return the contributions of rows, as an array or a frame with the index of X."""
+        X = copy_to_host(X)
+        rows = as_rows(X, index=index)
+        check_row_shape(rows.shape[1:], (self.n_features,), self.name, index)
+        if not rows.shape[0]:
+            return self._convert(np.empty((0, self.n_features, len(self.base))), X)
+        found = self.explain(rows)
+        if not np.isfinite(found).all():
+            raise InvalidDataError(
+                f"{describe_block(index)}X contains NaN or infinity, which the model cannot take. "
+                "Impute such values: SimpleImputer()."
+            )
+        return self._convert(found, X)
+
+    def _convert(self, found: Floats, X: Any) -> Any:
+        """Return contributions in the form that was asked for."""
+        values = found[:, :, 0] if len(self.base) == 1 else found
+        if self.columns is None:
+            return values
+        table = np.column_stack([values, np.full(len(values), self.base[0])])
+        return load_pandas().DataFrame(table, getattr(X, "index", None), columns=self.columns)
+
+
+def _explain_block(X: Any, function: _BlockExplainer, number: int) -> Any:
+    return function(X, number)
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LinearShap:
+    """Function of rows: SHAP values of a linear model, of shape (n, n_features, n_outputs).
+
+    Parameters
+    ----------
+    coef : ndarray of float64 of shape (n_outputs, n_features)
+    mean : ndarray of float64 of shape (n_features,)
+        Of the background rows.
+    """
+
+    coef: Floats
+    mean: Floats
+
+    def __call__(self, X: Any) -> Floats:
+        """Return the contributions of the features to the raw predictions of rows."""
+        rows = X.toarray() if hasattr(X, "toarray") else X
+        return np.asarray((rows.astype(np.float64) - self.mean)[:, :, None] * self.coef.T)
+
+
+def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Floats], Floats]:
+    """Return the function that explains rows, and the prediction that it explains them from."""
+    raw = estimator._raw_prediction() if hasattr(estimator, "_raw_prediction") else None
+    if isinstance(raw, RawTrees | RawForest):
+        explained = ExplainedTrees.of(raw)
+        if background is None:
+            path = PathShap(explained)
+            return path, path.base_values
+        rows = _read_background(estimator, background)
+        base = np.atleast_1d(np.asarray(raw(rows), np.float64).mean(axis=0))
+        return InterventionalShap(explained, rows, base), base
+    if not hasattr(estimator, "_dense_coef"):
+        raise InvalidParameterError(
+            f"{type(estimator).__name__} has no exact SHAP values here: trees, forests, boosting "
+            "and linear models of this package have. Use permutation_importance, or the package "
+            "shap."
+        )
+    if background is None:
+        raise InvalidParameterError(
+            "SHAP values of a linear model are about the mean of some rows. Pass "
+            "background=X_train."
+        )
+    coef = np.atleast_2d(estimator._dense_coef()).astype(np.float64)
+    mean = _compute_mean(estimator, background)
+    return LinearShap(coef, mean), np.asarray(np.ravel(estimator.intercept_) + coef @ mean)
+
+
+def _read_background(estimator: Any, background: Any) -> Any:
+    """Return the background rows of trees, in memory."""
+    background = convert_foreign(background)
+    check_feature_names(estimator, background, reset=False)
+    n = getattr(background, "shape", (len(background),))[0]
+    remedy = "Pass a sample of a few hundred rows."
+    if is_dask(background):
+        if isinstance(n, int | np.integer) and n > _MOST_BACKGROUND:
+            raise InvalidParameterError(f"background has {n} rows. {remedy}")
+        background = background.compute()
+    rows = as_rows(copy_to_host(background))
+    if rows.shape[0] > _MOST_BACKGROUND:
+        raise InvalidParameterError(f"background has {rows.shape[0]} rows. {remedy}")
+    if not rows.shape[0]:
+        raise make_no_rows_error(": the background is empty")
+    check_row_shape(rows.shape[1:], (estimator.n_features_in_,), type(estimator).__name__)
+    return rows.toarray() if hasattr(rows, "toarray") else rows
+
+
+def _compute_mean(estimator: Any, background: Any) -> Floats:
+    """Return the mean of the background rows, in one pass over a collection."""
+    background = convert_foreign(background)
+    check_feature_names(estimator, background, reset=False)
+    collection = as_collection(background)
+    check_row_shape(collection.row_shape, (estimator.n_features_in_,), type(estimator).__name__)
+    found = reduce_parts(collection, _sum_block, _add_sums)
+    if found is None or not found[0]:
+        raise make_no_rows_error(": the background is empty")
+    return np.asarray(found[1] / found[0])
+
+
+def _sum_block(index: int, X: Any, y: Any, w: Any) -> tuple[int, Floats] | None:
+    """Return the number of a block's rows, and their sum."""
+    rows = as_rows(copy_to_host(X), index=index)
+    if not rows.shape[0]:
+        return None
+    return rows.shape[0], np.asarray(rows.sum(axis=0, dtype=np.float64)).ravel()
+
+
+def _add_sums(parts: list[tuple[int, Floats]]) -> tuple[int, Floats]:
+    counts, sums = zip(*parts, strict=True)
+    return sum(counts), np.sum(sums, axis=0)
