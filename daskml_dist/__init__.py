@@ -12,12 +12,19 @@ if TYPE_CHECKING:
     from daskml_dist.inference import load, save
     from daskml_dist.planning import advise
     from daskml_dist.privacy import DP
+    from daskml_dist.training.asynchronous import run_async
 
-__all__ = ["DP", "Run", "__version__", "advise", "load", "save"]
+__all__ = ["DP", "Run", "__version__", "advise", "load", "run_async", "save"]
 
 #: Names that are imported when they are asked for: functions whose rooms load Dask, which the maths
 #: does without, and what few fits use.
-_LATE = {"DP": "privacy", "advise": "planning", "load": "inference", "save": "inference"}
+_LATE = {
+    "DP": "privacy",
+    "advise": "planning",
+    "load": "inference",
+    "run_async": "training.asynchronous",
+    "save": "inference",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import numba
 from numba.extending import register_jitable
 
 from daskml_dist.backends.entries import find_helpers
+from daskml_dist.backends.file_locks import try_lock_file
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: Options of the functions that `compiled_inside` has decorated: tests read all that is compiled.
@@ -108,13 +108,11 @@ def _lock_with_patience(file: Any) -> None:
     end = time.monotonic() + _MAX_LOCK_SECONDS
     while time.monotonic() < end:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
+            if try_lock_file(file):
+                return
         except OSError:  # A file system without locks.
             return
-        else:
-            return
+        time.sleep(0.02)
 
 
 def _compile_part(part: Any) -> Any:

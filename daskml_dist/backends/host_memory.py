@@ -49,7 +49,7 @@ _users = 0
 def keep_freed_memory() -> Iterator[None]:
     """Keep memory of arrays for the next ones meanwhile; then give it back at once."""
     trim = os.environ.get(_TRIM_VARIABLE, "")
-    if not trim.isdecimal() or not hasattr(ctypes.CDLL(None), "mallopt"):
+    if not trim.isdecimal() or not _has_glibc():
         yield  # the allocator learns by itself
         return
     # By default glibc raises both thresholds as it learns; setting one of them, as Dask does, ends
@@ -59,6 +59,14 @@ def keep_freed_memory() -> Iterator[None]:
         yield
     finally:
         _count_user(-1, int(trim))
+
+
+def _has_glibc() -> bool:
+    """Return whether this process's allocator is glibc's."""
+    try:
+        return hasattr(ctypes.CDLL(None), "mallopt")
+    except (TypeError, OSError):  # Windows has no library of the process itself
+        return False
 
 
 def _count_user(by: int, trim: int) -> None:

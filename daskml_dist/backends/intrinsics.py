@@ -6,6 +6,7 @@ Importing this module loads numba (about half a second), so it is imported at fi
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -208,8 +209,8 @@ def copy_rows(out: Any, rows: Any) -> None:
 
 
 _INT64 = ir.IntType(64)
-#: Number of the clock CLOCK_MONOTONIC in Linux's ``clock_gettime``.
-_CLOCK_MONOTONIC = 1
+#: Number of the clock CLOCK_MONOTONIC of ``clock_gettime``: another one on macOS than on Linux.
+_CLOCK_MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
 #: LLVM's name of the instruction by which a spinning thread leaves its core to others, and its
 #: arguments, by processor.
 _WAITING_HINTS: dict[str, tuple[str, list[int]]] = {

@@ -137,6 +137,12 @@ def _check_tls() -> Finding:
 
 def _check_shared_memory() -> Finding:
     """Check that another process can open an anonymous segment, as workers do with each other's."""
+    if not hasattr(os, "memfd_create"):
+        return Finding(
+            "missing",
+            "only Linux has memory that processes share without a name: workers of one machine "
+            "talk over TCP here. Fits in one process need none.",
+        )
     handle = os.memfd_create("daskml_dist-doctor")
     try:
         os.pwrite(handle, b"shared", 0)

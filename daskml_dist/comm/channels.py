@@ -173,6 +173,8 @@ class Inbox:
         # TLS may have deciphered more than was asked for.
         if getattr(self.sock, "pending", lambda: 0)() or self.sock.fileno() < 0:
             return True
+        if not hasattr(select, "poll"):  # Windows, whose select has no limit of descriptors
+            return bool(select.select([self.sock], [], [], 0)[0])
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(0))

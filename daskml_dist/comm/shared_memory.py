@@ -10,7 +10,6 @@ expected and that nobody can change any more, or a pipe of this user.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import mmap
 import os
@@ -29,6 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import CHECK_SECONDS, WaitBound
+
+try:
+    import fcntl
+except ImportError:  # Windows, where no memory file is made, and none is opened
+    fcntl = None  # type: ignore[assignment]
 
 #: Bytes of the token that proves a segment.
 TOKEN_BYTES = 32

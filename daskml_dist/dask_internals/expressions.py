@@ -39,6 +39,21 @@ def make_frame_from_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, nam
     return new_collection(_wrap_tasks(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
 
 
+def find_read_function(frame: Any) -> Any:
+    """Return the function that reads every partition of a frame, or of columns taken of one.
+
+    None where the frame is anything else than all parts of one `dask.dataframe.from_map`.
+    """
+    from dask.dataframe.dask_expr._expr import Projection
+    from dask.dataframe.dask_expr.io.io import FromMap
+
+    expr = frame.expr
+    while isinstance(expr, Projection):
+        expr = expr.frame
+    whole = isinstance(expr, FromMap) and expr.operand("_partitions") is None
+    return expr.func if whole else None
+
+
 # --- three ways to lower ---------------------------------------------------------------------
 
 

@@ -33,10 +33,13 @@ from daskml_dist.data.conversion import (
     are_device_labels,
     as_column,
     check_unique_names,
+    convert_batches,
     convert_foreign,
     copy_to_host,
     describe_target_column,
+    find_columns,
     get_column_names,
+    take_columns,
 )
 from daskml_dist.data.lazy import (
     align_partitions,
@@ -54,6 +57,7 @@ from daskml_dist.data.row_checks import (
     find_row_shape,
     make_unsupported_error,
 )
+from daskml_dist.data.table_frames import find_row_counts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
@@ -144,7 +148,7 @@ class Collection:
     @property
     def is_weighted(self) -> bool:
         """Return whether rows have weights."""
-        return self.parts[0][2] is not None
+        return bool(self.parts) and self.parts[0][2] is not None
 
     @property
     def n_rows(self) -> int | None:
@@ -271,8 +275,8 @@ def as_collection(
 
 
 def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Take the target and the weights out of a dataframe, where they are given by name."""
-    X, y, sample_weight = convert_foreign(X, y, sample_weight)
+    """Take the target and the weights out of named columns, where they are given by name."""
+    X, y, sample_weight = convert_foreign(*convert_batches(X, y, sample_weight))
     check_holds_rows(X)
     # From here on lists of delayed blocks are Dask Arrays of unknown chunk sizes.
     X, y, sample_weight = join_delayed(X, 2), join_delayed(y, 1), join_delayed(sample_weight, 1)
@@ -283,13 +287,13 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
     given = {"y": y, "sample_weight": sample_weight}
     # A string is the name of a column, as formulas and scikit-learn's column selectors have it.
     named = {name: column for name, column in given.items() if isinstance(column, str)}
+    columns = find_columns(X)
     for name, column in named.items():
-        if not is_dataframe_like(X) or column not in X.columns:
+        if column not in (columns or ()):
             _check_has_columns(X, f"{name}={column!r}")
             has = (
-                f"its columns are {list(X.columns)}. The steps of a pipeline may see some of them "
-                "alone"
-                if is_dataframe_like(X)
+                f"its columns are {columns}. The steps of a pipeline may see some of them alone"
+                if columns is not None
                 else "X is no frame, nor is what the steps of a pipeline make of one"
             ) + f": take the column out before, {name} = X.pop({column!r})"
             # A frequent slip, with a remedy of its own.
@@ -300,16 +304,15 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 )
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
-                f"or pass the values themselves."
-                f"{suggest_nearest(column, getattr(X, 'columns', ()))}"
+                f"or pass the values themselves.{suggest_nearest(column, columns or ())}"
             )
-        given[name] = X[column]
+        given[name] = take_columns(X, column)
     # A column that is the target or a weight is no feature.
     taken = set(named.values())
     if _names_columns(y, X):
-        given["y"], taken = X[list(y)], taken | set(y)
+        given["y"], taken = take_columns(X, list(y)), taken | set(y)
     if taken:
-        X = X[[column for column in X.columns if column not in taken]]
+        X = take_columns(X, [column for column in columns or () if column not in taken])
     return X, given["y"], given["sample_weight"]
 
 
@@ -341,19 +344,20 @@ def _count_dimensions(values: Any) -> int | None:
 
 
 def _names_columns(y: Any, X: Any) -> bool:
-    """Return whether y names columns of a frame; as many labels as rows in memory are no names."""
+    """Return whether y names columns of X; as many labels as rows in memory are no names."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
     # As many strings as rows are more likely the labels themselves.
-    if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
+    columns = find_columns(X)
+    if columns is None or (not is_dask(X) and len(X) == len(y)):
         return False
     _check_has_columns(X, f"y={list(y)!r}")
     # All names: columns. None of them: labels. Some: a typing error.
-    unknown = [name for name in y if name not in X.columns]
+    unknown = [name for name in y if name not in columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
             f"y={list(y)!r} names {unknown}, which are no columns of X: its columns are "
-            f"{list(X.columns)}. Name columns of the dataframe, or pass the values themselves."
+            f"{columns}. Name columns of the dataframe, or pass the values themselves."
         )
     return not unknown
 
@@ -474,9 +478,14 @@ def count_blocks(value: Any) -> int:
 def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
     """Return the rows of each block of the first lazy input, where an input knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
-    known = [chunks for value in lazy if (chunks := _find_known_chunks(value)) is not None]
+    known = [rows for value in lazy if (rows := _find_known_rows(value)) is not None]
     n_blocks = count_blocks(lazy[0])
-    return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
+    return next(([*map(int, rows)] for rows in known if len(rows) == n_blocks), None)
+
+
+def _find_known_rows(value: Any) -> Sequence[int] | None:
+    """Return the rows of each block of a Dask collection; None where it does not know them."""
+    return find_row_counts(value) if is_dask_frame(value) else _find_known_chunks(value)
 
 
 def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, Any]]]:

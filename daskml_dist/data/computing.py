@@ -152,8 +152,10 @@ def check_synchronous(client: Any, what: str) -> None:
 def _make_asynchronous_error(what: str) -> InvalidParameterError:
     """Return the error of a client that belongs to an event loop."""
     return InvalidParameterError(
-        f"{what} needs a synchronous Client, outside of its event loop. Create one with "
-        "Client(..., asynchronous=False); a task that fits is a plain function, not async."
+        f"{what} needs a synchronous Client, outside of its event loop, which it would stop. In "
+        "the loop, await it in a thread: await model.fit_async(X, y), or await "
+        "daskml_dist.run_async(function, ...). Elsewhere create one with Client(..., "
+        "asynchronous=False); a task that fits is a plain function, not async."
     )
 
 

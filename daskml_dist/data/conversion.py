@@ -9,8 +9,9 @@ module of their type: none is a dependency, and nothing is imported that the use
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number, Real
 from typing import Any, TypeAlias
 
@@ -21,20 +22,39 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.data.batch_files import spool_batches
+from daskml_dist.data.eager_tables import convert_eager_table, find_package, unwrap_narwhals
+from daskml_dist.data.eager_tables import load_pandas as load_pandas  # for many modules
+from daskml_dist.data.gridded_data import flatten_dataset, stack_columns
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.paths import open_path
+from daskml_dist.data.table_scans import convert_lazy_table
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 from daskml_dist.errors.stack_level import user_stack_level
 
 #: Shape of a row: ``(n_features,)``, or more dimensions of tensors; None where it is not known.
 RowShape = tuple[int, ...] | None
-#: How rows are made of an object that has none itself, by its package and class.
+#: How rows are made of an object that is not read itself, by its package and class.
 _REMEDIES = {
-    ("polars", "LazyFrame"): "is a query that is not run yet: pass the result of its .collect()",
-    ("duckdb", "DuckDBPyRelation"): "is a query that is not run yet: pass the result of its .df()",
-    ("xarray", "Dataset"): (
-        "holds several variables: pass one array, such as dataset.to_array().T of variables of "
-        "one dimension, or a frame, dataset.to_dask_dataframe() or dataset.to_dataframe()"
+    ("xarray", "DataTree"): "holds several datasets: pass one, tree['name'].to_dataset()",
+    ("zarr", "Group"): "holds several arrays: pass one, group['name']",
+    ("h5py", "File"): "holds several arrays: pass one, dask.array.from_array(file['name'])",
+    ("h5py", "Group"): "holds several arrays: pass one, dask.array.from_array(group['name'])",
+    ("netCDF4", "Dataset"): "is a file: pass xarray.open_dataset(path, chunks={})",
+    ("anndata", "AnnData"): "holds several tables: pass adata.X, and adata.obs['label'] as y",
+    ("datasets", "Dataset"): (
+        "holds a table in Arrow's files: pass dataset.to_pandas(), or dataset.to_parquet(path) and "
+        "then the path"
     ),
+    ("pyspark", "DataFrame"): (
+        "lies with Spark's own workers: write it, frame.write.parquet(path), and pass the path"
+    ),
+    ("ibis", "Table"): "is a query that is not run yet: pass the result of its .to_pyarrow()",
+    ("daft", "DataFrame"): "is a query that is not run yet: pass the result of its .to_arrow()",
+    ("datafusion", "DataFrame"): (
+        "is a query that is not run yet: pass the result of its .to_arrow_table()"
+    ),
+    ("torch", "DataLoader"): "gives batches: pass iter(loader), which are read once",
 }
 
 
@@ -46,28 +66,71 @@ class _NamedColumns(da.Array):
     """
 
     column_names: NDArray[Any]
+    #: Each column as it was before all became one dtype; None where all had that dtype.
+    variables: dict[str, da.Array] | None = None
 
 
 def convert_foreign(*values: Any) -> Any:
-    """Convert containers of other libraries to those that the package reads."""
-    converted = tuple(map(_convert_container, values))
+    """Convert containers of other libraries to those that the package reads.
+
+    The first value is rows: of it a text is the path of files, and a generator gives batches, each
+    of rows or a tuple of rows and targets, which then take the place of a second value of None.
+    """
+    X, *beside = values
+    if isinstance(X, str | os.PathLike):
+        X = open_path(X)
+    elif isinstance(X, Iterator):
+        X, *beside = convert_batches(X, *beside)
+    converted = tuple(map(_convert_container, (X, *beside)))
     return converted[0] if len(converted) == 1 else converted
+
+
+def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
+    """Return a generator of batches as Dask collections, and anything else as it is.
+
+    `beside` are y and sample_weight, as far as the caller takes them: what batches hold of them
+    takes the place of None.
+    """
+    if not isinstance(X, Iterator) or (found := spool_batches(X)) is None:
+        return (X, *beside)
+    X, *held = found
+    given = list(beside)
+    for at, (name, values) in enumerate(zip(("y", "sample_weight"), held, strict=True)):
+        if values is None:
+            continue
+        if at >= len(given) or given[at] is not None:
+            raise InvalidTypeError(
+                f"The batches of X hold {name} themselves, which is "
+                f"{'given, too' if at < len(given) else 'not used here'}. Let each batch be the "
+                f"rows alone, or pass {name}=None."
+            )
+        given[at] = values
+    return (X, *given)
 
 
 def _convert_container(value: Any) -> Any:
     """Return one container as the package reads it; all else as it is."""
+    # By far the most frequent kind, of which nothing has to be found out.
+    if type(value) is np.ndarray or value is None:
+        return value
     if isinstance(value, da.Array):
         if not _is_pydata_sparse(value._meta):
             return value
         meta = _convert_pydata_sparse(value._meta)
         return da.map_blocks(_convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
-    # Compiled parts of a library live in modules such as `_duckdb`.
-    package = type(value).__module__.partition(".")[0].lstrip("_")
+    value = unwrap_narwhals(value)
+    package, kind = find_package(value), type(value).__name__
     if package == "sparse":
         return _convert_pydata_sparse(value)
-    kind = type(value).__name__
     if package == "xarray" and kind == "DataArray":
         return _extract_xarray_data(value)
+    if package == "xarray" and kind == "Dataset":
+        return _convert_dataset(value)
+    if package == "zarr" and kind == "Array":
+        return da.from_zarr(value)
+    for convert in (convert_lazy_table, convert_eager_table):
+        if (table := convert(value)) is not None:
+            return table
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
     return _copy_other_gpu_to_host(value)
@@ -99,6 +162,27 @@ _HOST_COPIES: dict[str, Callable[[Any], Any]] = {
 def get_column_names(values: Any) -> NDArray[Any] | None:
     """Return the names of the columns of a :class:`_NamedColumns`; None for anything else."""
     return values.column_names if isinstance(values, _NamedColumns) else None
+
+
+def find_columns(X: Any) -> list[Any] | None:
+    """Return the names of the columns that can be taken out of rows by name; None of plain rows."""
+    if is_dataframe_like(X):
+        return list(X.columns)
+    return list(X.column_names) if isinstance(X, _NamedColumns) else None
+
+
+def take_columns(X: Any, names: Any) -> Any:
+    """Return a column of rows by its name, or several by a list of names."""
+    if not isinstance(X, _NamedColumns):
+        return X[names]
+    known = list(X.column_names)
+    if not isinstance(names, list):
+        # A variable's own dtype: labels stay whole numbers beside rows of floats.
+        own = None if X.variables is None else X.variables[names]
+        return X[:, known.index(names)] if own is None else own
+    if X.variables is not None:
+        return _stack_variables({name: X.variables[name] for name in names})
+    return _name_columns(X[:, [known.index(name) for name in names]], names)
 
 
 def convert_named_columns(X: Any, *beside: Any) -> Any:
@@ -139,13 +223,41 @@ def _extract_xarray_data(array: Any) -> Any:
         return data
     # A Dask Array stays lazy, with the names as an attribute; dense rows in memory become a frame.
     if isinstance(data, da.Array):
-        make: Any = _NamedColumns  # Dask gives its arrays no types
-        named = make(data.dask, data.name, data.chunks, meta=data._meta)
-        named.column_names = np.asarray(names, dtype=object)
-        return named
+        return _name_columns(data, names)
     if sparse.issparse(data):
         return data
     return load_pandas().DataFrame(np.asarray(data), columns=list(names))
+
+
+def _name_columns(data: da.Array, names: Any) -> _NamedColumns:
+    """Return a Dask Array with names of its columns."""
+    make: Any = _NamedColumns  # Dask gives its arrays no types
+    named: _NamedColumns = make(data.dask, data.name, data.chunks, meta=data._meta)
+    named.column_names = np.asarray(names, dtype=object)
+    return named
+
+
+def _convert_dataset(dataset: Any) -> Any:
+    """Return the variables of an xarray.Dataset as named columns, or as a frame in memory."""
+    columns = flatten_dataset(dataset)
+    first = next(iter(columns.values()))
+    if not isinstance(first, da.Array):
+        return load_pandas().DataFrame(columns)
+    if all(column.dtype.kind in "biuf" for column in columns.values()):
+        return _stack_variables(columns)
+    import dask.dataframe as dd
+
+    # Columns of one array have one dtype; words beside numbers need a frame.
+    frames = [dd.from_dask_array(column, columns=name) for name, column in columns.items()]
+    return dd.concat(frames, axis=1)
+
+
+def _stack_variables(columns: dict[str, da.Array]) -> _NamedColumns:
+    """Return variables as columns of one array of floats, as a frame of them would become."""
+    dtypes = {choose_float_dtype(column.dtype) for column in columns.values()}
+    named = _name_columns(stack_columns(columns, np.result_type(*dtypes)), list(columns))
+    named.variables = columns
+    return named
 
 
 # --- pydata/sparse ---------------------------------------------------------------------------
@@ -214,17 +326,6 @@ def convert_sparse_bools(frame: Any) -> Any:
         if hasattr(dtype, "fill_value") and dtype.kind == "b"
     }
     return frame.astype(wide) if wide else frame
-
-
-def load_pandas() -> Any:
-    """Return pandas, which rows in NumPy's arrays do without."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise InvalidDataError(
-            'This needs pandas: pip install "daskml-dist[dataframe]".'
-        ) from error
-    return pandas
 
 
 def check_unique_names(X: Any) -> None:

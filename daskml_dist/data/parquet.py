@@ -1,10 +1,10 @@
-"""Columns of Parquet files, read straight into rows.
+"""Columns of Parquet files and of other tables, read straight into rows.
 
 Dask's own way copies a file's bytes through Python, then Arrow's columns into a frame, and the
 frame into rows. `read_columns` finds reads in a graph that are understood whole (columns of plain
-numbers, of a local file, none of them filtered), and has Arrow's columns written into rows as they
-are decoded, a few thousand rows at a time, while a cache holds them. Everything else, down to a
-single missing integer, is read as Dask does it; so a block is the same either way.
+numbers, of a local file, none of them filtered, or of a `TableRead`), and has the columns written
+into rows as they are decoded, a few thousand rows at a time, while a cache holds them. Everything
+else, down to a single missing integer, is read as Dask does it; so a block is the same either way.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from numpy.typing import NDArray
 from daskml_dist.dask_internals.parquet_reads import is_parquet_read, is_plain_read, parse_piece
 from daskml_dist.dask_internals.task_graphs import Alias, Task, TaskRef
 from daskml_dist.data.conversion import choose_float_dtype
+from daskml_dist.data.eager_tables import ARROW_DTYPES, extract_plain_columns
+from daskml_dist.data.table_frames import TableRead
 
 #: Rows decoded together: a few megabytes of columns.
 _ROWS_PER_BATCH = 1 << 16
 #: Columns to be made rows of, or a single one.
 WantedColumns = tuple[str, ...] | str
-#: Types of plain numbers, as Arrow writes them, and as NumPy does.
-_ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
-    name: name
-    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-}
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnRead:
-    """Read of one partition of Parquet, as rows and columns of numbers.
+    """Read of one partition of a table, as rows and columns of numbers.
 
     Parameters
     ----------
     read : callable
-        Dask's own, which takes a partition's description and returns a frame.
+        Dask's own, which takes a partition's description and returns a frame, or a `TableRead`.
     wanted : tuple of (tuple of str, or str)
         Columns to be made rows of, and single columns.
     """
@@ -52,16 +49,33 @@ class ColumnRead:
 
     def __call__(self, part: Any) -> list[Any]:
         """Return an array for each wanted item, or parts of a frame if not numbers."""
-        found = self._arrays(part) if is_plain_read(self.read, self._names) else None
-        if found is not None:
-            return found
-        frame = self.read(part)
+        is_table = isinstance(self.read, TableRead)
+        if is_table or is_plain_read(self.read, self._names):
+            found = self._table_arrays(part) if is_table else self._arrays(part)
+            if found is not None:
+                return found
+        names = list(dict.fromkeys(self._names))
+        frame = self.read(part, names) if is_table else self.read(part)
         return [frame[one if isinstance(one, str) else list(one)] for one in self.wanted]
 
     @property
     def _names(self) -> list[str]:
         """Return the names of all columns to read."""
         return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
+
+    def _table_arrays(self, part: Any) -> list[NDArray[Any]] | None:
+        """Return an array for each wanted item; None where one is none of plain numbers."""
+        columns = self.read.read_arrays(part, list(dict.fromkeys(self._names)))
+        if columns is None:
+            return None
+        n_rows = len(next(iter(columns.values())))
+        dtypes = {name: column.dtype for name, column in columns.items()}
+        filled = _ArrayFiller(self.wanted, dtypes, n_rows)
+        # A few rows at a time, so that a column is in the cache when it is written across.
+        for first in range(0, n_rows, _ROWS_PER_BATCH):
+            rows = slice(first, first + _ROWS_PER_BATCH)
+            filled.add({name: column[rows] for name, column in columns.items()})
+        return filled.arrays
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
         """Return an array for each wanted item; None where Dask must read the partition."""
@@ -90,7 +104,10 @@ class ColumnRead:
         filled = _ArrayFiller(self.wanted, dtypes, n_rows)
         for file, of in files:
             for batch in file.iter_batches(_ROWS_PER_BATCH, list(of), names, use_threads=False):
-                if not filled.add(batch):
+                # A missing integer has no number in NumPy: Dask reads the whole partition then.
+                if (columns := extract_plain_columns(batch, names)) is None:
+                    return None
+                if not filled.add(columns):
                     return None
         return filled.arrays if filled.n_rows == n_rows else None
 
@@ -111,23 +128,20 @@ class _ArrayFiller:
                 dtype = np.result_type(*{choose_float_dtype(dtypes[name]) for name in one})
                 self.arrays.append(np.empty((n_rows, len(one)), dtype))
 
-    def add(self, batch: Any) -> bool:
-        """Fill the next rows; False where a value is missing, or there are too many rows."""
-        first, stop = self.n_rows, self.n_rows + len(batch)
-        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
-        # A missing integer has no number in NumPy: Dask reads the whole partition then.
-        missing = any(column.null_count for column in columns.values())
-        if missing or any(stop > len(array) for array in self.arrays):
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> bool:
+        """Fill the next rows; False where there are too many."""
+        n_rows = len(next(iter(columns.values())))
+        first, stop = self.n_rows, self.n_rows + n_rows
+        if any(stop > len(array) for array in self.arrays):
             return False
-        numbers = {n: column.to_numpy(zero_copy_only=False) for n, column in columns.items()}
         for one, array in zip(self._wanted, self.arrays, strict=True):
             if isinstance(one, str):
-                array[first:stop] = numbers[one]
+                array[first:stop] = columns[one]
             else:
                 # A copy in order, then one across: several times faster than one of each column.
-                beside = np.empty((len(one), len(batch)), array.dtype)
+                beside = np.empty((len(one), n_rows), array.dtype)
                 for row, name in zip(beside, one, strict=True):
-                    row[:] = numbers[name]
+                    row[:] = columns[name]
                 array[first:stop] = beside.T
         self.n_rows = stop
         return True
@@ -139,7 +153,7 @@ def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
     for name in names:
         if len(schema.get_all_field_indices(name)) != 1:
             return None
-        dtype = _ARROW_DTYPES.get(str(schema.field(name).type))
+        dtype = ARROW_DTYPES.get(str(schema.field(name).type))
         if dtype is None:
             return None
         found[name] = np.dtype(dtype)
@@ -158,7 +172,7 @@ def read_columns(parts: _Parts) -> _Parts:
     """
     name = f"columns-{uuid.uuid4().hex}"
     found = [
-        [_find_parquet_read(piece, place) for place, piece in enumerate(part)] for part in parts
+        [_find_column_read(piece, place) for place, piece in enumerate(part)] for part in parts
     ]
     graph: dict[Any, Any] = {}
     for i, reads in enumerate(found):
@@ -197,8 +211,8 @@ def _build_read_tasks(
     return tasks
 
 
-def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
-    """Return the task that reads a piece from Parquet, and its columns; None for others."""
+def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
+    """Return the task that reads a piece from a table, and its columns; None for others."""
     if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
@@ -206,14 +220,21 @@ def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | N
     # A piece is the read itself, or selections of columns (df[names], df[name]) on top of it.
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         taken.append(task.args[1])
-        task = _resolve_reference(layer, task.args[0])
-    if not isinstance(task, Task) or not is_parquet_read(task.func):
+        # A read of one column as a series holds the task of its frame, and no reference to it.
+        inner = task.args[0]
+        task = inner if isinstance(inner, Task) else _resolve_reference(layer, inner)
+    if not isinstance(task, Task) or len(task.args) != 1:
         return None
     read: Any = task.func
-    if len(task.args) != 1 or task.kwargs:
+    if isinstance(read, TableRead):
+        # Dask has pushed the columns that are needed into the call.
+        columns = task.kwargs.get("columns")
+    elif is_parquet_read(read) and not task.kwargs:
+        columns = read.columns
+    else:
         return None
     # Selections were found from the last to the first.
-    wanted = _find_wanted_columns(read.columns, taken[::-1])
+    wanted = _find_wanted_columns(columns, taken[::-1])
     # Rows of one column are a frame's; a target or a weight that is one keeps its dtype.
     return None if wanted is None or isinstance(wanted, str) == (place == 0) else (task, wanted)
 

@@ -39,7 +39,9 @@ from daskml_dist.data.conversion import (
     load_pandas,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
+from daskml_dist.data.paths import make_unread_error
 from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
+from daskml_dist.data.table_scans import find_lazy_names
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
 #: Kinds of rows that have no names.
@@ -160,10 +162,7 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
             "collection of them; does the function that made it return something?"
         )
     if isinstance(X, str | os.PathLike):
-        raise InvalidTypeError(
-            f"{name}={os.fspath(X)!r} is a text, and no rows. Read the files first, such as "
-            f"{name} = dask.dataframe.read_parquet({os.fspath(X)!r})."
-        )
+        raise make_unread_error(X, name)
     check_holds_values(X, name, single=True)  # `check_dimensions` refuses a single number
     if isinstance(X, tuple | list) and X and _holds_collections(X):
         raise InvalidTypeError(
@@ -182,8 +181,9 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     if isinstance(values, Iterator):
         raise InvalidTypeError(
             f"{name} is a {kind}, which can be read once; a fit reads its rows several "
-            f"times. Make an array of it, {name} = numpy.array(list({name})), or a Dask collection "
-            "whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
+            "times, and keeps batches, of two dimensions or tuples (X, y), in files for that. Let "
+            f"it give such batches to fit, or make an array of it, {name} = "
+            f"numpy.array(list({name}))."
         )
     if is_future(values) or _are_futures(values):
         one = "the future" if is_future(values) else "a future"
@@ -328,6 +328,11 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
         return
     if isinstance(X, RowsPlaceholder):
         return
+    if (lazy_names := find_lazy_names(X)) is not None:
+        X = load_pandas().DataFrame(columns=lazy_names)  # a query need not run for its names
+    # Batches have no names before they are read, and are gone once they are.
+    if isinstance(X, Iterator):
+        check_holds_values(X, "X")
     # Workers import this module, and need not load scikit-learn.
     from daskml_dist.sklearn_internals import compare_feature_names
 

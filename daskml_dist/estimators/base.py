@@ -12,7 +12,7 @@ by the planner, which simulates fits, stands above them, and is loaded where it 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -140,6 +140,7 @@ class BaseOnRows(BaseEstimator):
     to_sklearn = estimator_mixin.to_sklearn
     to_onnx = estimator_mixin.to_onnx
     save = estimator_mixin.save
+    fit_async = estimator_mixin.fit_async
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -268,13 +269,16 @@ class BaseOnRows(BaseEstimator):
         `labels_stay`: many numbers that are labels stay on the GPU on which they lie.
         """
         if not self._needs_target:
-            return take_named_columns(X, None, sample_weight)
+            X, _, sample_weight = take_named_columns(X, None, sample_weight)
+            return X, None, sample_weight
+        # Batches of a generator hold their targets themselves.
+        if y is not None or isinstance(X, Iterator):
+            X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if y is None:
             raise InvalidDataError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None. "
                 "Pass y as well."
             )
-        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if not self._multi_output:
             stays = labels_stay and self._classification and are_device_labels(y)
             if not (is_dask(y) or (stays and len(y) > MAX_CHECKED_LABELS)):

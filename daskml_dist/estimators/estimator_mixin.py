@@ -85,6 +85,39 @@ def to_onnx(self: Any, path: Any = None, *, sample: Any = None) -> Any:
     return export.to_onnx(self, path, sample=sample)
 
 
+async def fit_async(self: Any, *args: Any, **params: Any) -> Any:
+    """Fit in a thread, while the event loop goes on.
+
+    For programs of one event loop, with a ``Client(..., asynchronous=True)`` or none. Other calls
+    that wait are awaited by :func:`daskml_dist.run_async`; lazy predictions wait for nothing.
+
+    Parameters
+    ----------
+    *args, **params
+        As in ``fit``.
+
+    Returns
+    -------
+    self
+
+    Raises
+    ------
+    asyncio.CancelledError
+        The task was cancelled: the fit has ended between two steps, and the estimator holds what it
+        had come to.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> from daskml_dist.linear_model import Ridge
+    >>> asyncio.run(Ridge().fit_async([[0.0], [1.0]], [0.0, 2.0]))
+    Ridge()
+    """
+    from daskml_dist.training.asynchronous import run_async
+
+    return await run_async(self.fit, *args, **params)
+
+
 def save(self: Any, path: Any) -> None:
     """Write the fitted estimator to a model file, which holds no pickle.
 
@@ -127,6 +160,7 @@ class EstimatorMixin(NamedParameters):
     _doc_link_url_param_generator = make_doc_link_params
     to_sklearn = to_sklearn
     to_onnx = to_onnx
+    fit_async = fit_async
     save = save
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -257,7 +257,9 @@ class BaseSteps(BaseOnRows):
             # Before the summary, which is then of blocks that are cut by columns.
             if settings.run.shard == "features":
                 job.engine.cut_columns(settings.run.n_lanes)
-            weighted = sample_weight is not None
+            weighted = collection.is_weighted  # batches may hold weights
+            if settings.privacy is not None and weighted:
+                raise refuse_weights()
             rows = job.rows = self._dataset_info(job, classes, settings.class_weight, weighted)
             model, initial = self._model_to_train(rows, settings, go_on, start)
             fit = self._plan_fit(job, settings, model, initial)

@@ -149,7 +149,7 @@ class BaseRounds(BaseOnRows):
             FitJob(collection, client, run, callbacks) as job,
         ):
             job.engine.reserve_memory(self._made_share)
-            weighted = sample_weight is not None
+            weighted = collection.is_weighted  # batches may hold weights
             rows = job.rows = self._dataset_info(job, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._starting_parameters(model, rows)

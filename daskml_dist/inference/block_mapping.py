@@ -37,6 +37,7 @@ from daskml_dist.data.conversion import (
     find_device,
 )
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
+from daskml_dist.data.table_frames import find_row_counts
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
 #: Bytes from which a function is sent to the workers apart from the graph: Dask warns of graphs of
@@ -166,11 +167,14 @@ def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number:
 def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """Return a collection whose graph has the blocks of rows, their keys, and their sizes.
 
-    Sizes of frames, bags and delayed blocks are NaN, as Dask writes those that it does not know.
+    Sizes of bags, delayed blocks and most frames are NaN, as Dask writes those that it does not
+    know.
     """
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
-        return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
+        known = find_row_counts(X) or ()
+        sizes = tuple(known) if len(known) == len(pieces) else (np.nan,) * len(pieces)
+        return pieces[0], [piece.key for piece in pieces], sizes
     if isinstance(X, da.Array) and X.ndim >= 2:
         X = join_column_chunks(X)
     sizes = X.chunks[0] if isinstance(X, da.Array) else (np.nan,) * X.npartitions

@@ -23,10 +23,16 @@ from daskml_dist.inference.block_mapping import map_blocks
 from daskml_dist.metrics._columns import call_sklearn_metric
 
 __all__ = [
+    "cosine_distances",
+    "cosine_similarity",
     "euclidean_distances",
+    "linear_kernel",
+    "manhattan_distances",
     "pairwise_distances",
+    "pairwise_distances_argmin",
     "pairwise_distances_argmin_min",
     "pairwise_kernels",
+    "rbf_kernel",
 ]
 
 
@@ -86,7 +92,9 @@ def pairwise_distances(
 
 
 def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
-    """Measure Euclidean distances; inputs, results and errors are of :func:`pairwise_distances`.
+    """Measure Euclidean distances.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
 
     Parameters
     ----------
@@ -223,6 +231,161 @@ def pairwise_distances_argmin_min(
     # float64 up to 2**53.
     both = map_blocks(partial(_find_nearest_rows, Y, options), X, meta=np.empty((0, 2)))
     return both[:, 0].astype(np.int64), both[:, 1]
+
+
+def cosine_similarity(X: Any, Y: Any = None) -> Any:
+    """Calculate the cosine of the angle between rows.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import cosine_similarity
+    >>> cosine_similarity(da.eye(2), [[3.0, 4.0]]).compute().ravel()
+    array([0.6, 0.8])
+    """
+    return pairwise_kernels(X, Y, metric="cosine")
+
+
+def cosine_distances(X: Any, Y: Any = None) -> Any:
+    """Measure 1 minus the cosine of the angle between rows.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import cosine_distances
+    >>> cosine_distances(da.eye(2), [[3.0, 4.0]]).compute().ravel().round(2)
+    array([0.4, 0.2])
+    """
+    return pairwise_distances(X, Y, metric="cosine")
+
+
+def manhattan_distances(X: Any, Y: Any = None) -> Any:
+    """Measure sums of absolute differences.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import manhattan_distances
+    >>> manhattan_distances(da.eye(2), [[3.0, 4.0]]).compute().ravel()
+    array([6., 6.])
+    """
+    return pairwise_distances(X, Y, metric="manhattan")
+
+
+def linear_kernel(X: Any, Y: Any = None) -> Any:
+    """Calculate the dot products of rows.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import linear_kernel
+    >>> linear_kernel(da.eye(2), [[3.0, 4.0]]).compute().ravel()
+    array([3., 4.])
+    """
+    return pairwise_kernels(X, Y, metric="linear")
+
+
+def rbf_kernel(X: Any, Y: Any = None, gamma: float | None = None) -> Any:
+    """Calculate the Gaussian kernel of rows.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+    gamma : float or None, default=None
+        None: one over the number of features.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import rbf_kernel
+    >>> rbf_kernel(da.eye(2), gamma=0.5).compute().round(2)
+    array([[1.  , 0.37],
+           [0.37, 1.  ]])
+    """
+    return pairwise_kernels(X, Y, metric="rbf", gamma=gamma)
+
+
+def pairwise_distances_argmin(
+    X: Any,
+    Y: Any,
+    *,
+    axis: int = 1,
+    metric: str = "euclidean",
+    metric_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Find the row of Y that is nearest to each row of X.
+
+    Parameters
+    ----------
+    X, Y, axis, metric, metric_kwargs
+        As in :func:`pairwise_distances_argmin_min`, which also tells what is raised.
+
+    Returns
+    -------
+    ndarray of int64 of shape (n_rows,), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import pairwise_distances_argmin
+    >>> X = da.from_array([[0.0], [1.0], [7.0]], chunks=2)
+    >>> pairwise_distances_argmin(X, [[0.0], [5.0]]).compute()
+    array([0, 0, 1])
+    """
+    return pairwise_distances_argmin_min(
+        X, Y, axis=axis, metric=metric, metric_kwargs=metric_kwargs
+    )[0]
 
 
 def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:

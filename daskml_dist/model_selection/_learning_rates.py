@@ -209,7 +209,7 @@ def _draw_sample(
     settings = replace(estimator._check_settings(None), auto_rate=False)
     collection = estimator._make_collection(X, y, sample_weight, reset=True)
     with FitJob(collection, client, settings.run) as job:
-        weighted = sample_weight is not None
+        weighted = collection.is_weighted
         rows = job.rows = estimator._dataset_info(job, None, settings.class_weight, weighted)
         # Planned, and not trained: the plan knows how many rows a step of the fit would take.
         fit = estimator._plan_fit(job, settings, estimator._model(rows, None), None)

@@ -27,7 +27,12 @@ from typing import Any
 from daskml_dist.errors import ServingError
 
 _LOG = logging.getLogger("daskml_dist.serving")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+#: Signals that a supervisor handles; of Windows, where no server starts, those that it has.
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
+    if hasattr(signal, name)
+)
 #: Seconds of life after which the death of a process does not count as a failed start, after which
 #: the next start waits.
 _SETTLED_SECONDS = 10.0

@@ -413,7 +413,10 @@ def _read_local_file(name: str) -> bytes:
 
 def _sync_folder(folder: str) -> None:
     """Make moves in a folder outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders, and writes its own journal
+        return
     try:
         with suppress(OSError):  # some network file systems cannot
             os.fsync(handle)

@@ -162,6 +162,9 @@ class InProcessEngine(Engine):
 
         def tell() -> None:
             """Tell the callbacks of passes recorded since the last call."""
+            # A solver keeps whole points, so its fit may end after any pass.
+            if fit.work.remembers_course:
+                self.interrupts.raise_pending()
             nonlocal told
             while told < len(records):
                 told += 1

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -25,12 +26,24 @@ _unshielded: Any = None
 _ended_shields: deque[str] = deque(maxlen=256)
 
 
+class StopRequest(threading.Event):
+    """Request that the fits of another thread end, between two steps."""
+
+
+_stop_request: ContextVar[StopRequest | None] = ContextVar("daskml_dist_stop", default=None)
+
+
+def obey_stop_request(request: StopRequest) -> None:
+    """Let fits of this context end as after Ctrl-C, once the request is set."""
+    _stop_request.set(request)
+
+
 class Interrupts:
     """Handler of Ctrl-C for as long as a fit has its rows. Use it as a context manager.
 
     The first Ctrl-C raises ``KeyboardInterrupt`` as it always does. Later ones are swallowed, so
-    that none cuts the clean-up short. In a thread of its own a fit sees no Ctrl-C, and this does
-    nothing.
+    that none cuts the clean-up short. In a thread of its own a fit sees no Ctrl-C, but may obey a
+    :class:`StopRequest`.
     """
 
     def __init__(self) -> None:
@@ -40,6 +53,7 @@ class Interrupts:
         self._held = 0
         self._raised_pending: list[BaseException] = []
         self._waits = False
+        self._stop = _stop_request.get()
 
     def __enter__(self) -> Interrupts:
         # Handlers can be set in the main thread only; elsewhere Ctrl-C does not arrive anyway.
@@ -108,8 +122,9 @@ class Interrupts:
             self._waits = before
 
     def raise_pending(self) -> None:
-        """Raise a Ctrl-C that came during the last step."""
-        if self._pending and not self._held:
+        """Raise a Ctrl-C that came during the last step, or was asked for by another thread."""
+        asked = self._stop is not None and self._stop.is_set() and not self._raised
+        if (self._pending or asked) and not self._held:
             self._pending, self._raised = False, True
             error = KeyboardInterrupt()
             self._raised_pending.append(error)

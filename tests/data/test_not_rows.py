@@ -27,7 +27,7 @@ Y = (X[:, 0] > 0).astype(int)
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [(None, "X is None"), ("data/*.parquet", "read_parquet"), (Path("a.csv"), "read_parquet"),
+    [(None, "X is None"), ("data", "read_parquet"), (Path("a.npy"), "numpy.load"),
      ((row for row in X), "read once"), (map(float, X[0]), "read once"),
      ((X, Y[:, None]), r"tuple of 2 collections.*apart, fit\(X, y\)"),
      ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),

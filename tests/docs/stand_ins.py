@@ -208,6 +208,7 @@ STAND_INS = {
     "docs/columns.md": Given(_classes),
     "docs/coming_from.md": Given(_images, slow=True),
     "docs/coming_from_clusters.md": Given(_classes, slow=True),
+    "docs/coming_from_dask_ml.md": Given(_classes, slow=True),
     "docs/coming_from_sklearn.md": Given(_classes, slow=True),
     "docs/compression.md": Given(_classes),
     "docs/data.md": Given(_data),

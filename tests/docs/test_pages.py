@@ -35,6 +35,7 @@ USES = {
 NOT_RUN = {
     "docs/coming_from.md": 1,
     "docs/coming_from_trees.md": 1,
+    "docs/data.md": 1,
     "docs/export.md": 4,
     "docs/gpu.md": 4,
     "docs/hpc.md": 1,

@@ -37,6 +37,12 @@ CALLS = {
     "cosine": ("pairwise_distances", {"metric": "cosine"}),
     "scaled": ("pairwise_distances", {"metric": "seuclidean", "V": X.var(axis=0)}),
     "squared": ("euclidean_distances", {"squared": True}),
+    "city blocks": ("manhattan_distances", {}),
+    "angle": ("cosine_distances", {}),
+    "cosine of the angle": ("cosine_similarity", {}),
+    "dot products": ("linear_kernel", {}),
+    "Gaussian": ("rbf_kernel", {"gamma": 0.3}),
+    "Gaussian by width": ("rbf_kernel", {}),
     "linear": ("pairwise_kernels", {}),
     "rbf": ("pairwise_kernels", {"metric": "rbf"}),
     "polynomial": ("pairwise_kernels", {"metric": "polynomial", "degree": 2}),
@@ -89,6 +95,8 @@ def test_nearest_rows(make, options):
     ):
         np.testing.assert_allclose(np.asarray(ours), theirs)
     assert found[0].dtype == np.int64
+    nearest = pairwise.pairwise_distances_argmin(make(X), Y, **options)
+    np.testing.assert_array_equal(np.asarray(nearest), np.asarray(found[0]))
 
 
 @pytest.mark.parametrize(

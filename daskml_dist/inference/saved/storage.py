@@ -38,7 +38,7 @@ def write_bytes(path: str, data: bytes) -> None:
         try:
             with open(new, "xb") as file:
                 # The permissions of the file before, if there is one.
-                with suppress(OSError):
+                with suppress(OSError, AttributeError):  # Windows has no fchmod
                     os.fchmod(file.fileno(), stat.S_IMODE(os.stat(name).st_mode))
                 file.write(data)
                 file.flush()

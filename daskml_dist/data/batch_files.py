@@ -1,0 +1,214 @@
+"""Rows that can be read once, kept in files of this process from which tasks read them again.
+
+A generator of batches is used up by one look, and a query may cost more than all passes over
+its result. Both are written once, to a folder that goes when nothing refers to it any more: tasks
+of a collection hold it, so it stays as long as a fit or a lazy prediction may read from it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+
+from daskml_dist.data.eager_tables import convert_eager_table, unwrap_narwhals
+from daskml_dist.data.table_frames import TableSource, make_frame
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
+
+#: Pieces of a batch, in their order, as errors name them.
+_PIECE_NAMES = ("X", "y", "sample_weight")
+
+
+class RowsFolder:
+    """Folder of files that is deleted when nothing in the process that made it refers to it.
+
+    Copies of it in other processes read the files, and leave them.
+    """
+
+    def __init__(self) -> None:
+        parent = dask.config.get("temporary-directory", None)
+        # Only the user may enter the folder: what is unpickled from it must be what was written.
+        self.path = tempfile.mkdtemp(prefix="daskml_dist-rows-", dir=parent)
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen_folder, (self.path,)
+
+    def __dask_tokenize__(self) -> str:
+        return self.path
+
+    def write(self, name: str, values: Any) -> None:
+        """Write values to a file of a name."""
+        with (Path(self.path) / name).open("wb") as file:
+            pickle.dump(values, file, protocol=5)
+
+    def read(self, name: str) -> Any:
+        """Return the values of a file."""
+        try:
+            with (Path(self.path) / name).open("rb") as file:
+                return pickle.load(file)
+        except FileNotFoundError as error:
+            raise self.make_missing_error() from error
+
+    def make_missing_error(self) -> InvalidDataError:
+        """Return the error of a process that does not see the files."""
+        return InvalidDataError(
+            f"The rows lie in {self.path}, which this worker does not see: they are on another "
+            "host's disk. Set Dask's temporary-directory to a folder that all hosts share before "
+            "the fit, or write the rows to Parquet files there and pass their path."
+        )
+
+
+def _reopen_folder(path: str) -> RowsFolder:
+    """Return a copy of a folder, which does not delete it."""
+    folder = object.__new__(RowsFolder)
+    folder.path = path
+    return folder
+
+
+class _FramesInFiles(TableSource):
+    """Batches that are pandas frames, one a file."""
+
+    def __init__(self, folder: RowsFolder, empty: Any, row_counts: list[int]) -> None:
+        self.folder, self.empty = folder, empty
+        self.parts = list(range(len(row_counts)))
+        self.row_counts = row_counts
+
+    def read_empty(self) -> Any:
+        """Return a frame without rows."""
+        return self.empty
+
+    def read_part(self, part: Any, columns: list[str]) -> Any:
+        """Return columns of a batch."""
+        return self.folder.read(f"X-{part}")[columns]
+
+
+def spool_batches(batches: Iterator[Any]) -> tuple[Any, Any, Any] | None:
+    """Return all batches of a generator as Dask collections of X, y and weights, else None.
+
+    A batch is a table (whose columns may be named as y), an array or sparse matrix of rows, or a
+    tuple of X, y and, where rows have them, weights. Each is written to a file as it comes, so no
+    more than one is in memory at a time. None where the first item is no batch.
+    """
+    first = next(batches, None)
+    if first is None or _split_batch(first) is None:
+        return None
+    folder = RowsFolder()
+    # Of each batch in the folder: its rows, and its pieces without any.
+    row_counts, empties = list[int](), list[list[Any]]()
+    for number, batch in enumerate(chain([first], batches)):
+        pieces = _split_batch(batch)
+        if pieces is None or (empties and len(pieces) != len(empties[0])):
+            raise InvalidTypeError(
+                f"Batch {number} is a {type(batch).__name__}, and the first one was of another "
+                "kind. Let every batch be a table, an array of two dimensions, or a tuple (X, y)."
+            )
+        lengths = {name: one.shape[0] for name, one in zip(_PIECE_NAMES, pieces, strict=False)}
+        if len(set(lengths.values())) > 1:
+            raise InvalidDataError(
+                f"Batch {number} has pieces of several lengths: {lengths}. Give each row a target."
+            )
+        if empties:
+            _check_like_first(pieces, empties[0], number)
+            # Batches without rows, as of a filter that leaves none, are left out.
+            if not lengths["X"]:
+                continue
+        for name, piece in zip(_PIECE_NAMES, pieces, strict=False):
+            folder.write(f"{name}-{len(empties)}", piece)
+        empties.append([piece[:0] for piece in pieces])
+        row_counts.append(lengths["X"])
+    found = [
+        _join_pieces(folder, name, [one[at] for one in empties], row_counts)
+        for at, name in enumerate(_PIECE_NAMES[: len(empties[0])])
+    ]
+    X, y, sample_weight = [*found, None, None][: len(_PIECE_NAMES)]
+    return X, y, sample_weight
+
+
+def _split_batch(batch: Any) -> list[Any] | None:
+    """Return the X of a batch, and y and weights where it has them; None if it is no batch."""
+    # Loaders of torch make lists of tuples.
+    several = isinstance(batch, tuple) or (
+        isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
+    )
+    pieces = list(batch) if several else [batch]
+    if not 1 <= len(pieces) <= len(_PIECE_NAMES):
+        return None
+    X, *beside = [_convert_piece(piece) for piece in pieces]
+    # One-dimensional items are single rows or numbers, of which millions may come.
+    if getattr(X, "ndim", 0) < 2 or any(getattr(one, "ndim", 0) < 1 for one in beside):
+        return None
+    return [X, *(np.asarray(one) for one in beside)]
+
+
+def _convert_piece(piece: Any) -> Any:
+    """Return a piece of a batch as a frame, a CSR matrix or an array; all else as it is."""
+    piece = unwrap_narwhals(piece)
+    if (table := convert_eager_table(piece)) is not None:
+        return table
+    if hasattr(piece, "tocsr"):
+        return piece.tocsr()
+    if hasattr(piece, "iloc") or not (hasattr(piece, "__array__") or isinstance(piece, list)):
+        return piece
+    try:
+        return np.asarray(piece)  # lists of rows, and tensors in memory of the host
+    except ValueError:  # rows of several lengths
+        return piece
+
+
+def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> None:
+    """Check that a batch has the columns of the first one."""
+    for name, *both in zip(_PIECE_NAMES, pieces, empties, strict=False):
+        found, first = (list(getattr(one, "columns", one.shape[1:])) for one in both)
+        if found != first:
+            raise InvalidDataError(
+                f"Batch {number}: {name} has the columns {found}, and that of the first batch "
+                f"{first}. Give every batch the same columns, in one order."
+            )
+
+
+def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: list[int]) -> Any:
+    """Return the X, y or weights of all batches as one Dask collection, whose tasks read files."""
+    if hasattr(empties[0], "columns"):
+        return make_frame(_FramesInFiles(folder, empties[0], row_counts))
+    dtype = _find_common_dtype([one.dtype for one in empties], name)
+    # All batches have one dtype as they are read, whatever each was written as.
+    read = delayed(_ArrayRead(folder, name, dtype), pure=False)
+    meta = empties[0].astype(dtype)
+    chunks = [
+        da.from_delayed(read(i), (n, *meta.shape[1:]), dtype=dtype, meta=meta)
+        for i, n in enumerate(row_counts)
+    ]
+    return da.concatenate(chunks)
+
+
+def _find_common_dtype(dtypes: list[Any], name: str) -> Any:
+    """Return the dtype that all batches have, or can be read as."""
+    kinds = {dtype.kind for dtype in dtypes}
+    if len(kinds) > 1 and not kinds <= set("iuf"):
+        raise InvalidDataError(
+            f"The batches of {name} have several dtypes: {sorted(set(map(str, dtypes)))}. Give "
+            "every batch the same one."
+        )
+    return np.result_type(*dtypes)
+
+
+class _ArrayRead:
+    """Read of an array from the file of a batch."""
+
+    def __init__(self, folder: RowsFolder, name: str, dtype: Any) -> None:
+        self.folder, self.name, self.dtype = folder, name, dtype
+
+    def __call__(self, number: int) -> Any:
+        values = self.folder.read(f"{self.name}-{number}")
+        return values if values.dtype == self.dtype else values.astype(self.dtype)

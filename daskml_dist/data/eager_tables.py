@@ -1,0 +1,170 @@
+"""Tables in memory of other libraries, as pandas frames or as columns of plain numbers.
+
+Polars, Arrow, and whatever narwhals reads or exports Arrow's stream of batches. None of them is a
+dependency: a table is known by the module of its type, and its library is loaded already, for the
+user has made the table with it. Columns of numbers keep their dtype and bits; decimals become
+float64, and words are plain Python texts, whatever dictionary or category held them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidDataError
+
+#: Types of plain numbers, as Arrow writes them, and as NumPy does.
+ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
+    name: name
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+#: Packages whose objects are read elsewhere, though some of them export Arrow's stream, too.
+_READ_ELSEWHERE = frozenset({"numpy", "pandas", "scipy", "dask", "xarray", "cupy", "cudf", "torch"})
+
+
+def find_package(value: Any) -> str:
+    """Return the top package of an object's type; a compiled part, such as `_duckdb`, without _."""
+    return type(value).__module__.partition(".")[0].lstrip("_")
+
+
+def load_pandas() -> Any:
+    """Return pandas, which rows in NumPy's arrays do without."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise InvalidDataError(
+            'This needs pandas: pip install "daskml-dist[dataframe]".'
+        ) from error
+    return pandas
+
+
+def unwrap_narwhals(value: Any) -> Any:
+    """Return the table or column that narwhals wraps; all else as it is."""
+    while find_package(value) == "narwhals" and hasattr(value, "to_native"):
+        value = value.to_native()
+    return value
+
+
+def convert_eager_table(value: Any) -> Any:
+    """Return a table of another library as a pandas frame, a column as an array, else None."""
+    package, kind = find_package(value), type(value).__name__
+    if package == "polars":
+        if kind == "DataFrame":
+            return _convert_polars_frame(value)
+        return _extract_polars_column(value) if kind == "Series" else None
+    if package == "pyarrow":
+        return _convert_arrow(value, kind)
+    if package in _READ_ELSEWHERE:
+        return None
+    if hasattr(value, "__narwhals_dataframe__") or hasattr(value, "__narwhals_series__"):
+        return _convert_by_narwhals(value)
+    if hasattr(value, "__arrow_c_stream__") and not hasattr(value, "__array__"):
+        import pyarrow
+
+        return convert_arrow_table(pyarrow.table(value))
+    return None
+
+
+def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
+    """Return columns of a Polars frame or an Arrow table as arrays, without a frame in between.
+
+    None where one of them is no plain number, or a value is missing, for which NumPy's whole
+    numbers have none.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if find_package(table) == "polars":
+            column = table.get_column(name)
+            is_number = column.dtype.is_numeric() or str(column.dtype) == "Boolean"
+            if column.null_count() or not is_number:
+                return None
+            array = column.to_numpy()
+        else:
+            column = table.column(name)
+            if column.null_count or str(column.type) not in ARROW_DTYPES:
+                return None
+            array = column.to_numpy(zero_copy_only=False)
+        # Whole numbers of 128 bits and half floats are read as pandas reads them.
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize not in (1, 2, 4, 8):
+            return None
+        if array.dtype.kind == "f" and array.dtype.itemsize < 4:
+            return None
+        found[name] = array
+    return found
+
+
+# --- Polars ----------------------------------------------------------------------------------
+
+
+def _convert_polars_frame(frame: Any) -> Any:
+    """Return a Polars frame as pandas': Polars' own conversion would need pyarrow."""
+    pandas = load_pandas()
+    columns = {name: _extract_polars_column(frame.get_column(name)) for name in frame.columns}
+    return pandas.DataFrame(columns, index=pandas.RangeIndex(frame.height))
+
+
+def _extract_polars_column(series: Any) -> NDArray[Any]:
+    """Return the values of a Polars column; whole numbers with missing ones are float64 and NaN."""
+    # Decimals would become objects, of which no sum is a float.
+    if series.dtype.is_decimal():
+        import polars
+
+        series = series.cast(polars.Float64)
+    values: NDArray[Any] = series.to_numpy()
+    return values
+
+
+# --- Arrow -----------------------------------------------------------------------------------
+
+
+def _convert_arrow(value: Any, kind: str) -> Any:
+    """Return an Arrow table or batch as a frame, an Arrow column as an array, else None."""
+    if kind in ("Table", "RecordBatch"):
+        return convert_arrow_table(value)
+    if hasattr(value, "null_count") and hasattr(value, "to_numpy"):
+        import pyarrow
+
+        return convert_arrow_table(pyarrow.table({"values": value}))["values"].to_numpy()
+    return None
+
+
+def convert_arrow_table(table: Any) -> Any:
+    """Return an Arrow table or batch as a pandas frame; an index that pandas kept stays one."""
+    load_pandas()
+    import pyarrow
+
+    table = pyarrow.table(table) if hasattr(table, "__arrow_c_stream__") else table
+    fields = [field.with_type(_find_plain_type(field.type)) for field in table.schema]
+    plain = pyarrow.schema(fields, metadata=table.schema.metadata)
+    return (table if plain.equals(table.schema) else table.cast(plain)).to_pandas()
+
+
+def _find_plain_type(type_: Any) -> Any:
+    """Return the type that columns of a type are read as: floats for decimals, plain values."""
+    import pyarrow
+
+    if pyarrow.types.is_decimal(type_):
+        return pyarrow.float64()
+    # Each batch may have a dictionary of its own, so codes of two batches cannot be compared.
+    return type_.value_type if pyarrow.types.is_dictionary(type_) else type_
+
+
+# --- narwhals --------------------------------------------------------------------------------
+
+
+def _convert_by_narwhals(value: Any) -> Any:
+    """Return a table or column of a library that only narwhals reads, as pandas'."""
+    try:
+        import narwhals
+    except ImportError as error:
+        raise InvalidDataError(
+            f"A {type(value).__module__}.{type(value).__name__} is read by narwhals: pip install "
+            "narwhals, or pass a frame of pandas."
+        ) from error
+    table = narwhals.from_native(value, eager_only=True, allow_series=True)
+    # A column of numbers keeps its dtype in NumPy; a table goes by Arrow, whatever made it.
+    is_column = isinstance(table, narwhals.Series)
+    return np.asarray(table.to_numpy()) if is_column else convert_arrow_table(table.to_arrow())

@@ -1,0 +1,64 @@
+"""Datasets of xarray as rows: a row for each cell of the grid, a column for each variable.
+
+Cells come in C order of the dimensions, so a prediction has the grid's shape again by
+``reshape``. A variable that lacks some dimensions (an altitude beside a series in time) is repeated
+along them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from daskml_dist.errors import InvalidDataError
+
+
+def flatten_dataset(dataset: Any) -> dict[str, Any]:
+    """Return each variable of an xarray.Dataset as one column, of Dask if any variable is."""
+    import xarray
+
+    names = list(dataset.data_vars)
+    if not names:
+        raise InvalidDataError(
+            "The xarray.Dataset has no data variables. Coordinates become variables by "
+            "dataset.reset_coords()."
+        )
+    if texts := [name for name in names if not isinstance(name, str)]:
+        raise InvalidDataError(
+            f"Variables {texts} of the xarray.Dataset have names that are no texts. Rename them: "
+            "dataset.rename({old: 'new'})."
+        )
+    # The dimensions of the variable that has most come first, in its order: those of the grid.
+    widest = max((dataset[name] for name in names), key=lambda one: one.ndim)
+    dims = [*widest.dims, *(dim for dim in dataset.dims if dim not in widest.dims)]
+    lazy = any(isinstance(dataset[name].data, da.Array) for name in names)
+    found = xarray.broadcast(*(dataset[name] for name in names))
+    # One cut of the grid for all variables, whose rows else do not come in the same blocks.
+    if lazy:
+        found = xarray.unify_chunks(*(one.chunk() if one.chunks is None else one for one in found))
+    used = [dim for dim in dims if dim in found[0].dims]
+    return {
+        name: one.transpose(*used).data.reshape(-1) for name, one in zip(names, found, strict=True)
+    }
+
+
+def stack_columns(columns: dict[str, Any], dtype: Any) -> Any:
+    """Return columns of equal chunks side by side, as one array of a dtype."""
+    values = list(columns.values())
+    if not isinstance(values[0], da.Array):
+        return _stack_block(dtype, *values)
+    return da.map_blocks(
+        partial(_stack_block, dtype),
+        *values,
+        new_axis=1,
+        chunks=(values[0].chunks[0], (len(values),)),
+        meta=np.empty((0, len(values)), dtype),
+    )
+
+
+def _stack_block(dtype: Any, *columns: Any) -> Any:
+    """Return one-dimensional arrays side by side."""
+    return np.stack([np.asarray(column, dtype) for column in columns], axis=1)

@@ -1,0 +1,122 @@
+"""Tables outside of Dask as Dask dataframes, whose tasks read their parts by themselves.
+
+A :class:`TableSource` names the parts of a table, and reads columns of a part. The frame that
+:func:`make_frame` makes of it is like any other: Dask pushes the columns that are needed into the
+reads, blocks stream, and a lost block is read again. Where all columns are plain numbers, blocks
+are filled from the table's own memory, without a pandas frame in between (`data/parquet.py`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import dask
+from numpy.typing import NDArray
+
+from daskml_dist.dask_internals.expressions import find_read_function
+from daskml_dist.data.eager_tables import (
+    convert_eager_table,
+    extract_plain_columns,
+    load_pandas,
+)
+
+#: Bytes of a part, counted as 8 for each value: large enough that reads are few, small enough that
+#: several fit in the memory of a laptop.
+PART_BYTES = 1 << 25
+#: Least rows of a part, so that tables of very many columns are not read row by row.
+_MIN_PART_ROWS = 1 << 10
+
+
+class TableSource(ABC):
+    """Table that is read part by part; picklable, for tasks carry it.
+
+    Attributes
+    ----------
+    parts : list
+        What :meth:`read_part` takes; each small.
+    row_counts : list of int, or None
+        Rows of each part; None where only reading tells.
+    """
+
+    parts: list[Any]
+    row_counts: list[int] | None
+
+    @abstractmethod
+    def read_empty(self) -> Any:
+        """Return a table in memory with all columns and no rows."""
+
+    @abstractmethod
+    def read_part(self, part: Any, columns: list[str]) -> Any:
+        """Return columns of a part, as a table in memory of any library."""
+
+
+class TableRead:
+    """Read of a part, as tasks call it.
+
+    Parameters
+    ----------
+    source : TableSource
+    """
+
+    def __init__(self, source: TableSource) -> None:
+        self.source = source
+        self._token = uuid.uuid4().hex
+
+    def __dask_tokenize__(self) -> str:
+        # A table may be different when it is read anew, so no two reads are the same.
+        return self._token
+
+    def __call__(self, part: Any, columns: list[str]) -> Any:
+        """Return columns of a part as a pandas frame."""
+        table = self.source.read_part(part, list(columns))
+        frame = convert_eager_table(table)
+        return table if frame is None else frame
+
+    def read_arrays(self, part: Any, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
+        """Return columns of a part as arrays of numbers; None where one is none."""
+        table = self.source.read_part(part, list(names))
+        return None if hasattr(table, "iloc") else extract_plain_columns(table, names)
+
+
+def make_frame(source: TableSource) -> Any:
+    """Return a Dask dataframe with a partition for each part of a table."""
+    load_pandas()
+    import dask.dataframe as dd
+
+    empty = source.read_empty()
+    meta = convert_eager_table(empty)
+    # Texts stay what the table's library makes of them: Dask would convert each part once more.
+    with dask.config.set({"dataframe.convert-string": False}):
+        return dd.from_map(
+            TableRead(source), source.parts, meta=empty if meta is None else meta, label="table"
+        )
+
+
+def find_row_counts(frame: Any) -> list[int] | None:
+    """Return the rows of each partition of a Dask dataframe of whole parts, where they are known.
+
+    Of columns that were taken of such a frame, too; of anything else None.
+    """
+    read = find_read_function(frame)
+    return list(read.source.row_counts) if _knows_rows(read) else None
+
+
+def _knows_rows(read: Any) -> bool:
+    """Return whether a function reads parts of which the rows are known."""
+    return isinstance(read, TableRead) and read.source.row_counts is not None
+
+
+def count_part_rows(n_columns: int) -> int:
+    """Return how many rows a part of a table should have."""
+    return max(_MIN_PART_ROWS, PART_BYTES // (8 * max(n_columns, 1)))
+
+
+def split_rows(n_rows: int, n_columns: int) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each part of a table, as even as can be."""
+    n_parts = max(1, -(-n_rows // count_part_rows(n_columns)))
+    bounds = [n_rows * part // n_parts for part in range(n_parts + 1)]
+    return [(a, b - a) for a, b in pairwise(bounds)]

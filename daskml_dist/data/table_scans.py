@@ -1,0 +1,276 @@
+"""Lazy tables without Dask: Polars' queries, DuckDB's relations, datasets of pyarrow.
+
+What can be read part by part is: row groups of a dataset's files, and ranges of rows of a query
+into whose scan Polars pushes a range. Each worker then opens the files itself. Any other query (a
+filter, a join, a sum by groups) is run once, by its owner, with whatever that pushes down, into a
+Parquet file of this process (:mod:`daskml_dist.data.batch_files`): a part of its result could only
+be had by running it from the start, and two runs may give their rows in two orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.data.batch_files import RowsFolder
+from daskml_dist.data.eager_tables import convert_eager_table, find_package, load_pandas
+from daskml_dist.data.table_frames import (
+    PART_BYTES,
+    TableSource,
+    count_part_rows,
+    make_frame,
+    split_rows,
+)
+from daskml_dist.errors import InvalidDataError
+
+#: File of a query's result in its folder.
+_RESULT_NAME = "rows.parquet"
+
+
+def convert_lazy_table(value: Any) -> Any:
+    """Return a lazy table of another library as a Dask dataframe; None if it is no such table."""
+    open_ = _OPENERS.get((find_package(value), type(value).__name__))
+    return None if open_ is None else open_(value)
+
+
+def find_lazy_names(value: Any) -> list[str] | None:
+    """Return the column names of a lazy table, for which no row is read; None of anything else."""
+    names = _NAMES.get((find_package(value), type(value).__name__))
+    return None if names is None else list(names(value))
+
+
+# --- Polars ----------------------------------------------------------------------------------
+
+
+class _PolarsScan(TableSource):
+    """Ranges of rows of a query that scans files."""
+
+    def __init__(self, query: Any, n_rows: int) -> None:
+        self.query = query
+        self.parts = split_rows(n_rows, len(query.collect_schema()))
+        self.row_counts = [n for _, n in self.parts]
+
+    def read_empty(self) -> Any:
+        """Return a Polars frame without rows."""
+        return self.query.collect_schema().to_frame()
+
+    def read_part(self, part: Any, columns: list[str]) -> Any:
+        """Return columns of a range of rows, of which Polars reads no others."""
+        import polars
+
+        first, n_rows = part
+        try:
+            found = self.query.slice(first, n_rows).select(columns).collect()
+        except polars.exceptions.PolarsError as error:
+            said: Any = error
+        else:
+            if found.height == n_rows:
+                return found
+            said = f"there are {found.height}"
+        raise InvalidDataError(
+            f"Rows {first} to {first + n_rows} of the Polars scan could not be read: {said}. Where "
+            "its files have changed since it was opened, call scan_parquet(...) again, and pass "
+            "what it returns."
+        )
+
+
+def _open_polars(query: Any) -> Any:
+    """Return a Polars query as a Dask dataframe."""
+    import polars
+
+    if _reads_ranges(query):
+        n_rows = query.select(polars.len()).collect().item()
+        return make_frame(_PolarsScan(query, n_rows))
+    rows = count_part_rows(len(query.collect_schema()))
+    return _open_result(lambda path: query.sink_parquet(path, row_group_size=rows))
+
+
+def _reads_ranges(query: Any) -> bool:
+    """Return whether Polars pushes a range of rows into the one scan of files that a query is.
+
+    Then the range can be read by itself, and has the same rows every time: above the scan are
+    columns and functions of single rows, and nothing that filters, joins, sorts or draws.
+    """
+    # The plan as text is all that Polars documents of it. Whatever is unknown here counts as a
+    # query that has to be run: that is slower, and never wrong.
+    lines = [line.strip() for line in query.slice(1, 1).explain().splitlines()]
+    scans = [line for line in lines if line.startswith(_RANGED_SCANS)]
+    others = [line for line in lines if not line.startswith((*_RANGED_SCANS, *_ROW_WISE_LINES))]
+    pushed = any(line.startswith("SLICE: ") for line in lines)
+    return len(scans) == 1 and pushed and not others
+
+
+#: Scans of files that find a range of rows without reading all before it, as text files need.
+_RANGED_SCANS = ("Parquet SCAN [", "Ipc SCAN [")
+#: Beginnings of lines of a plan that belong to a scan, or to functions of single rows.
+_ROW_WISE_LINES = (
+    "ESTIMATED ROWS", "PROJECT", "ROW_INDEX", "SELECT [", "SLICE: ", "WITH_COLUMNS:", "[",
+    "simple",
+)  # fmt: skip
+
+
+# --- DuckDB ----------------------------------------------------------------------------------
+
+
+def _open_duckdb(relation: Any) -> Any:
+    """Return a DuckDB relation as a Dask dataframe of its result.
+
+    The connection of a relation belongs to this process, so workers cannot run it.
+    """
+    rows = count_part_rows(len(relation.columns))
+    return _open_result(lambda path: relation.write_parquet(path, row_group_size=rows))
+
+
+# --- Arrow -----------------------------------------------------------------------------------
+
+
+class _ArrowFragments(TableSource):
+    """Files of a dataset, or row groups of them.
+
+    Parameters
+    ----------
+    dataset : pyarrow.dataset.Dataset
+    folder : RowsFolder or None
+        What keeps the files in place, where they are of this process.
+    """
+
+    def __init__(self, dataset: Any, folder: RowsFolder | None = None) -> None:
+        self.schema, self.folder = dataset.schema, folder
+        self.columns = _find_columns(dataset.schema)
+        found = [part for one in dataset.get_fragments() for part in _split_fragment(one)]
+        self.parts: list[Any] = [part for part, _ in found]
+        counts = [n for _, n in found if n is not None]
+        self.row_counts = counts if len(counts) == len(found) else None
+
+    def read_empty(self) -> Any:
+        """Return an Arrow table without rows."""
+        return self.schema.empty_table().select(self.columns).replace_schema_metadata(None)
+
+    def read_part(self, part: Any, columns: list[str]) -> Any:
+        """Return columns of a file or some row groups."""
+        fragment, groups = part
+        try:
+            # Only here: a pickled subset gives its row groups in the order of a hash table.
+            rows = fragment if groups is None else fragment.subset(row_group_ids=list(groups))
+            # Dask has a thread for each part that is read: Arrow's own would be too many.
+            table = rows.to_table(schema=self.schema, columns=columns, use_threads=False)
+        except FileNotFoundError as error:
+            if self.folder is None:
+                raise
+            raise self.folder.make_missing_error() from error
+        return table.replace_schema_metadata(None)
+
+
+def _find_columns(schema: Any) -> list[str]:
+    """Return the columns of a schema, but for an index that pandas has written as one."""
+    index = (schema.pandas_metadata or {}).get("index_columns", ())
+    # A RangeIndex is described by a dict, and is no column.
+    dropped = {name for name in index if isinstance(name, str)}
+    return [name for name in schema.names if name not in dropped]
+
+
+def _split_fragment(fragment: Any) -> list[tuple[tuple[Any, tuple[int, ...] | None], int | None]]:
+    """Return parts of a file that are not too large to be read at once, and their rows if known.
+
+    A part is the file, and the row groups of it; None stands for all of a file that has none.
+    """
+    if not hasattr(fragment, "row_groups"):
+        return [((fragment, None), None)]
+    parts: list[tuple[tuple[Any, tuple[int, ...] | None], int | None]] = []
+    open_: list[Any] = []
+
+    def close() -> None:
+        """Make a part of the open row groups."""
+        ids = tuple(group.id for group in open_)
+        parts.append(((fragment, ids), sum(group.num_rows for group in open_)))
+
+    for group in fragment.row_groups:
+        if open_ and sum(one.total_byte_size for one in [*open_, group]) > PART_BYTES:
+            close()
+            open_ = []
+        open_.append(group)
+    if open_:
+        close()
+    return parts
+
+
+def _open_arrow(dataset: Any) -> Any:
+    """Return a dataset of pyarrow as a Dask dataframe; one that is in memory as a pandas frame."""
+    if type(dataset).__name__ == "InMemoryDataset":
+        return convert_eager_table(dataset.to_table())
+    try:
+        source = _ArrowFragments(dataset)
+    except ValueError:
+        # pyarrow gives no files of a dataset that was filtered.
+        return _open_batches(dataset.schema, dataset.to_batches)
+    if not source.parts:
+        raise InvalidDataError(
+            "The pyarrow dataset holds 0 sample(s): no file has rows. Check its path."
+        )
+    return make_frame(source)
+
+
+def _open_scanner(scanner: Any) -> Any:
+    """Return the rows of a scanner of pyarrow, which can be read once, as a Dask dataframe."""
+    return _open_batches(scanner.projected_schema, scanner.to_batches)
+
+
+def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
+    """Return Arrow's batches as a Dask dataframe of their rows."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    most = count_part_rows(len(schema.names))
+
+    def write(path: str) -> None:
+        with ParquetWriter(path, schema, compression="lz4") as writer:
+            waiting: list[Any] = []
+            n_rows = 0
+            for batch in read():
+                waiting.append(batch)
+                n_rows += batch.num_rows
+                # Batches of few rows, as a filter leaves them, share a row group.
+                if n_rows >= most:
+                    writer.write_table(pyarrow.Table.from_batches(waiting, schema), most)
+                    waiting, n_rows = [], 0
+            if n_rows:
+                writer.write_table(pyarrow.Table.from_batches(waiting, schema), most)
+
+    return _open_result(write)
+
+
+def _open_result(run: Callable[[str], Any]) -> Any:
+    """Return the result of a query, which `run` writes to a Parquet file, as a Dask dataframe."""
+    load_pandas()
+    from pyarrow.dataset import dataset
+
+    folder = RowsFolder()
+    path = str(Path(folder.path) / _RESULT_NAME)
+    run(path)
+    source = _ArrowFragments(dataset(path, format="parquet"), folder)
+    if not source.parts:
+        raise InvalidDataError(
+            "The query gives 0 sample(s), while a minimum of 1 is required. Look at its filter."
+        )
+    return make_frame(source)
+
+
+#: How lazy tables are opened, by the package and class of each.
+_OPENERS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("polars", "LazyFrame"): _open_polars,
+    ("duckdb", "DuckDBPyRelation"): _open_duckdb,
+    ("pyarrow", "FileSystemDataset"): _open_arrow,
+    ("pyarrow", "UnionDataset"): _open_arrow,
+    ("pyarrow", "InMemoryDataset"): _open_arrow,
+    ("pyarrow", "Scanner"): _open_scanner,
+}
+_NAMES: dict[tuple[str, str], Callable[[Any], Iterable[str]]] = {
+    ("polars", "LazyFrame"): lambda query: query.collect_schema().names(),
+    ("duckdb", "DuckDBPyRelation"): lambda relation: relation.columns,
+    **{
+        ("pyarrow", kind): lambda dataset: _find_columns(dataset.schema)
+        for kind in ("FileSystemDataset", "UnionDataset", "InMemoryDataset")
+    },
+    ("pyarrow", "Scanner"): lambda scanner: _find_columns(scanner.projected_schema),
+}

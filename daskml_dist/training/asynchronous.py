@@ -1,0 +1,85 @@
+"""Calls of this package that an event loop awaits, each in a thread of its own.
+
+In a thread a client of the loop is like any other: its calls wait while the loop, which goes on,
+answers them. Where the loop's task is cancelled, a fit ends between two steps, as after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from daskml_dist.training.interrupts import StopRequest, obey_stop_request
+
+T = TypeVar("T")
+
+
+async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call a function of this package in a thread, and await its result.
+
+    For event loops, with a ``Client(..., asynchronous=True)`` or none: fits, searches, metrics and
+    computations all wait for something, and would stop the loop.
+
+    Parameters
+    ----------
+    function : callable
+        Such as ``model.fit``, ``cross_val_score`` or ``accuracy_score``.
+    *args, **kwargs
+        Its arguments. Context variables, Dask's current client among them, are those of the caller.
+
+    Returns
+    -------
+    What the function returns.
+
+    Raises
+    ------
+    asyncio.CancelledError
+        The task was cancelled. Fits of the function have ended by then, between two steps, and
+        their estimators hold what they had come to; a second cancellation does not wait for that.
+    Exception
+        What the function raises.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import daskml_dist
+    >>> from daskml_dist.linear_model import Ridge
+    >>> asyncio.run(daskml_dist.run_async(Ridge().fit, [[0.0], [1.0]], [0.0, 2.0]))
+    Ridge()
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+    stop, context = StopRequest(), copy_context()
+    context.run(obey_stop_request, stop)
+
+    def call() -> None:
+        """Call the function, and tell the loop of its end."""
+        try:
+            found = context.run(function, *args, **kwargs)
+        except BaseException as error:
+            tell, value = ended.set_exception, error
+        else:
+            tell, value = ended.set_result, found  # type: ignore[assignment]
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(_tell_unless_done, ended, tell, value)
+
+    # Not a thread of the loop's pool: so few are there, and a fit may take hours.
+    threading.Thread(target=call, name="daskml_dist-awaited", daemon=True).start()
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        stop.set()
+        # A client of this loop answers the fit's last calls meanwhile.
+        await asyncio.wait([ended])
+        ended.exception()  # the interrupt, which the cancellation stands for
+        raise
+
+
+def _tell_unless_done(ended: asyncio.Future[Any], tell: Callable[[Any], None], value: Any) -> None:
+    """Set the result or the error of a future that nobody has cancelled."""
+    if not ended.done():
+        tell(value)
