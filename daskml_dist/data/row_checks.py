@@ -179,11 +179,11 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     kind = type(values).__name__
     # A generator is used up by the first look at it, and a fit makes several.
     if isinstance(values, Iterator):
+        batches = "Batches of rows, or tuples (X, y), are taken by fit. " if name == "X" else ""
         raise InvalidTypeError(
             f"{name} is a {kind}, which can be read once; a fit reads its rows several "
-            "times, and keeps batches, of two dimensions or tuples (X, y), in files for that. Let "
-            f"it give such batches to fit, or make an array of it, {name} = "
-            f"numpy.array(list({name}))."
+            f"times. {batches}Make an array of it, {name} = numpy.array(list({name})), or a Dask "
+            "collection whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
         )
     if is_future(values) or _are_futures(values):
         one = "the future" if is_future(values) else "a future"

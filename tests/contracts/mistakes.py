@@ -129,15 +129,15 @@ ROWS: dict[str, Mistake] = {
         "does the function that made it return something?",
     ),
     "a path for rows": (
-        lambda: LogisticRegression().fit("data/*.parquet", Y), TYPE,
-        "Read the files first, such as X =",
+        lambda: LogisticRegression().fit("data/*.parquet", Y), DATA,
+        "no file may have matched the path",
     ),
     "a Path for rows": (
-        lambda: HistGradientBoostingClassifier().fit(Path("a.csv"), Y), TYPE,
-        "Read the files first, such as X =",
+        lambda: HistGradientBoostingClassifier().fit(Path("a.csv"), Y), DATA,
+        "Check the path and its pattern",
     ),
     "a path for a transformer's rows": (
-        lambda: StandardScaler().fit("a.csv"), TYPE, "Read the files first, such as X =",
+        lambda: StandardScaler().fit("a.csv"), DATA, "Check the path and its pattern",
     ),
     "a generator of rows": (
         lambda: GaussianNB().fit((row for row in X), Y), TYPE,

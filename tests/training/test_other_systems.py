@@ -50,9 +50,12 @@ LACKS = {
 }
 
 SCRIPT = """
-    import os, socket, sys, warnings
+    import contextlib, importlib, os, socket, sys, warnings
     import numpy as np, scipy, sklearn.linear_model, numba, pandas
     import dask.array as da, dask.dataframe, distributed
+    for optional in ("torch", "skops.io", "safetensors.numpy"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(optional)
     {lacks}
     for module, names in lacking.items():
         for name in names:
