@@ -19,13 +19,15 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
+    "accuracy", "billion", "boosting", "break_even", "click_quality", "clusters", "cold", "columns",
+    "cv_estimators",
     "corners", "decomposition", "defaults", "dense", "ensembles", "explanations", "factors",
     "forests",
     "collective", "collective_kills", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
     "kept_ids", "overhead", "pipeline", "planner", "policies", "policies_by_model",
-    "policy_by_part", "predict", "recommender", "recovery", "row_store", "search", "serving",
+    "policy_by_part", "predict", "recommender", "recovery", "retrieval", "row_store", "search",
+    "serving",
     "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency", "streaming",
     "sums", "table_kills", "topics", "transform", "transport", "tree_growth", "update", "what_if",
 }  # fmt: skip
