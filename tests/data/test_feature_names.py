@@ -109,18 +109,24 @@ def _learns(name: str, kind: type) -> bool:
 PUBLIC = _public()
 
 
+#: What `fit` and `score` need besides rows and targets.
+BESIDES: dict[str, dict[str, Any]] = {
+    "HistGradientBoostingRanker": {"group": np.arange(len(FRAME)) // 8}
+}
+
+
 def _fitted(name: str, X: Any = FRAME, y: Any = Y) -> Any:
     estimator = ARGUMENTS[name]() if name in ARGUMENTS else PUBLIC[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return estimator.fit(X, y)
+        return estimator.fit(X, y, **BESIDES.get(name, {}))
 
 
 def _outcome(estimator: Any, method: str, X: Any, y: Any) -> str | None:
     """The error of a call, in scikit-learn's words; None where there is none."""
     try:
         if method in ("score", "partial_fit"):
-            getattr(estimator, method)(X, y)
+            getattr(estimator, method)(X, y, **BESIDES.get(type(estimator).__name__, {}))
         else:
             getattr(estimator, method)(X)
     except ValueError as error:
