@@ -21,9 +21,9 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 LONG = {
     "accuracy", "billion", "boosting", "break_even", "click_quality", "clusters", "cold", "columns",
     "cv_estimators",
-    "corners", "decomposition", "defaults", "dense", "ensembles", "explanations", "factors",
+    "corners", "decomposition", "defaults", "dense", "embeddings", "ensembles", "explanations", "factors",
     "forests",
-    "collective", "collective_kills", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
+    "collective", "collective_kills", "goodput", "gpu_once", "growth", "hosts", "http_servers", "many_workers",
     "large", "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
     "kept_ids", "overhead", "pipeline", "planner", "policies", "policies_by_model",
     "policy_by_part", "predict", "recommender", "recovery", "retrieval", "row_store", "search",

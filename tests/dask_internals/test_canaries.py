@@ -45,6 +45,8 @@ USES = {
     "dask.core.flatten": "lazy predictions",
     "dask.dataframe.dask_expr._expr.Blockwise": "fits of shuffled dask dataframes",
     "dask.dataframe.dask_expr._expr.Fused": "fits of dataframes that df.optimize() returned",
+    "dask.dataframe.dask_expr._expr.Projection": "row counts of tables that are read by tasks",
+    "dask.dataframe.dask_expr.io.io.FromMap": "row counts of tables that are read by tasks",
     "dask.dataframe.dask_expr.io.io.FromGraph": "fits of shuffled dask dataframes",
     "dask.dataframe.io.parquet.arrow.ArrowDatasetEngine": "the fast read of Parquet files",
     "dask.dataframe.io.parquet.core.ParquetFunctionWrapper": "the fast read of Parquet files",

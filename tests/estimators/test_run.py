@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -19,9 +19,10 @@ from daskml_dist.compression import TopK
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 
-ESTIMATORS = [
+_PUBLIC = [
     getattr(module, name) for module in (linear_model, naive_bayes, svm) for name in module.__all__
 ]
+ESTIMATORS = [kind for kind in _PUBLIC if issubclass(kind, BaseEstimator)]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
 Y = (X[:, 0] > 0).astype(int)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
@@ -37,6 +38,9 @@ __all__ = ["NO_ONNX", "NO_TENSORS", "REST", "SUBJECTS", "firsts", "found", "tabl
 _RATINGS = pd.DataFrame({"user": list("aabb"), "item": list("xyxz"), "rating": [1.0, 2, 3, 4]})
 _FEW: dict[str, Any] = {"n_estimators": 2, "max_depth": 3, "random_state": 0}
 _FRAME = pd.DataFrame({"job": list("abca"), "size": pd.Categorical(list("xyxy"))})
+_QUERIES = pd.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])]).assign(
+    qid=np.arange(len(X)) // 8
+)
 _WORDS = [{"user": "anna", "page": "a b"}, {"user": "bob", "page": "c"}]
 #: Public estimators that the tests of twins do not fit: with rows and targets.
 REST: dict[str, tuple[Any, Any, Any]] = {
@@ -54,6 +58,9 @@ REST: dict[str, tuple[Any, Any, Any]] = {
     "ExtraTreesRegressor": (ensemble.ExtraTreesRegressor(**_FEW), X, Y),
     "RandomForestClassifier": (ensemble.RandomForestClassifier(**_FEW), X, CLASSES["3"]),
     "RandomForestRegressor": (ensemble.RandomForestRegressor(**_FEW), X, Y),
+    "HistGradientBoostingRanker": (
+        ensemble.HistGradientBoostingRanker(max_iter=3), _QUERIES, np.arange(len(X)) % 3
+    ),
     "LabelEncoder": (preprocessing.LabelEncoder(), ["b", "a"], None),
     "NamespaceHasher": (feature_extraction.NamespaceHasher(2**6), _WORDS, None),
     "FieldHasher": (feature_extraction.FieldHasher(), _FRAME, None),
@@ -110,7 +117,7 @@ NO_ONNX: Mapping[str, str] = {
          "ConformalizedQuantileRegressor",
          "DeepFMClassifier", "DummyEncoder", "FactorizationMachineClassifier",
          "FactorizationMachineRegressor", "FieldAwareFMClassifier", "FieldHasher",
-         "MatrixFactorization", "NamespaceHasher", "TwoTower",
+         "HistGradientBoostingRanker", "MatrixFactorization", "NamespaceHasher", "TwoTower",
          "WideAndDeepClassifier", *TORCH),
         "have no twin",
     ),

@@ -78,7 +78,15 @@ def test_signature_is_part_of_scikit_learns(name: str) -> None:
     ours = inspect.signature(METRICS[name]).parameters
     theirs = inspect.signature(truth_of(name).func).parameters
     # What scikit-learn has not, or has in its newer versions alone.
-    own = {"compute", "max_thresholds", "return_bound", "labels", "scale_by_half", "y_pred"}
+    own = {
+        "compute",
+        "group",
+        "max_thresholds",
+        "return_bound",
+        "labels",
+        "scale_by_half",
+        "y_pred",
+    }
     assert set(list(ours)[2:]) - set(theirs) <= own
     options = list(theirs)[2:]
     assert [p for p in list(ours)[2:] if p in options] == [
