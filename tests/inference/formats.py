@@ -142,7 +142,9 @@ def found(name: str) -> tuple[Any, Any]:
     if name not in REST:
         return fitted(name)
     model, rows, y = REST[name]
-    return (clone(model).fit(rows) if y is None else clone(model).fit(rows, y)), rows
+    made = clone(model).fit(rows) if y is None else clone(model).fit(rows, y)
+    # Predictions need not know which rows are of one query.
+    return made, rows.drop(columns="qid") if rows is _QUERIES else rows
 
 
 def firsts() -> list[Any]:

@@ -114,13 +114,10 @@ def test_fits_that_go_on_make_the_steps_of_one(optimizer: str, tmp_path: Any) ->
 
 
 def test_what_all_batches_touch_is_summed_over_all_lanes(client: Client) -> None:
-    X, y = _rows()
-    given: dict[str, Any] = {"max_iter": 1, "batch_size": None, "optimizer": "sgd",
-                             "learning_rate": 0.5}  # fmt: skip
-    found = _machine(BY_PART, **given).fit(*_lazy(X, y))
-    # From the same parameters the gradients of all rows are those of one step in lock-step.
-    truth = _machine("sync", **given).fit(*_lazy(X, y))
-    assert found.intercept_ == pytest.approx(truth.intercept_, rel=1e-12)
+    # Rows without ids, so that nothing depends on which lane's push comes first.
+    y = _rows()[1]
+    found = _machine(BY_PART, max_iter=5, **WHOLE).fit(*_lazy(EMPTY, y))
+    assert found.intercept_ == pytest.approx(_follow_intercept(y, 5, "sgd"), rel=1e-9)
 
 
 @pytest.mark.parametrize("role", quick(["server", "trainer", "both"], "both"))
