@@ -65,9 +65,13 @@ class BulkSteps:
         if not self._apart:
             return [(tuple(lane.number for lane in self._lanes), None)]
         return [
-            ((lane.number,), batch.index)
+            ((lane.number,), self._rows_of_servers(batch.index))
             for lane, batch in zip(self._lanes, self._batches, strict=True)
         ]
+
+    def _rows_of_servers(self, rows: Any) -> Any:
+        """Return those of the rows that a batch touches, or of their values, that servers have."""
+        return rows
 
     def _receive_parameters(self) -> None:
         """Receive the parameters for the next step."""
@@ -127,8 +131,8 @@ class BulkSteps:
 
         return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
 
-    def _push_each_lane(self, batches: list[LaneBatch]) -> None:
-        """Push each lane's gradient in a message of its own."""
+    def _push_each_lane(self, batches: list[LaneBatch]) -> list[NDArray[Any]]:
+        """Push each lane's gradient in a message of its own; return all gradients."""
         gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
         losses = [lane.last_batch_loss for lane in self._lanes]
         # Draw and copy the next rows while the server works.
@@ -140,12 +144,13 @@ class BulkSteps:
                 lanes,
                 self._clock + 1,
                 batch.n_rows,
-                gradient,
-                batch.index,
+                self._rows_of_servers(gradient),
+                self._rows_of_servers(batch.index),
                 loss=loss,
                 pull_index=pull_index,
                 whole=self._fit.steps.pushes_uncompressed(self._clock + 1),
             )
+        return gradients
 
     def validation_weights(self) -> list[Any | None]:
         """Return the parameters to validate each lane with: the same, whole ones."""

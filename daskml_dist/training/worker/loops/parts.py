@@ -66,7 +66,8 @@ class PartSteps(BulkSteps):
         self._replica = self._make_replica(held)
         #: Steps of each lane that are in the copy.
         self._held_clock = held.clock
-        self._keep_for_next_generation()
+        # A generation may end anywhere: the next one asks for the rows as they are then.
+        context.memory["held"] = self._live_rows
 
     @property
     def clock(self) -> int:
@@ -92,7 +93,7 @@ class PartSteps(BulkSteps):
     def _agree_on_start(self) -> tuple[HeldRows, int]:
         """Return the rows and the clock from which all trainers go on."""
         context, communicator = self._context, self._context.communicator
-        kept: HeldRows | None = context.memory.get("held")
+        kept: HeldRows | None = context.memory.get("held", lambda: None)()
         own = np.array([-1 if kept is None else kept.clock, min(context.clocks.values())])
         held_clocks, lane_clocks = np.stack([a for (a,) in communicator.allgather([own])]).T
         start = int(lane_clocks.min())
@@ -121,10 +122,6 @@ class PartSteps(BulkSteps):
         state = ShardState(held.w, held.opt_state, held.step)
         return Shard(self._fit.steps.held_rule, state)
 
-    def _keep_for_next_generation(self) -> None:
-        """Keep the rows in the trainer's memory: a generation may end anywhere."""
-        self._context.memory["held"] = self._live_rows()
-
     # -- steps -----------------------------------------------------------------------------------
 
     def run_steps_of_pass(self, number: int) -> None:
@@ -142,14 +139,7 @@ class PartSteps(BulkSteps):
         """Give the first server a copy of the rows that trainers hold."""
         self._connection.call("hold", blob=self.held_rows())
 
-    def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
-        """Return the lanes of each message, and the rows of ids that it wants next."""
-        return [
-            ((lane.number,), self._without_own(batch.index))
-            for lane, batch in zip(self._lanes, self._batches, strict=True)
-        ]
-
-    def _without_own(self, rows: Any) -> Any:
+    def _rows_of_servers(self, rows: Any) -> Any:
         """Return what a batch touches, or its values, without the rows that trainers hold."""
         return rows[: max(0, len(rows) - len(self._ids))]
 
@@ -159,25 +149,11 @@ class PartSteps(BulkSteps):
         for pulled in self._pulled:
             pulled.w = np.concatenate([pulled.w, self._replica.w])
 
-    def _push_each_lane(self, batches: list[LaneBatch]) -> None:
+    def _push_each_lane(self, batches: list[LaneBatch]) -> list[NDArray[Any]]:
         """Push the gradients of rows of ids; sum those of the own rows meanwhile."""
-        gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
-        losses = [lane.last_batch_loss for lane in self._lanes]
-        self._batches = [lane.draw_next_batch() for lane in self._lanes]
-        for (lanes, wanted), batch, gradient, loss in zip(
-            self._list_messages(), batches, gradients, losses, strict=True
-        ):
-            self._connection.send(
-                lanes,
-                self._clock + 1,
-                batch.n_rows,
-                self._without_own(gradient),
-                self._without_own(batch.index),
-                loss=loss,
-                pull_index=wanted,
-                whole=self._fit.steps.pushes_uncompressed(self._clock + 1),
-            )
+        gradients = super()._push_each_lane(batches)
         self._step_own_rows(gradients)
+        return gradients
 
     def _step_own_rows(self, gradients: list[NDArray[Any]]) -> None:
         """Step the own rows along the sum of all lanes' gradients."""
@@ -191,4 +167,3 @@ class PartSteps(BulkSteps):
             rows = self._context.step_rows(self._clock % self._fit.work.n_steps)
             self._replica.apply(total, rows, self._own)
             self._held_clock = self._clock + 1
-            self._keep_for_next_generation()
