@@ -182,7 +182,7 @@ def open_workers(n_workers: int, preload: str, **options: Any) -> Iterator[Clien
     }
     with dask.config.set(config):
         # Lost workers come back without importing all again, which leaves the cores to the fit.
-        get_mp_context().set_forkserver_preload([preload])
+        get_mp_context().set_forkserver_preload([preload, "daskml_dist.training.worker.host"])
         cluster = LocalCluster(
             n_workers=n_workers,
             threads_per_worker=1,

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,20 +78,30 @@ class ServerConnection(ABC):
         """Send a push or pull; its arrays must not change before its answer, if any, has come."""
 
     @abstractmethod
-    def _next_reply(self) -> ServerReply:
-        """Wait for the next answer, whichever lane's."""
+    def _next_message(self) -> ServerReply | CallPayload:
+        """Wait for the next answer, whichever lane's, or to whichever control call."""
 
     @abstractmethod
-    def _has_reply(self) -> bool:
-        """Return whether :meth:`_next_reply` need not wait, or raises."""
+    def _has_message(self) -> bool:
+        """Return whether :meth:`_next_message` need not wait, or raises."""
 
     @abstractmethod
     def ask(self, op: str, payload: CallPayload) -> None:
-        """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
+        """Make a control call, whose :meth:`answer` is to be taken in turn."""
 
-    @abstractmethod
     def answer(self) -> CallPayload:
-        """Wait for the answer to what was asked."""
+        """Wait for the answer to the first control call that has had none."""
+        while not self._answers:
+            self._keep(self._next_message())
+        answer = self._answers.popleft()
+        raise_for_status(answer.get("status", ServerStatus.ABORTED))
+        return _CallAnswer(answer)
+
+    def has_answer_to_call(self) -> bool:
+        """Return whether :meth:`answer` need not wait, or raises."""
+        while not self._answers and self._has_message():
+            self._keep(self._next_message())
+        return bool(self._answers)
 
     def call(self, op: str, payload: CallPayload) -> CallPayload:
         """Make a control call and wait for its answer."""
@@ -103,28 +114,29 @@ class ServerConnection(ABC):
 
     def __init__(self) -> None:
         self._early: dict[int, ServerReply] = {}
+        self._answers: deque[CallPayload] = deque()
 
     def receive(self, lane: int) -> ServerReply:
         """Wait for the answer to the open request of `lane`."""
         # Answers come in the order in which the policy lets lanes go, not in that of their
         # requests.
         while lane not in self._early:
-            self._keep(self._next_reply())
+            self._keep(self._next_message())
         return self._early.pop(lane)
 
     def has_answer(self, lane: int) -> bool:
-        """Return whether the answer to the open request of `lane` has come; never waits for it.
-
-        Not while the answer to a control call is open.
-        """
-        while lane not in self._early and self._has_reply():
-            self._keep(self._next_reply())
+        """Return whether the answer to the open request of `lane` has come; never waits for it."""
+        while lane not in self._early and self._has_message():
+            self._keep(self._next_message())
         return lane in self._early
 
-    def _keep(self, reply: ServerReply) -> None:
-        """Keep an answer that came before it was waited for; raise for one that is not OK."""
-        raise_for_status(reply.status)
-        self._early[reply.lane] = reply
+    def _keep(self, message: ServerReply | CallPayload) -> None:
+        """Keep an answer until it is taken; raise for a lane's that is not OK."""
+        if isinstance(message, ServerReply):
+            raise_for_status(message.status)
+            self._early[message.lane] = message
+        else:
+            self._answers.append(message)
 
 
 def raise_for_status(status: int) -> None:
@@ -179,9 +191,9 @@ class RemoteConnection(ServerConnection):
         self._out.send(encode_request(request, self._keys))
         self.bytes_pushed = self._out.sent
 
-    def _read_message(self) -> Any:
-        """Return the next reply or answer; raise for a reply that no lane waits for."""
-        message = self._reader.read()
+    def _next_message(self) -> ServerReply | CallPayload:
+        # A reply that no lane waits for raises.
+        message: ServerReply | CallPayload = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):
             rows = self._asked.pop(message.lane, None)
@@ -191,23 +203,12 @@ class RemoteConnection(ServerConnection):
                 raise make_malformed_error("an answer that nobody asked for")
         return message
 
-    def _next_reply(self) -> ServerReply:
-        reply: ServerReply = self._read_message()
-        return reply
-
-    def _has_reply(self) -> bool:
+    def _has_message(self) -> bool:
         return self._in.has_arrived()
 
     def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
         self._out.send(encode_call({"op": op, **payload}))
-
-    def answer(self) -> CallPayload:
-        """Wait for the answer to what was asked; answers to pulls are kept meanwhile."""
-        while isinstance(answer := self._read_message(), ServerReply):
-            self._keep(answer)
-        raise_for_status(answer.get("status", ServerStatus.ABORTED))
-        return _CallAnswer(answer)
 
     def close(self) -> None:
         """Say good-bye, so that nobody takes it for a loss, and close both channels."""
@@ -328,45 +329,32 @@ class LocalConnection(ServerConnection):
         super().__init__()
         self._server = server
         self._wait = wait
-        self._replies: queue.SimpleQueue[ServerReply] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[CallPayload] = queue.SimpleQueue()
-        self._asked = ""
+        self._messages: queue.SimpleQueue[ServerReply | CallPayload] = queue.SimpleQueue()
 
     def send(self, request: ServerRequest) -> None:
         """Hand a request over; a push that cannot apply yet is kept by the server as it is."""
-        self._server.exchange(request, self._replies.put)
+        self._server.exchange(request, self._messages.put)
         # Threads of other lanes, and threads that serve other processes, wait for the GIL: they
         # would else get it only after the interpreter's switch interval (5 ms), many steps of
         # this lane. A lane alone saves the 50 microseconds.
         if self._server.is_shared:
             time.sleep(0)
 
-    def _take_answer(self, source: queue.SimpleQueue[Any], what: str) -> Any:
-        """Return the next item of a queue; raise once the wait for `what` has no sense any more."""
+    def _next_message(self) -> ServerReply | CallPayload:
+        # Raises once waiting has no sense any more.
         since = time.monotonic()
         while True:
             try:
-                return source.get(timeout=CHECK_SECONDS)
+                return self._messages.get(timeout=CHECK_SECONDS)
             except queue.Empty:
-                self._wait.check(since, what)
+                self._wait.check(since, "a server of this process")
 
-    def _next_reply(self) -> ServerReply:
-        reply: ServerReply = self._take_answer(self._replies, "a server of this process")
-        return reply
-
-    def _has_reply(self) -> bool:
-        return not self._replies.empty()
+    def _has_message(self) -> bool:
+        return not self._messages.empty()
 
     def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
-        self._asked = op
-        self._server.call(op, payload, self._answers.put)
-
-    def answer(self) -> CallPayload:
-        """Wait for the answer to what was asked."""
-        answer: CallPayload = self._take_answer(self._answers, f"the server ({self._asked})")
-        raise_for_status(answer["status"])
-        return answer
+        self._server.call(op, payload, self._messages.put)
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -586,12 +574,16 @@ class ShardedConnection:
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
     def ask(self, op: str, **payload: Any) -> None:
-        """Make a control call to the first server, whose :meth:`answer` is waited for later."""
+        """Make a control call to the first server, whose :meth:`answer` is taken later, in turn."""
         self._connections[0].ask(op, {"generation": self._generation, **payload})
 
     def answer(self) -> CallPayload:
-        """Wait for the answer to what was asked."""
+        """Wait for the answer to the first call that was asked and has had none."""
         return self._connections[0].answer()
+
+    def has_answer_to_call(self) -> bool:
+        """Return whether :meth:`answer` need not wait, or raises."""
+        return self._connections[0].has_answer_to_call()
 
     def call_all(self, op: str, **payload: Any) -> None:
         """Make a control call to every server."""

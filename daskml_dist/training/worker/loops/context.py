@@ -286,6 +286,10 @@ class Context:
     ) -> bool:
         """Report pass `number` of some lanes; return whether the fit ends with it."""
         self.send_pass_report(connection, number, lanes, weights)
+        return self.take_report_answer(connection)
+
+    def take_report_answer(self, connection: ShardedConnection) -> bool:
+        """Wait for the answer to the report of a pass; return whether the fit ends with it."""
         answer = connection.answer()
         # Else each compute thread reports for itself.
         if self.pool is None or self.fit.work.lockstep or self.fit.work.trainers_meet:

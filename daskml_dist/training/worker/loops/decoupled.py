@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ from daskml_dist.training.spec import InterruptedState
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.loops.replicas import make_lane_steps
+from daskml_dist.training.worker.turns import share_turns
 
 #: Times that a lane looks for an answer between two pushes: an answer is then at most an eighth of
 #: the steps between them older than it need be.
@@ -65,7 +67,9 @@ def _run_lanes_of_thread(
 ) -> None:
     """Run the lanes of one compute thread until all are done."""
     connection = context.connect()
-    open_lanes = [DecoupledLane(context, home, memory, connection, lane) for lane in lanes]
+    turns = share_turns(context.run_id, context.n_worker_threads)
+    reports = OpenReports(context, connection)
+    open_lanes = [DecoupledLane(context, home, memory, connection, reports, lane) for lane in lanes]
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             since, pause = time.monotonic(), 0.0
@@ -73,7 +77,10 @@ def _run_lanes_of_thread(
                 context.raise_if_stopped()
                 # What a lane waits for may be the next push of another lane of this thread, or come
                 # after an answer of another shard: no lane blocks the thread.
-                if any([lane.step() for lane in open_lanes]):
+                with turns.take():
+                    reports.take_answers()
+                    has_moved = any([lane.step() for lane in open_lanes])
+                if has_moved:
                     since, pause = time.monotonic(), 0.0
                     open_lanes = [lane for lane in open_lanes if not lane.is_done]
                     continue
@@ -145,6 +152,34 @@ class LaneMemory:
     parts: list[tuple[int, float, float]] = field(default_factory=list)
 
 
+class OpenReports:
+    """Reports of passes by the lanes of one thread whose answers have not come.
+
+    No lane waits for them: where the server stands still, lanes go on until there is another.
+
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        self._context, self._connection = context, connection
+        self._lanes: deque[DecoupledLane] = deque()
+
+    def send(self, lane: DecoupledLane, number: int, rows: Lane, w: Any) -> None:
+        """Send a lane's report."""
+        self._context.send_pass_report(self._connection, number, [rows], [w])
+        self._lanes.append(lane)
+
+    def take_answers(self, *, all_of_them: bool = False) -> None:
+        """Take the answers that have come; or wait for all, before another call is made."""
+        while self._lanes and (all_of_them or self._connection.has_answer_to_call()):
+            # Calls are answered in their order.
+            ends = self._context.take_report_answer(self._connection)
+            self._lanes.popleft().note_report(ends)
+
+
 class DecoupledLane:
     """Steps of one lane, and its meetings with the servers.
 
@@ -155,6 +190,7 @@ class DecoupledLane:
     memory : dict of int to LaneMemory
         Of the trainer's lanes, from the last generation on.
     connection : ShardedConnection
+    reports : OpenReports
     lane : Lane
     """
 
@@ -164,9 +200,11 @@ class DecoupledLane:
         home: DevicePlacement,
         memory: dict[int, LaneMemory],
         connection: ShardedConnection,
+        reports: OpenReports,
         lane: Lane,
     ) -> None:
         self._context, self._home, self._connection, self._lane = context, home, connection, lane
+        self._reports, self._is_reporting = reports, False
         work, policy = context.fit.work, context.fit.steps.policy
         self._slices = work.layout.slices()
         self._every, self._n_fragments = policy.average_every, policy.fragments
@@ -220,7 +258,7 @@ class DecoupledLane:
                 return False
             self._join_generation()
         done = self._merge_answers()
-        self._report_passes()
+        self._report_pass()
         memory = self._memory
         for s, view in enumerate(memory.views):
             if view.push is None and self._is_due(s, view):
@@ -228,7 +266,7 @@ class DecoupledLane:
                 self._send(s, view.push)
                 done = True
         if memory.clock >= self._end:
-            return self._leave_shards() or done
+            return self._report_rest() or self._leave_shards() or done
         if self._must_wait():
             return done
         self._take_steps()
@@ -355,19 +393,35 @@ class DecoupledLane:
         if reply.stop:
             self._end = min(self._end, self._memory.clock)
 
-    def _report_passes(self) -> None:
-        """Report the passes whose steps the first server has counted."""
+    def _report_pass(self) -> None:
+        """Report the next pass once the first server has counted its steps."""
         memory = self._memory
-        while memory.reported < memory.views[0].applied // self._n_steps:
-            w = memory.replica.w if self._context.fit.rows.validation_fraction else None
-            number = memory.reported + 1
-            if self._context.report(self._connection, number, [self._lane], [w]):
-                self._end = min(self._end, memory.clock)
-            memory.reported = number  # not before the server has taken it
+        if self._is_reporting or memory.reported >= memory.views[0].applied // self._n_steps:
+            return
+        w = memory.replica.w if self._context.fit.rows.validation_fraction else None
+        self._reports.send(self, memory.reported + 1, self._lane, w)
+        self._is_reporting = True
+
+    def note_report(self, ends: bool) -> None:
+        """Note that the server has taken the report of a pass, and whether the fit ends with it."""
+        self._is_reporting = False
+        self._memory.reported += 1
+        if ends:
+            self._end = min(self._end, self._memory.clock)
+
+    def _report_rest(self) -> bool:
+        """Report all passes that the first server has counted; return whether there were any."""
+        number = self._memory.reported
+        self._report_pass()
+        while self._is_reporting:
+            self._reports.take_answers(all_of_them=True)
+            self._report_pass()
+        return self._memory.reported > number
 
     def _leave_shards(self) -> bool:
         """Leave the servers that have applied all; return whether there were any."""
         found = False
+        self._reports.take_answers(all_of_them=True)
         for s, view in enumerate(self._memory.views):
             # At once, since others may wait for a quorum there.
             if view.push is None and s not in self._left:
@@ -392,6 +446,7 @@ class DecoupledLane:
             self._attach()
             views = self._memory.views
         # Reports may have been lost with a trainer or a server, which ignores repeated ones.
+        self._reports.take_answers(all_of_them=True)
         self._memory.reported = int(self._connection.call("count_passes")["passes"])
         for s, (view, reply) in enumerate(zip(views, replies, strict=True)):
             if view.push is not None and reply.clock != view.push.clock:
