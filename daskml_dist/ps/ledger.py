@@ -56,7 +56,7 @@ class PassStoppingRule:
 
 @dataclass
 class PassReport:
-    """Report of some lanes on one pass; sums over these lanes, but for the seconds of `busy`.
+    """Report of some lanes on one pass; sums over these lanes, but for `busy`.
 
     Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
     are applied, so that none is counted twice or lost with a trainer.
@@ -68,7 +68,10 @@ class PassReport:
     steps: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    #: Of each lane, the seconds that it computed since its last report, and its steps meanwhile: at
+    #: its own pace a lane may have made others than those of the pass.
     busy: list[float] = field(default_factory=list)
+    busy_steps: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     #: Those of the lanes that made steps, where each round draws some.
     clients: list[int] = field(default_factory=list)
@@ -155,8 +158,8 @@ class PassLedger:
         self._describe_pass = describe_pass
         self.rule = rule
         self.records: list[PassRecord] = []
-        #: Seconds that each lane computed in the last pass that it reported.
-        self.lane_seconds: dict[int, float] = {}
+        #: Seconds that each lane has computed, and the steps that it made meanwhile.
+        self.lane_seconds: dict[int, tuple[float, int]] = {}
         self._first_pass = first_pass
         self._score_names = score_names
         self.stopped = False
@@ -206,7 +209,9 @@ class PassLedger:
             return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
-        self.lane_seconds.update(zip(report.lanes, report.busy, strict=False))
+        for lane, *made in zip(report.lanes, report.busy, report.busy_steps, strict=False):
+            seconds, steps = self.lane_seconds.get(lane, (0.0, 0))
+            self.lane_seconds[lane] = seconds + made[0], steps + int(made[1])
         # Passes close in their order, though fast lanes report later ones before.
         while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -16,10 +18,11 @@ from scipy import sparse
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import GenerationError, InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
+from daskml_dist.training.worker.loops.decoupled import LaneMemory, OpenReports
 from tests.quick import in_turn
 from tests.training.lane_fits import RATE, fit_lanes, make_lane_rows
 
@@ -213,6 +216,38 @@ def test_a_killed_worker_costs_its_own_steps_alone(
     assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.05)
     # Trainers that were not lost went on from where they were.
     assert role == "server" or strike.events[0].anew is False
+
+
+def test_reports_wait_for_no_answer_but_before_another_call() -> None:
+    answers: deque[bool] = deque()
+    sent: list[int] = []
+    context: Any = SimpleNamespace(
+        send_pass_report=lambda connection, number, lanes, weights: sent.append(number),
+        take_report_answer=lambda connection: answers.popleft(),
+    )
+    connection: Any = SimpleNamespace(has_answer_to_call=lambda: bool(answers))
+    told: list[tuple[str, bool]] = []
+    lanes: Any = {n: SimpleNamespace(take_answer=lambda e, n=n: told.append((n, e))) for n in "ab"}
+    reports = OpenReports(context, connection)
+    reports.send(lanes["a"], 1, lanes, None)
+    reports.send(lanes["b"], 1, lanes, None)
+    reports.take_answers()
+    assert (sent, told) == ([1, 1], [])
+    answers.append(False)
+    reports.take_answers()
+    assert told == [("a", False)]
+    answers.append(True)
+    reports.take_answers(all_of_them=True)
+    assert told == [("a", False), ("b", True)]
+
+
+def test_a_lane_belongs_to_the_trainer_of_the_latest_generation() -> None:
+    memory = LaneMemory(None, 0, [], 0)  # type: ignore[arg-type]
+    memory.take("later", 3)
+    with pytest.raises(GenerationError):
+        memory.take("earlier", 2)
+    memory.take("again", 3)
+    assert memory.owner == "again"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from daskml_dist.ps.snapshots import (
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.lane_assignments import LaneAssignments, reassign_lanes
+from daskml_dist.training.client.lane_assignments import LaneAssignments, Placement, reassign_lanes
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.membership_changes import WorkerSpeeds
 from daskml_dist.training.client.recovery import choose_recovery_point
@@ -393,17 +393,57 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
     assert all((load[w] + 1) / capacity[w] >= fullest for w in workers)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_lanes_at_their_own_pace_have_one_trainer_a_worker(keeps: bool) -> None:
+    lanes = _lanes(6)
+    fit: Any = SimpleNamespace(
+        work=SimpleNamespace(call=None, keeps_lanes=keeps), rows=SimpleNamespace(lane_rows=[10] * 6)
+    )
+    membership: Any = SimpleNamespace(paused={}, leaving=set(), ready={"a": 1, "b": 1})
+    rows: Any = SimpleNamespace(find_current_holders=dict)
+    workers = ["a", "a", "b", "b", "lost", "lost"]
+    assignments = LaneAssignments(fit, Placement(lanes, workers), rows, membership)
+    running: Any = [
+        SimpleNamespace(address="a", lanes=lanes[:2]),
+        SimpleNamespace(address="b", lanes=lanes[2:4]),
+    ]
+    parts = assignments.assign_lanes(running, even=False)
+    found = [(part.address, len(part.lanes), part.trainer is None) for part in parts]
+    if keeps:
+        assert sorted(found) == [("a", 0, False), ("a", 3, True), ("b", 0, False), ("b", 3, True)]
+    else:
+        assert sorted(found) == [("a", 1, True), ("a", 2, False), ("b", 1, True), ("b", 2, False)]
+
+
 def test_a_worker_is_slow_only_pass_after_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(
         "daskml_dist.training.client.membership_changes.time.monotonic", lambda: now[0]
     )
     pace, workers = WorkerSpeeds([100, 100, 100]), {0: "a", 1: "b", 2: "c"}
-    found = []
-    for number in range(1, 8):
+    found, seconds = [], [0.0, 0.0, 0.0]
+    for number in range(1, 9):
         now[0] += 1.0
-        busy = {0: 1.0, 1: 1.1, 2: 1.0 if number == 2 else 4.0}
+        for lane, taken in enumerate((1.0, 1.1, 1.0 if number == 3 else 4.0)):
+            seconds[lane] += taken
+        busy = {lane: (seconds[lane], number) for lane in workers}
         found.append(pace.record_pass(number, busy, workers))
         assert pace.record_pass(number, busy, workers) == {}  # the same pass again says nothing new
-    assert found[:4] == [{}] * 4
-    assert found[4] == {"c": pytest.approx(0.275)}
+    assert found[:5] == [{}] * 5
+    assert found[5] == {"c": pytest.approx(0.275)}
+
+
+def test_a_pass_that_waits_for_a_core_makes_no_worker_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(
+        "daskml_dist.training.client.membership_changes.time.monotonic", lambda: now[0]
+    )
+    pace, workers = WorkerSpeeds([100, 100, 100]), {0: "a", 1: "b", 2: "c"}
+    seconds = [0.0, 0.0, 0.0]
+    for number in range(1, 100):
+        now[0] += 0.05
+        # Each process in turn is off its core for as long as five passes.
+        for lane in workers:
+            seconds[lane] += 0.06 if number % 3 == lane else 0.01
+        busy = {lane: (seconds[lane], number) for lane in workers}
+        assert pace.record_pass(number, busy, workers) == {}

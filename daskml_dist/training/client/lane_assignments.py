@@ -323,8 +323,10 @@ class LaneAssignments:
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
-        if self._fit.work.call is not None:
-            # A function runs once in a process: the new trainer takes all lanes of its worker.
+        if self._fit.work.call is not None or self._fit.work.keeps_lanes:
+            # The new trainer takes all lanes of its worker: a function runs once in a process, and
+            # lanes at their own pace would have as much of it for each trainer as for another,
+            # however few lanes that has.
             for part in parts:
                 if part.address in rest:
                     rest[part.address] = sorted(

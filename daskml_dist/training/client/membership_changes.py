@@ -7,6 +7,7 @@ that stay slow.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ _SOON = 0.3
 logger = logging.getLogger(__name__)
 #: Speed, as a share of the median worker's, below which a worker is slow.
 _SLOW = 0.4
-#: Passes in a row, and seconds, in which a worker must be slow to count as slow.
+#: Looks in a row at which a worker must be slow to count as slow, and the seconds that these take
+#: at least: over shorter ones, a process that waits for its turn at a core would seem slow.
 _LOOKS, _SECONDS = 3, 2.0
 
 
@@ -307,21 +309,29 @@ class WorkerSpeeds:
     def __init__(self, lane_rows: Sequence[int]) -> None:
         self._rows = lane_rows
         self._seen = 0
+        self._looked = -math.inf
+        #: Of each lane, its seconds and steps at the last look, and the seconds of a step by the
+        #: last two looks between which it made some.
+        self._marks: dict[int, tuple[float, int]] = {}
+        self._step_seconds: dict[int, float] = {}
+        #: Worker of each lane at the last look.
+        self._workers: dict[int, str] = {}
         #: Looks at which a worker was slow in a row, and when the first of them was.
         self._slow_looks: dict[str, tuple[int, float]] = {}
 
     def record_pass(
-        self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
+        self, passes: int, busy: Mapping[int, tuple[float, int]], workers: Mapping[int, str]
     ) -> dict[str, float]:
-        """Record the lanes' last pass; return the speed of each worker that stays slow."""
-        if passes <= self._seen:
+        """Record how far all lanes have come; return the speed of each worker that stays slow."""
+        now = time.monotonic()
+        if passes <= self._seen or now - self._looked < _SECONDS / _LOOKS:
             return {}
-        self._seen = passes
-        # Speeds of the last pass of each lane.
-        speeds = self._compute_speeds(busy, workers)
+        self._seen, self._looked = passes, now
+        self._note_lanes(busy, workers)
+        speeds = self._compute_speeds(workers)
         if len(speeds) < 2:
             return {}
-        now, median = time.monotonic(), statistics.median(speeds.values())
+        median = statistics.median(speeds.values())
         # Relative to the median worker, so that all being slow is no reason.
         slow = {worker: speed / median for worker, speed in speeds.items()}
         slow = {worker: share for worker, share in slow.items() if share < _SLOW}
@@ -339,14 +349,26 @@ class WorkerSpeeds:
             and now - self._slow_looks[worker][1] >= _SECONDS
         }
 
-    def _compute_speeds(
-        self, busy: Mapping[int, float], workers: Mapping[int, str]
-    ) -> dict[str, float]:
+    def _note_lanes(
+        self, busy: Mapping[int, tuple[float, int]], workers: Mapping[int, str]
+    ) -> None:
+        """Note the seconds that a step took each lane since the last look."""
+        for lane, (seconds, steps) in busy.items():
+            before, steps_before = self._marks.get(lane, (0.0, 0))
+            self._marks[lane] = seconds, steps
+            if workers.get(lane) != self._workers.get(lane):
+                self._step_seconds.pop(lane, None)  # another worker's
+            # A server that took the place of a lost one counts from zero.
+            elif steps > steps_before:
+                self._step_seconds[lane] = (seconds - before) / (steps - steps_before)
+        self._workers = dict(workers)
+
+    def _compute_speeds(self, workers: Mapping[int, str]) -> dict[str, float]:
         """Return the rows a second of each worker."""
         rows: dict[str, float] = {}
         seconds: dict[str, float] = {}
         for lane, worker in workers.items():
-            if busy.get(lane, 0) > 0:
+            if (taken := self._step_seconds.get(lane, 0.0)) > 0:
                 rows[worker] = rows.get(worker, 0) + self._rows[lane]
-                seconds[worker] = seconds.get(worker, 0) + busy[lane]
+                seconds[worker] = seconds.get(worker, 0) + taken
         return {worker: rows[worker] / seconds[worker] for worker in rows}

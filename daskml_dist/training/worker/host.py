@@ -211,8 +211,8 @@ class ServerHost:
         ledger = self._server.ledger
         return [] if ledger is None else ledger.records[start:]
 
-    async def lane_seconds(self) -> tuple[int, dict[int, float]]:
-        """Return the number of passes ended, and the seconds of each lane in the last."""
+    async def lane_seconds(self) -> tuple[int, dict[int, tuple[float, int]]]:
+        """Return the number of passes ended, and of each lane its seconds and steps."""
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.lane_seconds))
 

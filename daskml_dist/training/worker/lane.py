@@ -356,7 +356,7 @@ class Lane:
     def take_pass_report(self, w: Any | None) -> PassReport:
         """Return the sums since the last call; with `w`, the validation sums too."""
         report, self._report = self._report, PassReport([self.number])
-        report.busy, self._busy = [self._busy], 0.0
+        report.busy, report.busy_steps, self._busy = [self._busy], [report.steps], 0.0
         report.loss, self._loss = float(self._loss), 0.0
         if w is not None:
             w = w if self._on_host else self.backend.to_device(w)

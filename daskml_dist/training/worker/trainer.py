@@ -41,6 +41,7 @@ from daskml_dist.training.worker.cores import (
     choose_core_share,
     pin_to_processors,
 )
+from daskml_dist.training.worker.kept_values import kept_values
 from daskml_dist.training.worker.lane import BlocksLane, Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
 from daskml_dist.training.worker.reader import (
@@ -50,6 +51,9 @@ from daskml_dist.training.worker.reader import (
     prepare_block,
     sums_backend_of,
 )
+
+#: Name of the blocks that a trainer has prepared, among what its run keeps in the process.
+_READY_BLOCKS = "ready"
 
 NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
 
@@ -288,11 +292,23 @@ class Trainer:
         """Prepare the blocks of this trainer's lanes, in its compute threads."""
         # Only the blocks that the lanes' segments name; a trainer may be given more.
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
+        known: dict[int, ReadyBlock] = {}
+        if self._fit.work.keeps_lanes:
+            # Those of the trainer whose lanes this one takes over.
+            known = kept_values(self._spec.run_id).get(_READY_BLOCKS, {})
+
+        def prepare(number: int) -> ReadyBlock:
+            return known.get(number) or prepare_block(blocks[number], self._fit)
+
         if self._spec.n_threads == 1 or len(needed) == 1:
-            return {i: prepare_block(blocks[i], self._fit) for i in needed}
-        with ThreadPoolExecutor(self._spec.n_threads) as pool:
-            ready = pool.map(lambda i: prepare_block(blocks[i], self._fit), needed)
-            return dict(zip(needed, ready, strict=True))
+            ready = [prepare(number) for number in needed]
+        else:
+            with ThreadPoolExecutor(self._spec.n_threads) as pool:
+                ready = list(pool.map(prepare, needed))
+        found = dict(zip(needed, ready, strict=True))
+        if self._fit.work.keeps_lanes:
+            kept_values(self._spec.run_id)[_READY_BLOCKS] = found
+        return found
 
     def _take_connection(self) -> ShardedConnection:
         """Return a connection to all servers: the one of the rendezvous first, then new ones."""

@@ -312,6 +312,7 @@ class Context:
             total.rows += part.rows
             total.steps += part.steps
             total.busy += part.busy
+            total.busy_steps += part.busy_steps
             if self.fit.work.clients and part.rows:
                 total.clients.append(lane.number)
             total.add_validation(part.validation)

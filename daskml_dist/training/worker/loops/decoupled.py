@@ -14,6 +14,7 @@ applied. A lane of a lost trainer goes on from the servers' parameters.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,16 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.comm.base import RENEWED_MESSAGE
 from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.compression import Feedback, Packed
+from daskml_dist.errors import GenerationError
 from daskml_dist.ps.messages import ServerReply
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, copy_array
 from daskml_dist.training.spec import InterruptedState
+from daskml_dist.training.worker.kept_values import kept_values
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.loops.replicas import make_lane_steps
-from daskml_dist.training.worker.turns import share_turns
 
 #: Times that a lane looks for an answer between two pushes: an answer is then at most an eighth of
 #: the steps between them older than it need be.
@@ -39,14 +42,15 @@ _LOOKS_PER_PUSH = 8
 #: Seconds between two looks of a thread all of whose lanes wait: by so much more each time, up to
 #: the longest, which is short next to a round of many steps.
 _PAUSE_SECONDS, _LONGEST_PAUSE = 2e-5, 1e-3
-#: Of one lane: a trainer's memory of it, under this name and the lane's number.
+#: Name of the process's memories of its lanes, by their numbers, among what the run keeps in it: a
+#: trainer that takes over the lanes of another of the same process goes on with them.
 _MEMORY = "decoupled"
 
 
 def run_decoupled_loop(context: Context) -> ShardState | None:
     """Run all lanes; the trainer of the first returns its optimizer state (servers hold `w`)."""
     home = DevicePlacement(context, alone=True)
-    memory: dict[int, LaneMemory] = context.memory.setdefault(_MEMORY, {})
+    memory: dict[int, LaneMemory] = kept_values(context.run_id).setdefault(_MEMORY, {})
     own = {lane.number for lane in context.lanes}
     for number in set(memory) - own:  # another trainer has the lane now
         del memory[number]
@@ -67,7 +71,6 @@ def _run_lanes_of_thread(
 ) -> None:
     """Run the lanes of one compute thread until all are done."""
     connection = context.connect()
-    turns = share_turns(context.run_id, context.n_worker_threads)
     reports = OpenReports(context, connection)
     open_lanes = [DecoupledLane(context, home, memory, connection, reports, lane) for lane in lanes]
     try:
@@ -77,10 +80,8 @@ def _run_lanes_of_thread(
                 context.raise_if_stopped()
                 # What a lane waits for may be the next push of another lane of this thread, or come
                 # after an answer of another shard: no lane blocks the thread.
-                with turns.take():
-                    reports.take_answers()
-                    has_moved = any([lane.step() for lane in open_lanes])
-                if has_moved:
+                reports.take_answers()
+                if any([lane.step() for lane in open_lanes]):
                     since, pause = time.monotonic(), 0.0
                     open_lanes = [lane for lane in open_lanes if not lane.is_done]
                     continue
@@ -150,6 +151,17 @@ class LaneMemory:
     views: list[_ShardView]
     reported: int
     parts: list[tuple[int, float, float]] = field(default_factory=list)
+    #: Held while a trainer moves the lane; then the last one that took it, and in which generation.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    owner: object = None
+    generation: int = 0
+
+    def take(self, owner: object, generation: int) -> None:
+        """Take the lane from a trainer that may not have heard of a generation yet."""
+        with self.lock:
+            if generation < self.generation:
+                raise GenerationError(RENEWED_MESSAGE)
+            self.owner, self.generation = owner, generation
 
 
 class OpenReports:
@@ -177,7 +189,7 @@ class OpenReports:
         while self._lanes and (all_of_them or self._connection.has_answer_to_call()):
             # Calls are answered in their order.
             ends = self._context.take_report_answer(self._connection)
-            self._lanes.popleft().note_report(ends)
+            self._lanes.popleft().take_answer(ends)
 
 
 class DecoupledLane:
@@ -204,7 +216,11 @@ class DecoupledLane:
         lane: Lane,
     ) -> None:
         self._context, self._home, self._connection, self._lane = context, home, connection, lane
-        self._reports, self._is_reporting = reports, False
+        self._reports = reports
+        #: Pass whose report has no answer yet, and the answer that was not noted yet: whether the
+        #: fit ends with that pass.
+        self._open_report: int | None = None
+        self._answer: bool | None = None
         work, policy = context.fit.work, context.fit.steps.policy
         self._slices = work.layout.slices()
         self._every, self._n_fragments = policy.average_every, policy.fragments
@@ -217,8 +233,10 @@ class DecoupledLane:
         self._left: set[int] = set()
         self._memories = memory
         self._is_new = lane.number not in memory
+        self._owner = object()
         if self._is_new:
             self._begin(context.fit.make_start_state())
+        memory[lane.number].take(self._owner, context.generation)
         #: Shards that a new generation pulls from first.
         self._joining = range(len(self._slices)) if context.generation else range(0)
         self._attach()
@@ -240,7 +258,10 @@ class DecoupledLane:
             )
             for rows in self._slices
         ]
-        self._memories[number] = LaneMemory(replica, clock, views, fit.work.first_pass)
+        self._memories[number] = LaneMemory(
+            replica, clock, views, fit.work.first_pass, owner=self._owner,
+            generation=self._context.generation,
+        )  # fmt: skip
 
     def _attach(self) -> None:
         """Go on with the lane from its memory."""
@@ -252,6 +273,13 @@ class DecoupledLane:
 
     def step(self) -> bool:
         """Do what can be done without waiting; return whether that was anything."""
+        with self._memory.lock:
+            if self._memory.owner is not self._owner:
+                raise GenerationError(RENEWED_MESSAGE)
+            return self._step()
+
+    def _step(self) -> bool:
+        """Do what can be done without waiting, as the owner of the lane."""
         if self._joining:
             has_answer, number = self._connection.has_answer_of_shard, self._lane.number
             if not all(has_answer(s, number) for s in self._joining):
@@ -394,26 +422,28 @@ class DecoupledLane:
             self._end = min(self._end, self._memory.clock)
 
     def _report_pass(self) -> None:
-        """Report the next pass once the first server has counted its steps."""
+        """Note the answer to the last report, and report the next pass that was counted."""
         memory = self._memory
-        if self._is_reporting or memory.reported >= memory.views[0].applied // self._n_steps:
-            return
-        w = memory.replica.w if self._context.fit.rows.validation_fraction else None
-        self._reports.send(self, memory.reported + 1, self._lane, w)
-        self._is_reporting = True
+        if self._open_report is not None and self._answer is not None:
+            memory.reported = self._open_report
+            if self._answer:
+                self._end = min(self._end, memory.clock)
+            self._open_report = self._answer = None
+        counted = memory.views[0].applied // self._n_steps
+        if self._open_report is None and memory.reported < counted:
+            self._open_report = memory.reported + 1
+            w = memory.replica.w if self._context.fit.rows.validation_fraction else None
+            self._reports.send(self, self._open_report, self._lane, w)
 
-    def note_report(self, ends: bool) -> None:
-        """Note that the server has taken the report of a pass, and whether the fit ends with it."""
-        self._is_reporting = False
-        self._memory.reported += 1
-        if ends:
-            self._end = min(self._end, self._memory.clock)
+    def take_answer(self, ends: bool) -> None:
+        """Take the answer to the open report; it is noted in the lane's next turn."""
+        self._answer = ends
 
     def _report_rest(self) -> bool:
         """Report all passes that the first server has counted; return whether there were any."""
         number = self._memory.reported
         self._report_pass()
-        while self._is_reporting:
+        while self._open_report is not None:
             self._reports.take_answers(all_of_them=True)
             self._report_pass()
         return self._memory.reported > number
