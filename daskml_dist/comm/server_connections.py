@@ -193,7 +193,7 @@ class RemoteConnection(ServerConnection):
 
     def _next_message(self) -> ServerReply | CallPayload:
         # A reply that no lane waits for raises.
-        message: ServerReply | CallPayload = self._reader.read()
+        message: Any = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):
             rows = self._asked.pop(message.lane, None)
@@ -201,7 +201,8 @@ class RemoteConnection(ServerConnection):
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
                 raise make_malformed_error("an answer that nobody asked for")
-        return message
+        found: ServerReply | CallPayload = message
+        return found
 
     def _has_message(self) -> bool:
         return self._in.has_arrived()
