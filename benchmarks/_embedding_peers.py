@@ -102,3 +102,38 @@ def _predict(rows: Any, bias: Any) -> Any:
     vectors = rows[..., 1:]
     pairs = (vectors.sum(1) ** 2 - (vectors**2).sum(1)).sum(1) / 2
     return bias + rows[..., 0].sum(1) + pairs
+
+
+def fit_spark(
+    places: NDArray[np.int64], y: NDArray[np.float32], n_ids: int, width: int, batch: int,
+    passes: int,
+) -> list[float]:  # fmt: skip
+    """Rows a second of Spark's machine, by AdamW: of few steps, and of those that more of them add.
+
+    Spark draws the rows of a step anew, and sums a gradient of all parameters.
+    """
+    from pyspark.ml.classification import FMClassifier
+    from pyspark.ml.linalg import SparseVector
+
+    from benchmarks.logistic import open_spark
+
+    ones = np.ones(places.shape[1])
+    rows = [
+        (float(label), SparseVector(n_ids, at.tolist(), ones))
+        for label, at in zip(y, np.sort(places, axis=1), strict=True)
+    ]
+
+    def seconds(steps: int) -> float:
+        since = time.perf_counter()
+        FMClassifier(
+            factorSize=width - 1, stepSize=RATE, maxIter=steps, tol=0.0, seed=0,
+            miniBatchFraction=batch / len(y),
+        ).fit(frame)  # fmt: skip
+        return time.perf_counter() - since
+
+    with open_spark() as session:
+        frame = session.createDataFrame(rows, ["label", "features"]).repartition(2).cache()
+        frame.count()
+        few, more = passes, 3 * passes
+        first = seconds(few)
+        return [few * batch / first, (more - few) * batch / max(1e-9, seconds(more) - first)]

@@ -1,4 +1,4 @@
-"""Factorisation machines over growing tables beside torch and TorchRec: rows a second, bytes."""
+"""Factorisation machines over growing tables beside torch, TorchRec and Spark: rows a second."""
 
 from __future__ import annotations
 
@@ -70,6 +70,10 @@ def _subjects(
     if importlib.util.find_spec("torchrec") is not None:
         found["TorchRec (FBGEMM), one process, ids numbered beforehand"] = lambda: _in_process(
             "fit_torchrec", given
+        )
+    if importlib.util.find_spec("pyspark") is not None and not tiny:
+        found["Spark's FMClassifier, two threads, ids numbered beforehand"] = lambda: _in_process(
+            "fit_spark", given
         )
     return found
 
