@@ -23,7 +23,7 @@ EVERY, ABSENT = 64, 8
 FAULT_EVERY = 1800 / 62
 #: Seconds of a calm fit, of one under faults, and of the policy that is to bear them: as long as
 #: that experiment.
-CALM, STRUCK, LONG = 60.0, 90.0, 1800.0
+CALM, STRUCK, LONG = 40.0, 60.0, 1800.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
