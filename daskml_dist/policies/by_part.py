@@ -63,6 +63,13 @@ class PolicyByPart(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for part in ("embeddings", "dense"):
+            if not isinstance(given := getattr(self, part), Policy):
+                raise InvalidParameterError(
+                    f"{part}={given!r} is no object of a policy. Give objects, such as "
+                    "PolicyByPart(Asynchronous(), AllReduce()), or name policies by a mapping: "
+                    'policy={"embeddings": "async", "dense": "allreduce"}.'
+                )
         own, rest = self.embeddings, self.dense
         steps_often = own.push_every == own.pull_every == 1
         plain = own.loop == "free" and not (own.delay_compensation or own.gradient_table)

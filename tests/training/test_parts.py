@@ -162,6 +162,11 @@ def test_parts_that_cannot_be_updated_so_are_refused(policy: Any, said: str) -> 
         get_policy(policy)
 
 
+def test_names_are_for_a_mapping() -> None:
+    with pytest.raises(InvalidParameterError, match="name policies by a mapping"):
+        PolicyByPart("async", "allreduce")  # type: ignore[arg-type]
+
+
 def test_models_without_embeddings_are_refused() -> None:
     X, y = _rows()
     by_part = PolicyByPart(Asynchronous(), AllReduce())
