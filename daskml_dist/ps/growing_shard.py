@@ -166,6 +166,35 @@ def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -
     return RowStore(settings).read(ids)
 
 
+def find_sorted_ids(
+    wanted: NDArray[np.int64], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which ids are among sorted ones, and where they stand there."""
+    at = np.searchsorted(ids, wanted)
+    known = at < len(ids)
+    known[known] = ids[at[known]] == wanted[known]
+    return known, at
+
+
+def look_up_rows(
+    wanted: NDArray[np.int64], ids: NDArray[np.int64], w: NDArray[Any], table: GrowingTable
+) -> NDArray[Any]:
+    """Return the rows of sorted ids in a table of sorted ids; new ones are as in their first step.
+
+    Parameters
+    ----------
+    wanted : ndarray of int64 of shape (n_wanted,)
+    ids : ndarray of int64 of shape (n_ids,)
+    w : ndarray of shape (n_ids, width)
+    table : GrowingTable
+    """
+    known, at = find_sorted_ids(wanted, ids)
+    found = np.empty((len(wanted), w.shape[1]), w.dtype)
+    found[known] = w[at[known]]
+    found[~known] = draw_initial_rows(wanted[~known], table, found.dtype)
+    return found
+
+
 def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
     """Return the rows of an earlier fit as a store's content; no step has touched them yet."""
     ids = state.ids

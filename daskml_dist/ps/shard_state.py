@@ -78,20 +78,25 @@ class ShardState:
         """
         assert self.ids is not None
         is_theirs = held.opt_state.keys() == self.opt_state.keys()
+        order = np.argsort(held.ids)
+        ids = held.ids[order]
+        at = np.searchsorted(self.ids, ids)
         # Rows of an earlier fit may be there, from before trainers held them.
-        others = ~np.isin(self.ids, held.ids)
-        ids = np.concatenate([self.ids[others], held.ids])
-        order = np.argsort(ids)
+        stale = at[at < len(self.ids)]
+        stale = stale[self.ids[stale] == ids[: len(stale)]]
+        at -= np.searchsorted(stale, at)
 
         def join(own: Any, rest: Any) -> Any:
-            return np.concatenate([own[others], rest])[order]
+            # Of the many rows of servers there is one copy, and never two at a time.
+            own = np.delete(own, stale, axis=0) if len(stale) else own
+            return np.insert(own, at, rest[order], axis=0)
 
         rest = held.opt_state if is_theirs else init(held.w)
         return replace(
             self,
             w=join(self.w, held.w),
             opt_state={name: join(own, rest[name]) for name, own in self.opt_state.items()},
-            ids=ids[order],
+            ids=join(self.ids, held.ids),
             held=None if is_theirs else held,
         )
 

@@ -57,7 +57,7 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies.base import Policy
-from daskml_dist.ps.growing_shard import draw_initial_rows
+from daskml_dist.ps.growing_shard import find_sorted_ids, look_up_rows
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._table_frame import make_table_frame
 from daskml_dist.schedules import Constant
@@ -135,6 +135,11 @@ class BaseEmbeddings(BaseSteps):
             loss.check_target(summary.target_range)
         offset = self._best_constant(loss, rows) if last is None else last.offset
         model = self._make_model(loss, self._make_table(last), offset, rows)
+        return self._check_goes_on(model, last)
+
+    @staticmethod
+    def _check_goes_on(model: Any, last: Any) -> Any:
+        """Return the model; raise if it cannot go on from the last one, where there is one."""
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
                 "Going on needs the rank, layers and loss of the last fit. Leave them as they "
@@ -313,15 +318,21 @@ class BaseEmbeddings(BaseSteps):
             raise DivergedError(
                 "Weights or vectors became NaN or infinite. Lower learning_rate, or raise alpha."
             )
-        ids = self._learned_ids
-        is_own = np.isin(ids, model.own_ids)
-        self.ids_, self.weights_, self.vectors_ = ids[~is_own], w[~is_own, 0], w[~is_own, 1:]
+        ids, own = self._learned_ids, model.own_ids
+        if len(own) == 1:
+            # The intercept, whose id is the last: views, since a table may take half the memory.
+            kept: Any = slice(np.searchsorted(ids, own[0]))
+        else:
+            known, at = find_sorted_ids(np.sort(own), ids)
+            kept = np.ones(len(ids), bool)
+            kept[at[known]] = False
+        self.ids_, self.weights_, self.vectors_ = ids[kept], w[kept, 0], w[kept, 1:]
 
     def _rows_since(self, before: BaseEmbeddings) -> dict[str, NDArray[Any]]:
         """Return the rows of the table that differ from an earlier model's, and the ids gone."""
         ids, w = self._learned_ids, self._state.w
         old_ids, old_w = before._learned_ids, before._state.w
-        known, at = _find_sorted(old_ids, ids)
+        known, at = find_sorted_ids(ids, old_ids)
         changed = ~known
         changed[known] = (w[known] != old_w[at[known]]).any(axis=1)
         removed = np.setdiff1d(old_ids, ids, assume_unique=True)
@@ -375,16 +386,6 @@ def count_ids(rows: DatasetInfo) -> float:
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)
 
 
-def _find_sorted(
-    ids: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which ids are among sorted ones, and where they stand."""
-    at = np.searchsorted(ids, wanted)
-    known = at < len(ids)
-    known[known] = ids[at[known]] == wanted[known]
-    return known, at
-
-
 @dataclass(frozen=True, eq=False)
 class TablePrediction:
     """Picklable function from rows to raw predictions, by the rows of a table.
@@ -409,11 +410,7 @@ class TablePrediction:
 
     def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids; those that are not known are as in their first step."""
-        known, at = _find_sorted(self.ids, index)
-        found = np.empty((len(index), self.w.shape[1]), self.w.dtype)
-        found[known] = self.w[at[known]]
-        found[~known] = draw_initial_rows(index[~known], self.model.table, found.dtype)
-        return found
+        return look_up_rows(index, self.ids, self.w, self.model.table)
 
 
 @dataclass(frozen=True, eq=False)

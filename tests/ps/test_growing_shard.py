@@ -15,7 +15,7 @@ from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.growing_shard import GrowingShard, make_shard
 from daskml_dist.ps.row_store import RowChanges
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+from daskml_dist.ps.shard_state import HeldRows, ShardSnapshot, ShardState
 from daskml_dist.schedules import Constant
 from tests.rules import one_group
 
@@ -114,3 +114,27 @@ def test_a_hundred_losses_lose_no_row(name: str, options: dict[str, Any]) -> Non
     if options:
         assert found.ids is not None
         assert len(found.ids) < 600
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_trainers_hold_are_joined_by_their_ids(seed: int) -> None:
+    """Against all rows sorted: rows before, between and behind, and such as servers have too."""
+    rng = np.random.default_rng(seed)
+    ids = np.unique(rng.integers(5, 60, size=30))
+    held_ids = rng.permutation(np.unique(rng.integers(70 if seed else 5, size=8)))
+    w, rest = rng.normal(size=(len(ids), WIDTH)), rng.normal(size=(len(held_ids), WIDTH))
+    held = HeldRows(held_ids, rest, {"square": rest**2}, 3, 3)
+    own = ShardState(w, {"square": w**2}, ids=ids)
+    truth = dict(zip(ids, w, strict=True)) | dict(zip(held_ids, rest, strict=True))
+
+    found = own.join_held(held, lambda w: {"square": np.ones_like(w)})
+    assert found.ids is not None
+    assert found.ids.tolist() == sorted(truth)
+    np.testing.assert_array_equal(found.w, np.stack([truth[i] for i in sorted(truth)]))
+    np.testing.assert_array_equal(found.opt_state["square"], found.w**2)
+    assert found.held is None
+    # Of another optimizer the others' first state stands for theirs, which is kept beside.
+    found = own.join_held(replace(held, opt_state={}), lambda w: {"square": np.ones_like(w)})
+    are_held = np.isin(found.ids, held_ids)
+    np.testing.assert_array_equal(found.opt_state["square"][are_held], 1.0)
+    assert found.held is not None

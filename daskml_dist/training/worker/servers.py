@@ -162,7 +162,8 @@ def join_final_states(
     if not held_shards:
         assert held is not None
         return held
-    whole = ShardState.join(held_shards)
+    # Rows of a large table are copied for no reason: one server's are whole as they are.
+    whole = held_shards[0] if len(held_shards) == 1 else ShardState.join(held_shards)
     if whole.held is not None:
         # The servers' copy of what trainers hold may be older.
         newer = held.held if isinstance(held, ShardState) else None
