@@ -18,6 +18,7 @@ from sklearn.metrics import log_loss
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.worker.host import ServerHost
 
 N_ROWS, N_PASSES = 6_000, 14
 EXACT = ["sync", "allreduce", "local", "average"]
@@ -83,14 +84,22 @@ STANDBYS = 0.6
 
 
 class Strike:
-    """Does something to the workers, once, so many seconds and passes after the first or later."""
+    """Does something to the workers, once, so many seconds and passes after the first or later.
+
+    With `ready` it waits until that is true of the run, and for no time.
+    """
 
     def __init__(
-        self, strike: Callable[[Any], None], after: float = STANDBYS, passes: int = 0
+        self,
+        strike: Callable[[Any], None],
+        after: float = STANDBYS,
+        passes: int = 0,
+        ready: Callable[[Any], bool] | None = None,
     ) -> None:
         self.strike = strike
-        self.after = after
+        self.after = after if ready is None else 0.0
         self.passes = passes
+        self.ready = ready
         self.first = float("inf")
         self.struck = False
         self.events: list[Any] = []
@@ -101,7 +110,7 @@ class Strike:
         self.on_pass_redone(run, record)
         self.first = min(self.first, time.monotonic())
         is_due = time.monotonic() - self.first >= self.after and record["pass"] > self.passes
-        if not self.struck and is_due:
+        if not self.struck and is_due and (self.ready is None or self.ready(run)):
             self.struck = True
             self.strike(run)
 
@@ -127,6 +136,47 @@ def make_killer(client: Client, role: str) -> Callable[[Any], None]:
 
     def kill(run: Any) -> None:
         for address in workers_of(run, role):
+            kill_worker(client, address)
+
+    return kill
+
+
+def find_standbys(client: Client, run: Any) -> dict[int, tuple[str, set[int]]]:
+    """The worker of each server's standby, by the server's number, and the places that it keeps."""
+    found = client.run(_list_standbys, run.run_id)
+    return {number: (address, places) for address, some in found.items() for number, places in some}
+
+
+def _list_standbys(run_id: str, dask_worker: Any) -> list[tuple[int, set[int]]]:
+    hosts = [host for host in dask_worker.state.actors.values() if isinstance(host, ServerHost)]
+    return [
+        (host._number, set(host._server.kept()))
+        for host in hosts
+        # One that has just been made has no server yet.
+        if host.run_id == run_id and "_server" in vars(host) and host._server.generation < 0
+    ]
+
+
+def have_standbys(client: Client, run: Any) -> bool:
+    """Whether lanes in lock-step could go on from the standbys of all servers."""
+    kept = [places for _, places in find_standbys(client, run).values()]
+    return len(kept) == run.n_servers and bool(set.intersection(*kept))
+
+
+def make_killer_of_two(client: Client) -> Callable[[Any], None]:
+    """What kills a server and a trainer elsewhere, so that every server or its standby is left."""
+
+    def kill(run: Any) -> None:
+        standbys = find_standbys(client, run)
+        copies = [{a, standbys[n][0]} for n, a in enumerate(run.server_addresses)]
+        pairs = (
+            {server, trainer}
+            for server in run.server_addresses
+            for trainer in run.trainer_addresses
+            if server != trainer
+        )
+        # Of three workers, two of which each have a server or its standby, one has both servers'.
+        for address in next(pair for pair in pairs if not any(two <= pair for two in copies)):
             kill_worker(client, address)
 
     return kill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -15,9 +16,20 @@ from scipy import sparse
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier, TwoTower
 from tests.quick import quick
-from tests.training.recovery.strikes import Strike, make_killer
+from tests.training.recovery.strikes import (
+    Strike,
+    have_standbys,
+    make_killer,
+    make_killer_of_two,
+)
 
 N_ROWS, N_IDS = 1_200, 400
+
+
+def _make_strike(client: Client, role: str) -> Strike:
+    """A loss that comes once every server has a standby from which the fit can go on."""
+    kill = make_killer_of_two(client) if role == "both" else make_killer(client, role)
+    return Strike(kill, ready=partial(have_standbys, client))
 
 
 def _lazy_rows() -> tuple[Any, Any]:
@@ -41,7 +53,7 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
             run=Run(n_lanes=3, n_servers=2),
         ).fit(X, y)  # fmt: skip
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role))
+    calm, strike = fit(), _make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].anew
@@ -60,11 +72,11 @@ def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
 
     def fit(*callbacks: Any) -> Any:
         return TwoTower(
-            8, random_state=0, max_iter=60, batch_size=16, callbacks=list(callbacks),
+            8, random_state=0, max_iter=200, batch_size=16, callbacks=list(callbacks),
             hidden_layer_sizes=(8,), run=Run(n_lanes=3, n_servers=2),
         ).fit(lazy)  # fmt: skip
 
-    calm, strike = fit(), Strike(make_killer(crew_client, "both"))
+    calm, strike = fit(), _make_strike(crew_client, "both")
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].anew
