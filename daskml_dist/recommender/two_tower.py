@@ -120,6 +120,10 @@ class TwoTower(BaseRecommender, BaseEmbeddings):
     batch_size : int, "auto" or None, default="auto"
         A row's negatives are the other rows of its batch (of 4,096 at most), so larger batches
         make better gradients.
+    warm_start : bool, default=False
+        Go on from the last fit's table and towers, with other rows if need be: newer ones, say. The
+        users and items of the rows given have factors afterwards, others :meth:`embed_users` and
+        :meth:`embed_items`.
     tol, n_iter_no_change, shuffle, learning_rate, optimizer, admit_after, expire_after, max_rows, \
 dtype, policy, random_state
         As in :class:`FactorizationMachineClassifier`.
@@ -189,6 +193,7 @@ dtype, policy, random_state
         batch_size: int | str | None = "auto",
         learning_rate: float | str | Schedule = "auto",
         optimizer: str | Optimizer = "adagrad",
+        warm_start: bool = False,
         admit_after: int = 1,
         expire_after: int | None = None,
         max_rows: int | None = None,
@@ -222,6 +227,7 @@ dtype, policy, random_state
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.optimizer = optimizer
+        self.warm_start = warm_start
         self.admit_after = admit_after
         self.expire_after = expire_after
         self.max_rows = max_rows
@@ -278,8 +284,8 @@ dtype, policy, random_state
         """
         raise InvalidParameterError(
             "TwoTower has no streams: it counts items and collects the users' columns before a "
-            "fit. Fit it to the newest rows from time to time, or stream pairs to "
-            "MatrixFactorization."
+            "fit. Fit it to the newest rows from time to time, with warm_start=True, or stream "
+            "pairs to MatrixFactorization."
         )
 
     def embed_users(self, X: Any) -> Any:
@@ -372,8 +378,15 @@ dtype, policy, random_state
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         users, items = self._columns
         table = self._select(X, [*users, *items])
-        fields = self._find_pair_fields(table)
-        self._set_fields(fields)
+        fields = self._fields
+        if reset or fields is None:
+            fields = self._find_pair_fields(table)
+            self._set_fields(fields)
+        elif list(fields.names) != [*users, *items]:
+            raise InvalidParameterError(
+                f"Going on needs the columns of the last fit, {list(fields.names)}. Leave "
+                "user_col, item_col and the features as they were, or set warm_start=False."
+            )
         with report_reading(type(self).__name__):
             sides = reduce_parts(
                 as_collection(table, None, None, numeric=False),
@@ -413,12 +426,13 @@ dtype, policy, random_state
 
     def _model(self, rows: DatasetInfo, last: Any) -> Any:
         users, items = self._columns
-        return TwoTowerModel(
+        model = TwoTowerModel(
             self._loss(), int(self.rank), (len(users), len(items)), float(self.alpha),
             self._make_table(last), float(self.temperature), bool(self.normalize),
             tuple(map(int, list_hidden_sizes(self.hidden_layer_sizes))), self.activation,
             touches=count_ids(rows),
         )  # fmt: skip
+        return self._check_goes_on(model, last)
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]

@@ -125,6 +125,25 @@ def test_lock_step_is_the_same_on_any_servers(client: Client, params: dict[str, 
     assert not seen & set(map(tuple, best[["user", "item"]].to_numpy().tolist()))
 
 
+def test_a_fit_goes_on_with_other_rows() -> None:
+    chosen = _choices(600)
+    params = WITH_COLUMNS | {"batch_size": None, "shuffle": False, "dtype": "float64"}
+    whole = TwoTower(max_iter=6, **params).fit(chosen)
+    parts = TwoTower(max_iter=3, warm_start=True, **params).fit(chosen).fit(chosen)
+    np.testing.assert_array_equal(parts.ids_, whole.ids_)
+    for name in ("user_factors_", "item_factors_", "item_biases_"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-9)
+    newer = chosen[:100].assign(user=chosen["user"][:100] + N_USERS)
+    parts.fit(newer)
+    assert parts.user_ids_.min() >= N_USERS
+    # Users of earlier rows have their own rows in the table still.
+    assert len(parts.ids_) > len(whole.ids_)
+    with pytest.raises(InvalidParameterError, match="columns of the last fit"):
+        parts.set_params(user_features=()).fit(chosen)
+    with pytest.raises(InvalidParameterError, match="Going on needs"):
+        TwoTower(warm_start=True, **PARAMS).fit(chosen).set_params(rank=4).fit(chosen)
+
+
 def test_weights_count_rows_again() -> None:
     chosen = _choices(400)
     twice = pd.concat([chosen, chosen[:100]])
