@@ -23,10 +23,13 @@ def torch_dtype(dtype: Any) -> Any:
     return getattr(load_torch(), np.dtype(dtype).name)
 
 
-def lay_out_parameters(module: Any) -> Parameters:
-    """Return the layout of a module's parameters and buffers; raise if none is trained."""
+def lay_out_parameters(module: Any, beside_table: bool = False) -> Parameters:
+    """Return the layout of a module's parameters and buffers; raise if none is trained.
+
+    `beside_table`: rows of a table are trained, and there may be no more.
+    """
     named = named_tensors(module)
-    if not any(n.trained for n in named):
+    if not beside_table and not any(n.trained for n in named):
         raise InvalidParameterError(
             f"{type(module).__name__} has no parameters to train. Give it layers, made in its "
             "__init__ and kept as attributes."
@@ -38,7 +41,7 @@ def lay_out_parameters(module: Any) -> Parameters:
 
 def flatten_parameters(module: Any, dtype: Any) -> Any:
     """Return parameters and buffers of a module as a new NumPy matrix of shape (n, 1)."""
-    parts = []
+    parts = [np.empty(0, dtype)]
     for n in named_tensors(module):
         value = n.tensor.detach().cpu().numpy().ravel()
         parts.append(value.astype(dtype))

@@ -85,6 +85,11 @@ class TorchModel(StepModel):
     starts_threads = False
     flushes = True
 
+    @property
+    def module_parameters(self) -> Parameters:
+        """Return the layout of the parameters that the module itself holds."""
+        return self.parameters
+
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
         """Return a context in which torch uses `n_threads` threads for each lane."""
         return threads_of_torch(n_threads)
@@ -200,7 +205,8 @@ class _Lane(FlatModule):
         dtype = torch_dtype(str(w.dtype))
         # Seeded only so that torch's stream is left as it was: the parameters are overwritten.
         module = model.source.make_seeded(0, dtype)
-        super().__init__(module, model.parameters, w, trained=True, pixelwise=model.pixelwise)
+        layout = model.module_parameters
+        super().__init__(module, layout, w, trained=True, pixelwise=model.pixelwise)
         self.criterion = model.source.make_criterion(self.dtype)
         if self.device is not None and hasattr(self.criterion, "to"):
             self.criterion.to(self.device)

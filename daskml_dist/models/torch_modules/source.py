@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.lookups import replace_embeddings
 
 
 # Compared by identity (eq=False), since `==` of tensors is elementwise.
@@ -69,12 +70,15 @@ class ModuleSource:
         Class or instance of a loss module, or a function of outputs and targets.
     criterion_arguments : mapping
         Keyword arguments of a class `criterion`.
+    lookups : tuple of str
+        Embedding parts of the module that are replaced by lookups of rows that come with a batch.
     """
 
     module: Any
     arguments: Mapping[str, Any] = field(default_factory=dict)
     criterion: Any = None
     criterion_arguments: Mapping[str, Any] = field(default_factory=dict)
+    lookups: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,6 +96,7 @@ class ModuleSource:
                 f"module={self.module!r} makes a {type(found).__name__}, which is no module. Give "
                 "a class derived from torch.nn.Module, or a function that returns one."
             )
+        replace_embeddings(found, self.lookups)
         # Parameters become slices of one real vector, which is laid out before any row is seen.
         lazy = torch.nn.parameter.UninitializedTensorMixin
         for name, tensor in (*found.named_parameters(), *found.named_buffers()):

@@ -9,6 +9,7 @@ the fit must know: the form of targets, the fewest rows of a batch, the stages o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,10 +17,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.collection import Collection
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.collection import Collection, take_named_columns
+from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.data.plain_rows import RowsPlaceholder
+from daskml_dist.errors import DivergedError, InvalidParameterError, InvalidTypeError
 from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.inference.table_fields import TableFields, is_hashed
 from daskml_dist.models.torch_modules.flat import (
     flatten_parameters,
     lay_out_parameters,
@@ -35,8 +40,9 @@ from daskml_dist.models.torch_modules.module import (
 )
 from daskml_dist.models.torch_modules.source import ModuleSource, without_weights
 from daskml_dist.models.torch_modules.staged import TorchChain
+from daskml_dist.models.torch_modules.tables import TableInputs, TorchTableModel
 from daskml_dist.neural_network._base import BaseNetwork
-from daskml_dist.neural_network._torch.export import export
+from daskml_dist.neural_network._torch.export import export, export_layers
 from daskml_dist.neural_network._torch.module_trial import (
     ModuleTrial,
     check_batches,
@@ -44,9 +50,25 @@ from daskml_dist.neural_network._torch.module_trial import (
     check_shapes,
 )
 from daskml_dist.neural_network._torch.options import resolve_groups, resolve_schedule
-from daskml_dist.neural_network._torch.predict import TorchOutputs, make_fitted_module
+from daskml_dist.neural_network._torch.predict import (
+    TableOutputs,
+    TorchOutputs,
+    make_fitted_module,
+)
+from daskml_dist.neural_network._torch.tables import (
+    GrowingEmbeddings,
+    TableTrial,
+    check_optimizer,
+    check_table_settings,
+    fields_of_fit,
+    find_columns,
+    make_table_model,
+    policy_of_table,
+    select_table,
+)
 from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
-from daskml_dist.parameters.checks import check_one_of
+from daskml_dist.parameters.checks import check_one_of, seed_of
+from daskml_dist.policies import get_policy
 from daskml_dist.policies.base import Pipeline, Policy
 from daskml_dist.privacy import DP
 from daskml_dist.ps.shard_state import ShardState
@@ -100,6 +122,14 @@ class BaseTorch(BaseNetwork):
     inputs : dict or None, default=None
         The module's arguments, by the column or the columns of a dataframe:
         ``{"tokens": ["t0", "t1"], "age": "age"}``; whole numbers come as int64.
+    embeddings : dict, GrowingEmbeddings or None, default=None
+        Parts of the module, an ``nn.Embedding`` or ``nn.EmbeddingBag`` each, whose rows are made on
+        a parameter server when their ids come, and the columns of a dataframe with these ids
+        (integers, strings, categories, lists of ids): ``{"item": "item_id"}``, or with options a
+        :class:`GrowingEmbeddings`. In the place of ids the module gets places of rows, which it may
+        look up in that part, and compare with 0: no id, as at the end of short lists. Without
+        `inputs` each column is an argument by its name. Steps of ``"allreduce"`` are made as
+        ``"sync"``, and only rows that a batch touches travel.
     layer : str or None, default=None
         Layer whose output :meth:`transform` returns.
     policy : str or Policy, default="allreduce"
@@ -121,11 +151,15 @@ class BaseTorch(BaseNetwork):
     Attributes
     ----------
     module_ : nn.Module
-        The fitted module, on the host, in evaluation mode.
+        The fitted module, on the host, in evaluation mode; parts that `embeddings` names have no
+        rows in it.
     n_iter_ : int
         Passes made.
     row_shape_ : tuple of int
         Shape of a row of X.
+    fields_, kinds_ : list of str
+        With `embeddings`, names of the columns that are read, and what each holds, as in
+        :class:`~daskml_dist.feature_extraction.FieldHasher`.
     """
 
     _tensors = True
@@ -134,13 +168,17 @@ class BaseTorch(BaseNetwork):
     criterion: Any
     images: str | None
     inputs: Mapping[str, Any] | None
+    embeddings: Any
     layer: str | None
     precision: str | None
     pipeline: Pipeline | None
     privacy: DP | None
-    #: Model and parameters of the last fit.
+    #: Model and parameters of the last fit; of a table with the sorted ids of its rows.
     _net: TorchModel
     _w: NDArray[Any]
+    _learned_ids: NDArray[np.int64]
+    fields_: list[str]
+    kinds_: list[str]
 
     def _pass_on(self, given: Mapping[str, Any]) -> None:
         """Set parameters of the constructor that are arguments of the module or the criterion."""
@@ -171,11 +209,48 @@ class BaseTorch(BaseNetwork):
         # The built module can be made again, and the user's class may not be picklable.
         return {k: v for k, v in super().__getstate__().items() if k != "_built"}
 
+    # -- tables of ids -------------------------------------------------------------------------
+
+    @property
+    def _growing(self) -> GrowingEmbeddings | None:
+        """Return the embeddings whose rows are in a table; None where there are none."""
+        return GrowingEmbeddings.of(self.embeddings)
+
+    @property
+    def _fields(self) -> TableFields | None:
+        """Return the fields of a fit with embeddings in a table; None of another fit."""
+        known = vars(self)
+        if "fields_" not in known:
+            return None
+        missing = "error" if self._growing is None else self._growing.missing
+        return fields_of_fit(known["fields_"], known["kinds_"], missing, self.dtype)
+
+    def _hash_table(self, X: Any) -> Any:
+        """Return rows of ids as entries of their fields; all other rows as they are."""
+        fields = self._fields
+        if fields is None or is_hashed(X):
+            return X
+        if isinstance(X, RowsPlaceholder):
+            raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
+        return fields.hash_rows(select_table(X, fields.names))
+
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._align_inputs(self._hash_table(X), y, sample_weight)
+
+    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *given, **options)
+
+    def _set_row_shape(self, shape: tuple[int, ...]) -> None:
+        super()._set_row_shape(shape)
+        if self._fields is not None:  # hashed rows have all ids as columns
+            self.n_features_in_ = len(self.feature_names_in_)
+
     # -- model files ---------------------------------------------------------------------------
 
     def _take_tensors(self, state: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Remove the module's tensors, and its code, from a state; return the tensors by name."""
-        return take_tensors(state)
+        layers = None if self._fields is None else self._outputs().module_parameters()
+        return take_tensors(state, layers)
 
     def _set_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Set the tensors of a model file; the module's class is among the parameters."""
@@ -190,7 +265,12 @@ class BaseTorch(BaseNetwork):
         return params
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
+        growing = self._growing
+        if growing is not None:
+            policy = policy_of_table(get_policy(self.policy if policy is None else policy))
         settings = super()._check_settings(policy)
+        if growing is not None:
+            check_table_settings(self._params() | {"device": self.device}, settings)
         check_one_of("images", self.images, (None, *IMAGES))
         check_one_of("precision", self.precision, (None, *PRECISIONS))
         if settings.privacy is not None and self.precision is not None:
@@ -219,6 +299,12 @@ class BaseTorch(BaseNetwork):
         check_torch(type(self).__name__)
         torch, module, arguments = load_torch(), self.module, self._arguments("module__")
         if isinstance(module, torch.nn.Module):
+            if self.embeddings is not None:
+                raise InvalidParameterError(
+                    f"module={type(module).__name__}(...) is an object, whose embeddings have rows "
+                    "of their own, and embeddings= makes rows when ids come. Give its class, "
+                    f"module={type(module).__name__}, with its arguments as module__name=value."
+                )
             self._check_instance(module, arguments)
             module = without_weights(module)
         elif not callable(module):
@@ -252,9 +338,40 @@ class BaseTorch(BaseNetwork):
     # -- fitting -------------------------------------------------------------------------------
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        if self._growing is not None:
+            X, y, sample_weight = take_named_columns(X, y, sample_weight)
+        inputs = self._find_table(X, reset)
         collection = super()._make_collection(X, y, sample_weight, reset=reset)
+        if inputs is not None:
+            self._trial = TableTrial(inputs)
+            return collection
         self._trial = ModuleTrial(self._rows_to_try(collection), self._inputs_of(X, collection))
         return collection
+
+    def _find_table(self, X: Any, reset: bool) -> TableInputs | None:
+        """Return how columns of ids and numbers reach the module, and set the fields' attributes.
+
+        None where no embeddings are in a table.
+        """
+        growing = self._growing
+        if not reset and (growing is None) != (self._fields is None):
+            raise InvalidParameterError(
+                "Going on needs the embeddings of the last fit. Leave them as they were, or set "
+                "warm_start=False and call fit."
+            )
+        if growing is None:
+            for name in ("fields_", "kinds_"):
+                self.__dict__.pop(name, None)
+            return None
+        if not reset:
+            inputs: Any = self._net.inputs
+            return inputs
+        # Columns that are named may be fewer than those of X: the names of all are compared later.
+        fields, inputs = find_columns(
+            X, growing, self.inputs, type(self).__name__, np.dtype(self.dtype).name
+        )
+        self.fields_, self.kinds_ = list(fields.names), list(fields.kinds)
+        return inputs
 
     @staticmethod
     def _rows_to_try(collection: Collection) -> NDArray[Any] | None:
@@ -289,9 +406,11 @@ class BaseTorch(BaseNetwork):
     def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
         torch = load_torch()
         try:
+            # Columns whose types hide what they hold are looked at before the fit, by its client.
+            client = None if self._growing is None else how["client"]
             # Lanes in this process draw from torch's one random stream, which is the user's: it is
             # restored after the fit.
-            with torch.random.fork_rng(devices=()):
+            with use_client(client), torch.random.fork_rng(devices=()):
                 super()._train(X, y, sample_weight, **how)
         except DivergedError as error:
             # A fit that diverges late would lose hours of training without these parameters.
@@ -305,6 +424,14 @@ class BaseTorch(BaseNetwork):
     def _model(self, rows: DatasetInfo, last: Any) -> TorchModel:
         source, trial = self._source(), self._trial
         dtype = str(np.dtype(self._params()["dtype"]))
+        if isinstance(trial, TableTrial):
+            growing = self._growing
+            assert growing is not None
+            return make_table_model(
+                trial, growing, source, rows, last, dtype=dtype,
+                seed=seed_of(self._params()["random_state"]), threshold=self._threshold(),
+                precision=self.precision,
+            )  # fmt: skip
         n_targets = rows.summary.n_targets
         # Several labels a row have no classes: each is a target of its own.
         n_classes = None if rows.classes is None or n_targets else len(rows.classes)
@@ -335,7 +462,18 @@ class BaseTorch(BaseNetwork):
         trial.model = model, rows
         return model
 
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
+        settings = super()._settings_for_lanes(settings, rows, lanes)
+        if self._growing is None:
+            return settings
+        # Layers have the rate, too: not that of parameters which a step seldom touches.
+        return replace(settings, auto_rate=False)
+
     def _plan_fit(self, job: FitJob, settings: Settings, model: Any, initial: Any) -> FitSpec:
+        if isinstance(model, TorchTableModel):
+            check_optimizer(settings, model)
         # Workers draw the initial parameters themselves, and compare them by a checksum.
         if initial is None:
             model = model.checked(settings.seed, settings.dtype_of(job.rows.summary))
@@ -346,6 +484,8 @@ class BaseTorch(BaseNetwork):
         return fit
 
     def _set_learned(self, state: ShardState, model: Any, rows: DatasetInfo) -> None:
+        if state.ids is not None:
+            self._learned_ids = state.ids
         super()._set_learned(state, model, rows)
         self._last_model = self._net  # without the modules that the fit has made
 
@@ -357,6 +497,11 @@ class BaseTorch(BaseNetwork):
 
     def _start_stream(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Return a started stream, which leaves torch's random stream, the user's, as it is."""
+        if self._growing is not None:
+            raise InvalidParameterError(
+                f"{type(self).__name__} with embeddings= has no streams. Give each call's rows to "
+                "partial_fit, or stream to a model such as recommender.WideAndDeepClassifier."
+            )
         fork_stream = partial(load_torch().random.fork_rng, devices=())
         try:
             with fork_stream():
@@ -391,7 +536,7 @@ class BaseTorch(BaseNetwork):
         if not hasattr(self, "_net"):
             raise AttributeError(f"{type(self).__name__} has no module_ before it is fitted.")
         if "_built" not in self.__dict__:
-            self._built = make_fitted_module(self._net, self._w)
+            self._built = make_fitted_module(self._net, self._outputs().module_parameters())
         return self._built
 
     def state_dict(self) -> dict[str, Any]:
@@ -409,7 +554,8 @@ class BaseTorch(BaseNetwork):
         path : str or Path
             ``"m.safetensors"`` holds parameters and buffers as ``state_dict()`` has them (needs
             safetensors), ``"m.onnx"`` the whole computation (needs onnx and onnxscript). What
-            `images` or `inputs` make of rows is not part of either: see ``module_``.
+            `images` or `inputs` make of rows is not part of either: see ``module_``. With
+            `embeddings` the first alone, of all other parameters.
 
         Raises
         ------
@@ -417,6 +563,9 @@ class BaseTorch(BaseNetwork):
             Another format, or a package that is missing.
         """
         self._check_fitted()
+        if self._fields is not None:
+            export_layers(self.module_, path)
+            return
         rows = np.zeros((2, *self._row_shape), self._rows_dtype)
         export(self.module_, path, self._net.inputs(rows, torch_dtype(str(self._w.dtype))))
 
@@ -436,12 +585,14 @@ class BaseTorch(BaseNetwork):
         """
         self._check_fitted(X)
         outputs = self._outputs(layer=self.layer if layer is None else layer)
-        width = outputs.width(np.zeros((1, *self._row_shape), self._rows_dtype))
+        width = outputs.width(self._row_shape, self._rows_dtype)
         return self._map_outputs(outputs, X, width)
 
     def _outputs(self, **how: Any) -> TorchOutputs:
         """Return the function from rows to outputs, with options of :class:`TorchOutputs`."""
         token = f"{self._token}-{how.get('layer')}"
+        if self._fields is not None:
+            return TableOutputs(self._net, self._w, token=token, ids=self._learned_ids, **how)
         return TorchOutputs(self._net, self._w, token=token, **how)
 
     def _raw_prediction(self) -> Any:

@@ -84,6 +84,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         dtype: str = "float32",
         images: str | None = None,
         inputs: Any = None,
+        embeddings: Any = None,
         layer: str | None = None,
         # Classes: from outputs to probabilities, and their weights.
         predict_nonlinearity: Any = "auto",
@@ -124,6 +125,7 @@ class TorchClassifier(BaseClassifier, BaseTorch):
         self.dtype = dtype
         self.images = images
         self.inputs = inputs
+        self.embeddings = embeddings
         self.layer = layer
         self.predict_nonlinearity = predict_nonlinearity
         self.class_weight = class_weight

@@ -27,6 +27,17 @@ def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, An
     write(module, path, example)
 
 
+def export_layers(module: Any, path: str | Path) -> None:
+    """Write the parameters that a module holds, whose embeddings are in a table."""
+    if Path(path).suffix != ".safetensors":
+        raise InvalidParameterError(
+            f"path={str(path)!r}: rows of embeddings= are in a table, which no such file holds. "
+            'Write the other parameters to a file that ends with ".safetensors", or save(path) '
+            "the estimator."
+        )
+    _write_tensors(module, Path(path), None)
+
+
 def _write_tensors(module: Any, path: Path, example: Any) -> None:
     """Write parameters and buffers as a safetensors file."""
     safetensors = _import_or_explain("safetensors.torch", "safetensors", path)

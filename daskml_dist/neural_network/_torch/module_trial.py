@@ -52,13 +52,8 @@ class ModuleTrial:
         chained: bool,
     ) -> ProbeResult:
         """Return what the module shows on the sample, or without one on made-up rows."""
-        # Rows of zeros, and of ones for a module that cannot take zeros.
-        shape, kind = (2, *rows.summary.row_shape), np.dtype(rows.summary.rows_dtype)
-        samples = [np.zeros(shape, kind), np.ones(shape, kind)]
-        if self.sample is not None and len(self.sample):
-            samples = [self.sample]
         errors = []
-        for sample in samples:
+        for sample in self._list_samples(rows):
             try:
                 return probe_module(
                     source, module, self.inputs, sample, dtype, n_classes, n_targets, chained
@@ -67,6 +62,14 @@ class ModuleTrial:
                 errors.append(error)
         # The error of the first sample: of rows of the user's own, or of zeros.
         raise errors[0]
+
+    def _list_samples(self, rows: DatasetInfo) -> list[Any]:
+        """Return the rows to try: the sample, else made-up ones."""
+        if self.sample is not None and len(self.sample):
+            return [self.sample]
+        # Rows of zeros, and of ones for a module that cannot take zeros.
+        shape, kind = (2, *rows.summary.row_shape), np.dtype(rows.summary.rows_dtype)
+        return [np.zeros(shape, kind), np.ones(shape, kind)]
 
 
 def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:

@@ -17,10 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.embeddings import to_id_rows
 from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.lookups import rows_at_hand
 from daskml_dist.models.torch_modules.module import TorchModel
 from daskml_dist.models.torch_modules.source import class_name_of, explain_errors
+from daskml_dist.models.torch_modules.tables import TorchTableModel, make_trial_tensors
+from daskml_dist.ps.growing_shard import look_up_rows
 
 #: Modules that this process has built, by the token of their outputs; the last used comes last.
 _BUILT: OrderedDict[str, Any] = OrderedDict()
@@ -35,7 +39,7 @@ def make_fitted_module(model: TorchModel, w: NDArray[Any]) -> Any:
     """Return a new module with fitted parameters, in evaluation mode."""
     # The seed does not matter: all parameters and buffers are replaced.
     module = model.source.make_seeded(0, torch_dtype(str(w.dtype)))
-    flat = FlatModule(module, model.parameters, w, trained=False)
+    flat = FlatModule(module, model.module_parameters, w, trained=False)
     flat.enter(w)
     return module.eval()
 
@@ -84,15 +88,66 @@ class TorchOutputs:
         """Return the module, which is built if this process does not have it."""
         with _BUILDING:
             if self.token not in _BUILT:
-                _BUILT[self.token] = make_fitted_module(self.model, self.w)
+                _BUILT[self.token] = make_fitted_module(self.model, self.module_parameters())
                 while len(_BUILT) > _MAX_MODULES:
                     _BUILT.popitem(last=False)
             _BUILT.move_to_end(self.token)
             return _BUILT[self.token]
 
-    def width(self, rows: NDArray[Any]) -> int:
-        """Return the number of columns of the result, as some rows show."""
+    def module_parameters(self) -> NDArray[Any]:
+        """Return the parameters that the module holds."""
+        return self.w
+
+    def width(self, row_shape: tuple[int, ...], dtype: Any) -> int:
+        """Return the number of columns of the result, as a row of zeros shows."""
+        rows = np.zeros((1, *row_shape), dtype)
         return int(np.prod(self(rows).shape[1:], dtype=int))
+
+
+@dataclass(frozen=True, eq=False)
+class TableOutputs(TorchOutputs):
+    """Function from hashed rows to the outputs of a module whose embeddings are in a table.
+
+    Parameters
+    ----------
+    ids : ndarray of int64 of shape (n_ids,)
+        Sorted, of the rows `w` of the table.
+    """
+
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """Return outputs of shape (n,), or (n, ...)."""
+        model = self._table_model
+        rows = [to_id_rows(X, self.w.dtype)]
+        # Layers are in the module already.
+        index, placed = model.placing.place_ids(rows, np.empty(0, np.int64), False)
+        found = look_up_rows(index, self.ids, self.w, model.table)
+        with rows_at_hand(model.gather_rows(found, placed, trained=False)):
+            return super().__call__(placed)
+
+    def module_parameters(self) -> NDArray[Any]:
+        """Return the parameters that the module holds: all but the embeddings."""
+        model = self._table_model
+        own = model.own_ids
+        order = np.argsort(own)
+        found = np.empty((len(own), self.w.shape[1]), self.w.dtype)
+        found[order] = look_up_rows(own[order], self.ids, self.w, model.table)
+        return model.complete_layers(found)
+
+    def width(self, row_shape: tuple[int, ...], dtype: Any) -> int:
+        """Return the number of columns of the result, as made-up rows show."""
+        model = self._table_model
+        widths = dict(zip(model.part_names, model.widths, strict=True))
+        with rows_at_hand(make_trial_tensors(widths, torch_dtype(str(self.w.dtype)))):
+            found = super().__call__(model.placing.make_trial_rows(str(self.w.dtype)))
+        return int(np.prod(found.shape[1:], dtype=int))
+
+    @property
+    def _table_model(self) -> TorchTableModel:
+        """Return the model, as what it is."""
+        assert isinstance(self.model, TorchTableModel)
+        return self.model
 
 
 def _compute_layer_output(

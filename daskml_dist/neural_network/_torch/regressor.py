@@ -63,6 +63,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         dtype: str = "float32",
         images: str | None = None,
         inputs: Any = None,
+        embeddings: Any = None,
         layer: str | None = None,
         # How the lanes step together.
         policy: Any = "allreduce",
@@ -100,6 +101,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         self.dtype = dtype
         self.images = images
         self.inputs = inputs
+        self.embeddings = embeddings
         self.layer = layer
         self.policy = policy
         self.pipeline = pipeline

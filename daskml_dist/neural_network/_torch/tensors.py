@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 from daskml_dist.errors import ModelFileError
 from daskml_dist.models.torch_modules.flat import lay_out_parameters, torch_dtype
 from daskml_dist.models.torch_modules.source import ModuleSource
+from daskml_dist.models.torch_modules.tables import TorchTableModel
 
 #: Key in model files: field of the `ShardState` ("w" or "average") whose array the tensors are.
 _TAKEN = "_taken"
+#: Name of the rows of a table, in whose place the module has lookups.
+_TABLE = "embeddings.rows"
 
 
-def take_tensors(state: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Remove the module's tensors, and the user's code, from a state; return the tensors."""
+def take_tensors(
+    state: dict[str, Any], layers: NDArray[Any] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Remove the module's tensors, and the user's code, from a state; return the tensors.
+
+    `layers` are the parameters that the module holds, where its embeddings are in a table.
+    """
     shard_state, net, w = state["_state"], state["_net"], state.pop("_w")
     del state["_last_model"]
     state["_net"] = replace(net, source=None)
@@ -30,7 +38,11 @@ def take_tensors(state: dict[str, Any]) -> dict[str, NDArray[Any]]:
     taken = "w" if shard_state.average is None else "average"
     if np.array_equal(getattr(shard_state, taken), w, equal_nan=True):
         state["_state"], state[_TAKEN] = replace(shard_state, **{taken: None}), taken
-    tensors: dict[str, NDArray[Any]] = net.parameters.views(w)
+    tensors: dict[str, NDArray[Any]]
+    if layers is None:
+        tensors = net.parameters.views(w)
+    else:
+        tensors = net.dense.views(layers) | {_TABLE: w}
     return tensors
 
 
@@ -38,12 +50,18 @@ def set_tensors(
     state: dict[str, Any], tensors: Mapping[str, NDArray[Any]], source: ModuleSource
 ) -> None:
     """Put back into an estimator's attributes what :func:`take_tensors` has removed."""
-    net = replace(state["_net"], source=source)
+    net = state["_net"]
+    if isinstance(net, TorchTableModel):
+        source = replace(source, lookups=net.part_names)
+    net = replace(net, source=source)
     _check_module(net, source)
-    dtype = next(iter(tensors.values())).dtype  # all tensors have one dtype
-    w = np.empty(net.parameters.shape, dtype)
-    for name, view in net.parameters.views(w).items():
-        view[...] = tensors[name]
+    if isinstance(net, TorchTableModel):
+        w = tensors[_TABLE]  # layers are among its rows
+    else:
+        dtype = next(iter(tensors.values())).dtype  # all tensors have one dtype
+        w = np.empty(net.parameters.shape, dtype)
+        for name, view in net.parameters.views(w).items():
+            view[...] = tensors[name]
     state["_net"] = state["_last_model"] = net
     state["_w"] = w
     if (taken := state.pop(_TAKEN, None)) is not None:
@@ -53,8 +71,9 @@ def set_tensors(
 def _check_module(net: Any, source: ModuleSource) -> None:
     """Raise if the module that is given has other parameters than the one of the file."""
     module = source.make_seeded(0, torch_dtype("float32"))
-    here = {part.name: part.shape for part in lay_out_parameters(module).parts}
-    there = {part.name: part.shape for part in net.parameters.parts}
+    layout = lay_out_parameters(module, isinstance(net, TorchTableModel))
+    here = {part.name: part.shape for part in layout.parts}
+    there = {part.name: part.shape for part in net.module_parameters.parts}
     changed = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if changed:
         raise ModelFileError(

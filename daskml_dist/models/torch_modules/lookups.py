@@ -1,0 +1,109 @@
+"""Embedding parts of torch modules whose rows come with each batch.
+
+A part that is named by the user, an `nn.Embedding` or `nn.EmbeddingBag`, is replaced by a lookup
+without parameters (`replace_embeddings`). Who calls the module brings the rows of the ids at hand
+(`rows_at_hand`), and gives the module the places of these rows in the place of ids. They are
+counted from 1: the row at place 0 is zeros, and stands for no id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.models.torch_modules.library import load_torch
+
+#: Rows of the ids at hand, by the name of the part. Threads that share a module have their own.
+_ROWS: ContextVar[Mapping[str, Any] | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_at_hand(rows: Mapping[str, Any]) -> Iterator[None]:
+    """Give lookups their rows, tensors by the name of the part, while the context is open."""
+    token = _ROWS.set(rows)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
+@cache
+def _make_lookup_class() -> Any:
+    """Return the class of lookups; torch is loaded for it."""
+    torch = load_torch()
+    functional = torch.nn.functional
+
+    class RowLookup(torch.nn.Module):  # type: ignore[misc]
+        """Part of a module that looks up rows of the ids at hand, by their places."""
+
+        def __init__(self, name: str, part: Any) -> None:
+            super().__init__()
+            self.name = name
+            self.embedding_dim = part.embedding_dim
+            #: How the rows of a bag become one; None: each place has its row.
+            self.mode = getattr(part, "mode", None)
+
+        def forward(self, places: Any) -> Any:
+            rows = (_ROWS.get() or {}).get(self.name)
+            if rows is None:
+                raise InvalidParameterError(
+                    f"{self.name} has no rows of its own: they are in a table, which grows as ids "
+                    "come. Call the estimator's predict or transform, not its module_."
+                )
+            if self.mode is None:
+                return functional.embedding(places, rows)
+            bags = places[:, None] if places.ndim == 1 else places
+            # Places of 0 fill bags up, and count for nothing.
+            return functional.embedding_bag(bags, rows, mode=self.mode, padding_idx=0)
+
+        def extra_repr(self) -> str:
+            return f"{self.name}, embedding_dim={self.embedding_dim}"
+
+    return RowLookup
+
+
+def find_lookups(module: Any) -> dict[str, Any]:
+    """Return the lookups of a module, by the names of the parts that they replaced."""
+    kind = _make_lookup_class()
+    return {part.name: part for part in module.modules() if isinstance(part, kind)}
+
+
+def replace_embeddings(module: Any, names: Sequence[str]) -> None:
+    """Replace the named parts of a module by lookups, wherever they stand in it."""
+    parts = dict(module.named_modules())
+    for name in names:
+        part = _check_embedding(module, name, parts)
+        lookup = _make_lookup_class()(name, part)
+        for owner in list(module.modules()):
+            for key, child in owner._modules.items():
+                if child is part:
+                    owner._modules[key] = lookup
+        if any(weight is part.weight for weight in module.parameters()):
+            raise InvalidParameterError(
+                f"{type(module).__name__} uses the weight of {name!r} elsewhere, too, and rows of "
+                "a table come with their ids. Give that layer a weight of its own."
+            )
+
+
+def _check_embedding(module: Any, name: str, parts: Mapping[str, Any]) -> Any:
+    """Return the part of a name; raise if its rows cannot come from a table."""
+    nn = load_torch().nn
+    part = parts.get(name)
+    if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        known = [n for n, p in parts.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)]
+        raise InvalidParameterError(
+            f"embeddings: {type(module).__name__} has no nn.Embedding or nn.EmbeddingBag named "
+            f"{name!r}. Name parts of {known}.{suggest_nearest(name, known)}"
+        )
+    if part.max_norm is not None or part.scale_grad_by_freq or not part.weight.requires_grad:
+        raise InvalidParameterError(
+            f"embeddings: {name!r} has max_norm, scale_grad_by_freq, or a weight that is not "
+            "trained, which rows of a table have not. Leave these out, or leave the part out of "
+            "embeddings."
+        )
+    return part

@@ -1,0 +1,447 @@
+"""A torch module whose embeddings are rows of a growing table, made when their ids come.
+
+The table is that of models over ids (`models/embeddings.py`): rows are numbered by ids and the part
+of the module that they belong to. A batch pulls the rows of its own ids (`TorchTableModel.touched`)
+and pushes their gradients; lookups in the module find them by their places (`lookups.py`). All
+other parameters of the module are rows of the same table, under ids of a field of their own. What
+lies there is how far they came from where they began, so that a table needs no special values.
+
+Columns of data are fields of hashed rows (`data/field_hashing.py`). Several columns may share a
+part: equal ids have one row then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.id_hashing import FIELD_BITS, MODEL_FIELD, find_fields
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import BatchRows, GrowingTable, Parameters
+from daskml_dist.models.embeddings import list_own_ids, number_ids, take_rows, to_id_rows
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.lookups import find_lookups, rows_at_hand
+from daskml_dist.models.torch_modules.module import TorchInputs, TorchModel
+
+#: Rows with which a module is tried: more than one, so that outputs of one row are seen.
+_TRIAL_ROWS = 2
+#: Whole numbers that a dtype has all of, to the power of two.
+_WHOLE_BITS = {"float32": 24, "float64": 53}
+
+
+@dataclass(frozen=True)
+class TableArgument:
+    """Columns of a table that are one argument of a module.
+
+    Parameters
+    ----------
+    columns : tuple of int
+        Numbers of their fields.
+    kind : {"ids", "bags", "floats", "integers"}
+    single : bool
+        Whether it is one column given by its name, which becomes a tensor of shape (n,).
+    """
+
+    columns: tuple[int, ...]
+    kind: str
+    single: bool
+
+
+class PlacedIds:
+    """Rows of a table whose ids are places among the rows that a batch has pulled.
+
+    Parameters
+    ----------
+    n_rows : int
+    columns : list
+        Of each field: numbers; places of ids, from 1; or of bags a tuple of the places of all, and
+        the number of each row's.
+    of_parts : list of ndarray of int
+        Of each part of the module, where in the batch's rows the rows of its ids are, by place.
+    of_layers : ndarray of int
+        Where in the batch's rows those of all other parameters are.
+    dtype : dtype
+        Of numbers.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        columns: list[Any],
+        of_parts: list[NDArray[Any]],
+        of_layers: NDArray[Any],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.shape = (n_rows,)
+        self.columns = columns
+        self.of_parts, self.of_layers = of_parts, of_layers
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def toarray(self) -> NDArray[Any]:
+        """Return the columns of numbers, for messages; zeros where there are none."""
+        numbers = [c for c in self.columns if isinstance(c, np.ndarray) and c.dtype.kind == "f"]
+        return np.stack(numbers or [np.zeros(len(self), self.dtype)], axis=1)
+
+
+@dataclass(frozen=True)
+class TableInputs(TorchInputs):
+    """Conversion of hashed rows of a table to the tensors that a module is called with.
+
+    Parameters
+    ----------
+    arguments : mapping of str to TableArgument
+    parts : tuple of int
+        Of each field the number of the part that has the rows of its ids; -1: it holds numbers.
+    names : tuple of str
+        Of the fields, for errors.
+    """
+
+    arguments: Mapping[str, TableArgument] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def bags(self) -> set[int]:
+        """Return the fields that hold lists of ids."""
+        return {c for a in self.arguments.values() if a.kind == "bags" for c in a.columns}
+
+    def __call__(
+        self, X: PlacedIds, dtype: Any, device: Any = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return positional and keyword arguments of a module for some rows."""
+        return [], {name: self._convert(X, of, dtype) for name, of in self.arguments.items()}
+
+    def _convert(self, X: PlacedIds, of: TableArgument, dtype: Any) -> Any:
+        """Return the tensor of an argument."""
+        torch = load_torch()
+        if of.kind == "bags":
+            (at,) = of.columns
+            return torch.from_numpy(_pad_bags(*X.columns[at]))
+        columns = [X.columns[at] for at in of.columns]
+        if of.kind == "integers":
+            for at, column in zip(of.columns, columns, strict=True):
+                self._check_whole(at, column)
+        array = columns[0].copy() if of.single else np.stack(columns, axis=1)
+        return torch.from_numpy(array).to(dtype if of.kind == "floats" else torch.int64)
+
+    def _check_whole(self, at: int, column: NDArray[Any]) -> None:
+        """Raise where whole numbers have lost digits as floats."""
+        bits = _WHOLE_BITS[column.dtype.name]
+        if len(column) and np.abs(column).max() >= 2.0**bits:
+            raise InvalidDataError(
+                f"Column {self.names[at]!r} holds whole numbers of 2**{bits} or more, which "
+                f"{column.dtype} has not all. Name it in embeddings= where they are ids, make "
+                "floats of them, or set dtype='float64'."
+            )
+
+    def place_ids(
+        self, rows: Sequence[Any], own: NDArray[np.int64], own_last: bool
+    ) -> tuple[NDArray[np.int64], PlacedIds]:
+        """Return the ids that hashed rows touch, with the model's `own`, and the rows by places.
+
+        `own_last`: the model's own ids follow those of the rows; else all are sorted.
+        """
+        n_rows = sum(X.shape[0] for X in rows)
+        hashed = np.concatenate([X.indices for X in rows])
+        data = np.concatenate([X.data for X in rows])
+        of_field = find_fields(hashed)
+        if len(of_field) and int(of_field.max()) >= len(self.parts):
+            raise InvalidDataError(
+                f"Rows have {int(of_field.max()) + 1} fields, and the module's arguments "
+                f"{len(self.parts)}. Give the columns of the fit."
+            )
+        of_part = np.array(self.parts, np.int64)[of_field]
+        are_ids = of_part >= 0
+        # A number's entry has the id 0; one of another id stands for a number that is not there.
+        if (lacking := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
+            name = self.names[of_field[lacking][0]]
+            raise InvalidDataError(
+                f"Column {name!r} holds NaN or infinite numbers, which reach the module as they "
+                f"are, and missing='own' is for ids. Fill them: X[{name!r}].fillna(0.0)."
+            )
+        # The low bits of a row's number are the part's: columns of one part share rows.
+        ids = (hashed[are_ids] & ~MODEL_FIELD) | of_part[are_ids]
+        index, (at,), of_layers = number_ids([ids], own, own_last)
+        place, of_parts = _number_by_part(index, 1 + max((-1, *self.parts)))
+        places = np.zeros(len(hashed), np.int64)
+        places[are_ids] = place[at]
+        lengths = np.concatenate([np.diff(X.indptr) for X in rows])
+        columns = self._split_columns(of_field, places, data, lengths)
+        return index, PlacedIds(n_rows, columns, of_parts, of_layers, data.dtype)
+
+    def _split_columns(
+        self, of_field: NDArray[Any], places: NDArray[Any], data: NDArray[Any],
+        lengths: NDArray[Any],
+    ) -> list[Any]:  # fmt: skip
+        """Return the columns of :class:`PlacedIds` of the entries of rows of some lengths."""
+        n_rows, bags = len(lengths), self.bags
+        # Stable: entries of a field stay in the order of their rows.
+        order = np.argsort(of_field, kind="stable")
+        ends = np.cumsum(np.bincount(of_field, minlength=len(self.parts)))
+        of_row = np.repeat(np.arange(n_rows), lengths) if bags else None
+        columns: list[Any] = []
+        for at, part in enumerate(self.parts):
+            own = order[ends[at - 1] if at else 0 : ends[at]]
+            if at in bags:
+                # An id that is twice in a bag is one entry, of twice the value.
+                assert of_row is not None
+                counts = np.rint(data[own]).astype(np.int64)
+                per_row = np.bincount(of_row[own], weights=counts, minlength=n_rows)
+                columns.append((np.repeat(places[own], counts), per_row.astype(np.int64)))
+                continue
+            if len(own) != n_rows:
+                raise InvalidDataError(
+                    f"Column {self.names[at]!r} has {len(own)} values in {n_rows} rows, and the "
+                    "module takes one of each row. Give the columns of the fit."
+                )
+            columns.append(places[own] if part >= 0 else data[own])
+        return columns
+
+    def make_trial_rows(self, dtype: str) -> PlacedIds:
+        """Return made-up rows, in which the ids of part p have the place p + 1."""
+        n = _TRIAL_ROWS
+        columns: list[Any] = []
+        for at, part in enumerate(self.parts):
+            if part < 0:
+                columns.append(np.zeros(n, dtype))
+            elif at in self.bags:
+                columns.append((np.full(2 * n, part + 1), np.full(n, 2)))
+            else:
+                columns.append(np.full(n, part + 1))
+        nothing = np.empty(0, np.int64)
+        return PlacedIds(n, columns, [], nothing, np.dtype(dtype))
+
+
+def _number_by_part(
+    index: NDArray[np.int64], n_parts: int
+) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """Return the place of each row among those of its part, from 1, and where each part's rows are.
+
+    Rows of the model's own have no place.
+    """
+    of_part = find_fields(index)
+    order = np.argsort(of_part, kind="stable")
+    ends = np.cumsum(np.bincount(of_part, minlength=n_parts))
+    place = np.zeros(len(index), np.int64)
+    of_parts = []
+    for part in range(n_parts):
+        own = order[ends[part - 1] if part else 0 : ends[part]]
+        place[own] = np.arange(1, len(own) + 1)
+        of_parts.append(own)
+    return place, of_parts
+
+
+def _pad_bags(places: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return bags of places as rows of one length, filled up with 0."""
+    padded = np.zeros((len(lengths), max(1, int(lengths.max(initial=0)))), np.int64)
+    starts = np.cumsum(lengths) - lengths
+    padded[
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.arange(len(places)) - np.repeat(starts, lengths),
+    ] = places
+    return padded
+
+
+@dataclass(frozen=True, eq=False)
+class TorchTableModel(TorchModel):
+    """A torch module whose named embeddings are rows of a growing table.
+
+    Its `parameters` are the table, and `inputs` a :class:`TableInputs`.
+
+    Parameters
+    ----------
+    dense : Parameters
+        Layout of all parameters of the module but the embeddings.
+    part_names : tuple of str
+        Parts of the module whose rows are in the table.
+    widths : tuple of int
+        Length of the rows of each; those of the table are as long as the longest.
+    table : GrowingTable
+    touches : float
+        Mean number of ids of a row.
+    own_last : bool, default=False
+        Whether the model's own rows follow the sorted ids of a batch in what it touches.
+    """
+
+    dense: Parameters = field(default_factory=lambda: Parameters(()))
+    part_names: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
+    table: GrowingTable | None = None
+    touches: float | None = 1.0
+    own_last: bool = False
+
+    @property
+    def module_parameters(self) -> Parameters:
+        """Return the layout of the parameters that the module itself holds."""
+        return self.dense
+
+    @property
+    def own_ids(self) -> NDArray[np.int64]:
+        """Return the ids of all parameters but the embeddings."""
+        n_numbers, width = self.dense.shape[0], self.parameters.width
+        return list_own_ids(-(-n_numbers // width))[:-1]  # without that of an intercept
+
+    def with_own_rows_last(self) -> TorchTableModel:
+        """Return the model with its own rows behind those of ids in what a batch touches."""
+        return replace(self, own_last=True)
+
+    def at_rest(self) -> TorchTableModel:
+        """Return the model without what only a fit needs, to be kept by a fitted estimator."""
+        # The table's rows say how far the layers came from the start.
+        return replace(self, checksum=None, _made={})
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """Return rows over ids."""
+        return to_id_rows(X, dtype)
+
+    def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
+        """Return the ids of a batch and of the layers; the first piece gets the rows of all."""
+        rows = [take_rows(piece.X) for piece in pieces]
+        index, placed = self.placing.place_ids(rows, self.own_ids, self.own_last)
+        first, *others = pieces
+        weights = [np.empty(0) if piece.weight is None else piece.weight for piece in pieces]
+        first.X, first.y = placed, np.concatenate([piece.y for piece in pieces])
+        first.weight = None if first.weight is None else np.concatenate(weights)
+        for piece in others:
+            piece.X, piece.y, piece.weight = _NO_ROWS, piece.y[:0], None
+        return index
+
+    @property
+    def placing(self) -> TableInputs:
+        """Return the conversion of rows, as what it is."""
+        assert isinstance(self.inputs, TableInputs)
+        return self.inputs
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the gradient of the sum of the rows' losses, by torch's autograd."""
+        X = rows.X
+        if not len(X):
+            return 0.0
+        tensors = self.gather_rows(w, X, trained=True)
+        with rows_at_hand(tensors):
+            gradient, loss = self._lane(rows, w).gradient_of(self.gather_layers(w, X), rows)
+        own = np.zeros((len(X.of_layers), w.shape[1]), w.dtype)
+        own.reshape(-1)[: len(gradient)] = gradient[:, 0]
+        out[X.of_layers] += own
+        for at, width, tensor in zip(X.of_parts, self.widths, tensors.values(), strict=True):
+            # None where the batch's loss does not depend on the part.
+            if tensor.grad is not None:
+                out[at, :width] += tensor.grad.numpy()[1:]
+        return loss
+
+    def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> None:
+        """Return None: gradients are of the rows that a batch touches."""
+
+    def gather_rows(self, w: NDArray[Any], X: PlacedIds, trained: bool) -> dict[str, Any]:
+        """Return the rows of each part by their places, as tensors by the part's name."""
+        torch, found = load_torch(), {}
+        for name, width, at in zip(self.part_names, self.widths, X.of_parts, strict=True):
+            rows = np.zeros((len(at) + 1, width), w.dtype)
+            rows[1:] = w[at, :width]
+            found[name] = torch.from_numpy(rows).requires_grad_(trained)
+        return found
+
+    def gather_layers(self, w: NDArray[Any], X: PlacedIds) -> NDArray[Any]:
+        """Return all parameters but the embeddings as a matrix of one column."""
+        return self.complete_layers(w[X.of_layers])
+
+    def complete_layers(self, own: NDArray[Any]) -> NDArray[Any]:
+        """Return the parameters whose way from the start is in the model's own rows."""
+        assert self.start is not None
+        found: NDArray[Any] = own.reshape(-1, 1)[: len(self.start)] + self.start.astype(own.dtype)
+        return found
+
+    def identity(self) -> dict[str, Any]:
+        """Return the module's name, the parts of its dense parameters and of its table."""
+        assert self.table is not None
+        assert self.start is not None
+        return super().identity() | {
+            "dense": [[part.name, list(part.shape)] for part in self.dense.parts],
+            "embeddings": dict(zip(self.part_names, self.widths, strict=True)),
+            "columns": [*map(list, zip(self.placing.names, self.placing.parts, strict=True))],
+            "seed": self.table.seed,
+            "start": crc32(np.ascontiguousarray(self.start).data),
+        }
+
+
+#: Piece of a batch whose rows are in the first piece.
+_NO_ROWS: Any = ()
+
+
+def try_lookups(
+    name: str, module: Any, inputs: TableInputs, widths: Mapping[str, int], dtype: Any
+) -> None:
+    """Raise where a module does not look ids up in the parts that they are of.
+
+    The module is called on made-up rows: places of ids are told apart by part, and rows at places
+    that are not a part's are NaN.
+    """
+    torch = load_torch()
+    X = inputs.make_trial_rows(str(dtype).removeprefix("torch."))
+    clean = make_trial_tensors(widths, dtype)
+    poisoned = {}
+    for part, (key, tensor) in enumerate(clean.items()):
+        rows = torch.full_like(tensor, torch.nan)
+        rows[[0, part + 1]] = 0.0
+        poisoned[key] = rows
+
+    def call(rows: Mapping[str, Any]) -> Any:
+        positional, named = inputs(X, dtype)
+        with rows_at_hand(rows):
+            output = module(*positional, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+    module.eval()
+    with torch.enable_grad():
+        output = call(clean)
+        output.sum().backward()
+    unused = [key for key, tensor in clean.items() if tensor.grad is None]
+    if unused:
+        raise InvalidParameterError(
+            f"The outputs of {name} do not depend on {unused}, which embeddings= names. Look the "
+            "ids up there in forward, or leave the part out."
+        )
+    with torch.no_grad():
+        if output.isfinite().all() and not call(poisoned).isfinite().all():
+            raise InvalidParameterError(
+                f"{name} looks up ids of a column in another part than the one that embeddings= "
+                "names for it. Let forward look each argument up in its own part, or name the "
+                "column there."
+            )
+
+
+def make_trial_tensors(widths: Mapping[str, int], dtype: Any) -> dict[str, Any]:
+    """Return rows of zeros for made-up rows, by the name of the part."""
+    zeros, n = load_torch().zeros, len(widths)
+    return {
+        name: zeros((n + 1, width), dtype=dtype, requires_grad=True)
+        for name, width in widths.items()
+    }
+
+
+def find_widths(module: Any, inputs: TableInputs, names: Sequence[str]) -> dict[str, int]:
+    """Return the length of the rows of each part of a module, by its name.
+
+    Raises
+    ------
+    InvalidParameterError
+        A column of lists is looked up in a part that makes no one row of them.
+    """
+    lookups = find_lookups(module)
+    for at in sorted(inputs.bags):
+        name = names[inputs.parts[at]]
+        if lookups[name].mode is None:
+            raise InvalidParameterError(
+                f"Column {inputs.names[at]!r} holds lists of ids, whose order is not kept, and "
+                f"{name!r} is an nn.Embedding. Make it an nn.EmbeddingBag."
+            )
+    return {name: int(lookups[name].embedding_dim) for name in names}

@@ -1,0 +1,394 @@
+"""Tables of ids that a module of torch reads: which columns they are, and the model over them.
+
+`GrowingEmbeddings` is what the user says: the parts of a module whose rows are made when ids come,
+and the columns of their ids. `find_columns` looks at a dataframe, and says how its columns become
+the module's arguments; `make_table_model` makes the model of these. Rows, lookups and gradients are
+in `models/torch_modules/tables.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from daskml_dist.data.field_hashing import shorten_names
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.inference.table_fields import TableFields, as_table, is_table
+from daskml_dist.models.base import N_TABLE_IDS, GrowingTable, Parameters, Part
+from daskml_dist.models.torch_modules.flat import (
+    flatten_parameters,
+    lay_out_parameters,
+    torch_dtype,
+)
+from daskml_dist.models.torch_modules.library import load_torch
+from daskml_dist.models.torch_modules.lookups import rows_at_hand
+from daskml_dist.models.torch_modules.probe import ProbeResult
+from daskml_dist.models.torch_modules.source import ModuleSource, named_tensors
+from daskml_dist.models.torch_modules.tables import (
+    TableArgument,
+    TableInputs,
+    TorchTableModel,
+    find_widths,
+    make_trial_tensors,
+    try_lookups,
+)
+from daskml_dist.neural_network._torch.module_trial import ModuleTrial
+from daskml_dist.parameters.checks import check_count, check_number, check_one_of
+from daskml_dist.policies.base import Policy
+from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.spec import Settings
+
+#: Kinds of columns whose equal ids are equal, by the kind of the ids.
+_FAMILIES = {
+    "integer": "whole numbers", "integers": "whole numbers", "float": "whole numbers",
+    "text": "texts", "texts": "texts", "date": "dates",
+}  # fmt: skip
+#: Kinds of columns of numbers.
+_NUMBERS = ("integer", "float", "missing")
+
+
+@dataclass(frozen=True)
+class GrowingEmbeddings:
+    """Embeddings of a module whose rows are made on a parameter server when their ids come.
+
+    ``embeddings={"item": "item_id"}`` of a :class:`TorchClassifier` is short for one with defaults.
+
+    Parameters
+    ----------
+    columns : dict of str to str or list of str
+        Columns of a dataframe whose ids each part of the module looks up: the part by its name in
+        ``named_modules()``, an ``nn.Embedding`` or ``nn.EmbeddingBag``. Equal ids of several
+        columns of a part have one row. How many rows the module itself makes is of no account.
+    init_scale : float, default=1.0
+        Standard deviation of the numbers that a row begins with, as of torch's own embeddings. They
+        follow from the seed and the row's id alone.
+    missing : {"error", "own"}, default="error"
+        Treatment of missing ids: an error, or an id of their own.
+    admit_after : int, default=1
+        Steps that touch an id after which it has a row.
+    expire_after : int or None, default=None
+        Steps without its id after which a row is dropped; None: never.
+    max_rows : int or None, default=None
+        Most rows of a server's table, beyond which those untouched for longest are dropped.
+
+    Examples
+    --------
+    >>> from daskml_dist.neural_network import GrowingEmbeddings
+    >>> GrowingEmbeddings({"item": ["item", "history"]}, init_scale=0.01, admit_after=2).missing
+    'error'
+    """
+
+    columns: Mapping[str, Any]
+    init_scale: float = 1.0
+    missing: str = "error"
+    admit_after: int = 1
+    expire_after: int | None = None
+    max_rows: int | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Self | None:
+        """Return what an estimator's parameter `embeddings` says, checked; None for None."""
+        if given is None:
+            return None
+        found = given if isinstance(given, cls) else cls(given)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise for parameters without a meaning."""
+        listed = self.columns.values() if isinstance(self.columns, Mapping) else ()
+        names = [name for some in listed for name in _list_columns(some)]
+        if not names or not all(isinstance(name, str) for name in (*self.columns, *names)):
+            raise InvalidParameterError(
+                f"embeddings={self.columns!r}: name the columns of ids of each part of the module, "
+                'such as embeddings={"item": "item_id"}, where module.item is an nn.Embedding.'
+            )
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidParameterError(
+                f"embeddings names the column {twice[0]!r} twice. A column's ids are of one part: "
+                "name a copy of it for another."
+            )
+        check_number("init_scale", self.init_scale)
+        check_one_of("missing", self.missing, ("error", "own"))
+        check_count("admit_after", self.admit_after)
+        for name in ("expire_after", "max_rows"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+
+    @property
+    def part_of_column(self) -> dict[str, int]:
+        """Return the number of the part of each column of ids."""
+        return {
+            name: part
+            for part, given in enumerate(self.columns.values())
+            for name in _list_columns(given)
+        }
+
+    def make_table(self, width: int, seed: int) -> GrowingTable:
+        """Return the description of a table of rows of this length."""
+        return GrowingTable(
+            (float(self.init_scale),) * width, seed, self.admit_after, self.expire_after,
+            self.max_rows,
+        )  # fmt: skip
+
+
+def _list_columns(given: Any) -> list[Any]:
+    """Return the columns of a part or argument, of which one may be given by its name alone."""
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+#: Parameters of an estimator that have no meaning beside a table.
+_UNUSED = ("clip", "groups", "micro_batch_size", "pipeline", "privacy", "images")
+
+
+def check_table_settings(params: Mapping[str, Any], settings: Settings) -> None:
+    """Raise for parameters of an estimator that rows of a table cannot serve."""
+    given = [name for name in _UNUSED if params[name] is not None]
+    found = [f"{name}={params[name]!r}" for name in given]
+    if params["precision"] == "fp16":
+        found.append("precision='fp16'")
+    if params["device"] == "gpu":
+        found.append("device='gpu'")
+    if found:
+        raise InvalidParameterError(
+            f"{' and '.join(found)} with embeddings=: rows of a table are on servers, and come to "
+            "the host of a trainer with their batch. Leave it out (optimizers and rates of the "
+            "layers: policies.PolicyByPart)."
+        )
+
+
+def policy_of_table(policy: Policy) -> Policy | str:
+    """Return the policy of a module over a table: the steps of ``"allreduce"`` are ``"sync"``'s."""
+    return "sync" if policy.name == "allreduce" else policy
+
+
+def find_columns(
+    X: Any, growing: GrowingEmbeddings, inputs: Mapping[str, Any] | None, reader: str, dtype: str
+) -> tuple[TableFields, TableInputs]:
+    """Return the fields of a dataframe, and how they become the arguments of a module.
+
+    Parameters
+    ----------
+    X : DataFrame
+        In memory or of Dask.
+    growing : GrowingEmbeddings
+    inputs : mapping of str to str or list of str, or None
+        Columns of each argument; None: each column is one, by its name.
+    reader : str
+        Name of the estimator.
+    dtype : str
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+        A column is not there, or is of no kind that the module can get.
+    """
+    if not is_table(X):
+        raise InvalidDataError(
+            f"{reader} with embeddings= reads columns of ids by their names, and X is a "
+            f"{type(X).__name__}. Give a dataframe: pandas.DataFrame(X, columns=[...])."
+        )
+    table = as_table(X)
+    if inputs is None:
+        inputs = {name: name for name in table.columns}
+    names = list(dict.fromkeys(n for given in inputs.values() for n in _list_columns(given)))
+    for name in (*names, *growing.part_of_column):
+        if name not in table.columns:
+            raise InvalidParameterError(
+                f"X has no column {name!r}, which inputs or embeddings name; it has "
+                f"{shorten_names(list(table.columns))}.{suggest_nearest(name, table.columns)}"
+            )
+    if unread := [name for name in growing.part_of_column if name not in names]:
+        raise InvalidParameterError(
+            f"embeddings names {unread}, which are no argument of the module. Add them to inputs, "
+            "such as inputs={'item': 'item_id'}."
+        )
+    fields = TableFields.find(
+        table[names], [], reader=reader, bags="sum", missing=growing.missing, dtype=dtype
+    )
+    parts = [growing.part_of_column.get(name, -1) for name in names]
+    _check_kinds(fields, parts)
+    arguments = {
+        argument: _make_argument(argument, given, fields, parts)
+        for argument, given in inputs.items()
+    }
+    kinds = zip(fields.kinds, parts, strict=True)
+    fields = replace(fields, kinds=tuple("numeric" if part < 0 else kind for kind, part in kinds))
+    return fields, TableInputs(None, None, arguments, tuple(parts), tuple(names))
+
+
+def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
+    """Raise where a column is neither of numbers nor of ids, or equal ids would not be equal."""
+    families: dict[int, tuple[str, Any]] = {}
+    for name, kind, part in zip(fields.names, fields.kinds, parts, strict=True):
+        if part < 0:
+            if kind not in _NUMBERS:
+                raise InvalidDataError(
+                    f"Column {name!r} is of kind {kind}, and reaches the module as numbers. Name "
+                    "the part that looks it up by embeddings=, or leave it out of inputs=."
+                )
+            continue
+        family = _FAMILIES.get(kind)
+        if family is None:
+            continue
+        first = families.setdefault(part, (family, name))
+        if first[0] != family:
+            raise InvalidDataError(
+                f"Columns {first[1]!r} and {name!r} share a part of the module, and hold "
+                f"{first[0]} and {family}, which are never equal. Bring them to one type, such as "
+                f"X[{name!r}].astype(str), or give each a part of its own."
+            )
+
+
+def _make_argument(
+    name: str, given: Any, fields: TableFields, parts: Sequence[int]
+) -> TableArgument:
+    """Return the columns that are an argument, which are of one kind."""
+    columns = tuple(fields.names.index(column) for column in _list_columns(given))
+    single = not isinstance(given, list | tuple)
+    kinds = set()
+    for at in columns:
+        is_bag = fields.kinds[at] in ("integers", "texts")
+        if parts[at] >= 0:
+            kinds.add(("bags" if is_bag else "ids", parts[at]))
+        else:
+            kinds.add(("numbers", -1))
+    if len(kinds) != 1 or (("bags" in {kind for kind, _ in kinds}) and not single):
+        raise InvalidParameterError(
+            f"inputs[{name!r}]={given!r} has columns that are not alike. Give ids of each part of "
+            "the module, numbers, and each column of lists an argument of its own."
+        )
+    ((kind, _),) = kinds
+    if kind == "numbers":
+        whole = all(fields.kinds[at] == "integer" for at in columns)
+        kind = "integers" if whole else "floats"
+    return TableArgument(columns, kind, single)
+
+
+class TableTrial(ModuleTrial):
+    """Trial of a module on made-up rows, whose embeddings have rows for these alone.
+
+    Parameters
+    ----------
+    inputs : TableInputs
+    """
+
+    inputs: TableInputs
+
+    def __init__(self, inputs: TableInputs) -> None:
+        super().__init__(None, inputs)
+        self._dtype = "float32"
+
+    def _list_samples(self, rows: DatasetInfo) -> list[Any]:
+        return [self.inputs.make_trial_rows(self._dtype)]
+
+    def run_on_table(
+        self, source: ModuleSource, rows: DatasetInfo, dtype: str, n_classes: int | None,
+        n_targets: int | None,
+    ) -> tuple[ProbeResult, dict[str, int]]:  # fmt: skip
+        """Return what the module shows on the sample, and the length of each part's rows."""
+        self._dtype, kind = dtype, torch_dtype(dtype)
+        module = source.make_seeded(0, kind)
+        _check_module(source.name, module)
+        widths = find_widths(module, self.inputs, source.lookups)
+        with rows_at_hand(make_trial_tensors(widths, kind)):
+            probe = self.run(source, module, rows, dtype, n_classes, n_targets, False)
+        try_lookups(source.name, source.make_seeded(0, kind), self.inputs, widths, kind)
+        return probe, widths
+
+
+def _check_module(name: str, module: Any) -> None:
+    """Raise for a module with running means, which steps of a table's rows cannot make."""
+    batch_norm = load_torch().nn.modules.batchnorm._BatchNorm
+    buffers = [n.name for n in named_tensors(module) if n.is_buffer]
+    if buffers or any(isinstance(child, batch_norm) for child in module.modules()):
+        raise InvalidParameterError(
+            f"{name} keeps means over batches or other buffers {buffers}, and with embeddings= its "
+            "parameters are rows that gradients step. Replace batch normalisation by LayerNorm, "
+            "and register constants with persistent=False."
+        )
+
+
+def make_table_model(
+    trial: TableTrial,
+    growing: GrowingEmbeddings,
+    source: ModuleSource,
+    rows: DatasetInfo,
+    last: TorchTableModel | None,
+    *,
+    dtype: str,
+    seed: int,
+    threshold: float,
+    precision: str | None,
+) -> TorchTableModel:
+    """Return the model of a module and a table.
+
+    `last` is the model of the fit that this one goes on from: its table and its layers' start stay.
+    """
+    n_targets = rows.summary.n_targets
+    n_classes = None if rows.classes is None or n_targets else len(rows.classes)
+    source = replace(source, lookups=tuple(growing.columns))
+    probe, widths = trial.run_on_table(source, rows, dtype, n_classes, n_targets)
+    module = source.make_seeded(seed, torch_dtype(dtype))
+    width = max(widths.values())
+    if last is not None:
+        assert last.table is not None
+        seed = last.table.seed  # ids that come later begin as they would have in the first fit
+    model = TorchTableModel(
+        source,
+        Parameters((Part("table", (N_TABLE_IDS, width)),), width),
+        trial.inputs,
+        "binary" if n_targets and rows.classes is not None else probe.target,
+        threshold,
+        precision,
+        flatten_parameters(module, dtype) if last is None else last.start,
+        pixelwise=probe.channels_last_kernels,
+        dense=lay_out_parameters(module, beside_table=True),
+        part_names=tuple(widths),
+        widths=tuple(widths.values()),
+        table=growing.make_table(width, seed),
+        touches=float(sum(part >= 0 for part in trial.inputs.parts)),
+    )
+    if last is not None and model.identity() != last.identity():
+        raise InvalidParameterError(
+            f"{source.name} has other parts, shapes or columns than in the fit that this one goes "
+            "on from. Keep its arguments, inputs and embeddings, or set warm_start=False."
+        )
+    return model
+
+
+def check_optimizer(settings: Settings, model: TorchTableModel) -> None:
+    """Raise for an optimizer whose steps would depend on the lengths of other parts' rows."""
+    if settings.optimizer.row_wise and len({*model.widths}) > 1:
+        raise InvalidParameterError(
+            f"optimizer={settings.optimizer.name!r} keeps one number for a row, and rows of the "
+            f"parts have {model.widths}. Give the parts one embedding_dim, or use 'adagrad' or "
+            "'adam'."
+        )
+
+
+def select_table(X: Any, names: Sequence[str]) -> Any:
+    """Return the columns of the fit of a dataframe."""
+    if not is_table(X):
+        raise InvalidDataError(
+            f"X is a {type(X).__name__}, and the fit was to a dataframe with the columns "
+            f"{shorten_names(list(names))}. Give a dataframe with these."
+        )
+    table = as_table(X)
+    if missing := [name for name in names if name not in table.columns]:
+        raise InvalidDataError(
+            f"X has no columns {missing}, which the fit had. Give a dataframe with the columns "
+            f"{shorten_names(list(names))}."
+        )
+    return table[list(names)]
+
+
+def fields_of_fit(names: Any, kinds: Any, missing: str, dtype: Any) -> TableFields:
+    """Return the fields of a fit from its attributes."""
+    return TableFields(
+        tuple(names), tuple(kinds), "sum", missing=missing, dtype=np.dtype(dtype).name
+    )
