@@ -135,17 +135,17 @@ class BaseEmbeddings(BaseSteps):
             loss.check_target(summary.target_range)
         offset = self._best_constant(loss, rows) if last is None else last.offset
         model = self._make_model(loss, self._make_table(last), offset, rows)
-        return self._check_goes_on(model, last)
+        self._check_goes_on(model, last)
+        return model
 
     @staticmethod
-    def _check_goes_on(model: Any, last: Any) -> Any:
-        """Return the model; raise if it cannot go on from the last one, where there is one."""
+    def _check_goes_on(model: Any, last: Any) -> None:
+        """Raise if a model cannot go on from the last one, where there is one."""
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
                 "Going on needs the rank, layers and loss of the last fit. Leave them as they "
                 "were, or set warm_start=False."
             )
-        return model
 
     def _make_table(self, last: Any) -> GrowingTable:
         """Return the description of the table; `last` is the model of the fit that goes on."""

@@ -432,7 +432,8 @@ dtype, policy, random_state
             tuple(map(int, list_hidden_sizes(self.hidden_layer_sizes))), self.activation,
             touches=count_ids(rows),
         )  # fmt: skip
-        return self._check_goes_on(model, last)
+        self._check_goes_on(model, last)
+        return model
 
     def _settings_for_lanes(
         self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]

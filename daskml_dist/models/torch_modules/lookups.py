@@ -37,8 +37,9 @@ def _make_lookup_class() -> Any:
     """Return the class of lookups; torch is loaded for it."""
     torch = load_torch()
     functional = torch.nn.functional
+    base: Any = torch.nn.Module
 
-    class RowLookup(torch.nn.Module):  # type: ignore[misc]
+    class RowLookup(base):
         """Part of a module that looks up rows of the ids at hand, by their places."""
 
         def __init__(self, name: str, part: Any) -> None:

@@ -148,7 +148,7 @@ class TorchModel(StepModel):
         out += gradient
         return loss
 
-    def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+    def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any] | None:
         """Return the gradient in the memory to which torch has written it, and the summed loss."""
         return self._lane(rows, w).gradient_of(w, rows)
 

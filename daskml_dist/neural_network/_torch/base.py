@@ -176,6 +176,7 @@ class BaseTorch(BaseNetwork):
     #: Model and parameters of the last fit; of a table with the sorted ids of its rows.
     _net: TorchModel
     _w: NDArray[Any]
+    _trial: ModuleTrial
     _learned_ids: NDArray[np.int64]
     fields_: list[str]
     kinds_: list[str]
@@ -364,8 +365,9 @@ class BaseTorch(BaseNetwork):
                 self.__dict__.pop(name, None)
             return None
         if not reset:
-            inputs: Any = self._net.inputs
-            return inputs
+            known = self._net.inputs
+            assert isinstance(known, TableInputs)
+            return known
         # Columns that are named may be fewer than those of X: the names of all are compared later.
         fields, inputs = find_columns(
             X, growing, self.inputs, type(self).__name__, np.dtype(self.dtype).name

@@ -122,7 +122,7 @@ class TableOutputs(TorchOutputs):
         rows = [to_id_rows(X, self.w.dtype)]
         # Layers are in the module already.
         index, placed = model.placing.place_ids(rows, np.empty(0, np.int64), False)
-        found = look_up_rows(index, self.ids, self.w, model.table)
+        found = self._look_up(index)
         with rows_at_hand(model.gather_rows(found, placed, trained=False)):
             return super().__call__(placed)
 
@@ -132,7 +132,7 @@ class TableOutputs(TorchOutputs):
         own = model.own_ids
         order = np.argsort(own)
         found = np.empty((len(own), self.w.shape[1]), self.w.dtype)
-        found[order] = look_up_rows(own[order], self.ids, self.w, model.table)
+        found[order] = self._look_up(own[order])
         return model.complete_layers(found)
 
     def width(self, row_shape: tuple[int, ...], dtype: Any) -> int:
@@ -142,6 +142,12 @@ class TableOutputs(TorchOutputs):
         with rows_at_hand(make_trial_tensors(widths, torch_dtype(str(self.w.dtype)))):
             found = super().__call__(model.placing.make_trial_rows(str(self.w.dtype)))
         return int(np.prod(found.shape[1:], dtype=int))
+
+    def _look_up(self, wanted: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows of sorted ids."""
+        table = self._table_model.table
+        assert table is not None
+        return look_up_rows(wanted, self.ids, self.w, table)
 
     @property
     def _table_model(self) -> TorchTableModel:
