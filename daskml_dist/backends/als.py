@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.host_memory import CACHE_LINE_BYTES, allocate_aligned
+
 #: Factors are padded with zeros to a multiple of this number, a 64-byte vector of float32, so that
 #: compiled loops have no rest.
 _FACTORS_PER_VECTOR = 16
-#: Bytes of a cache line, which a vector fills: aligned factors never need two lines for a vector.
-_CACHE_LINE_BYTES = 64
 #: Ratings of a row above which its system is summed in float64, in pieces of as many ratings, whose
 #: factors are copied.
 MAX_RATINGS_AT_ONCE = 1 << 15
@@ -79,8 +79,8 @@ class Regressors(NamedTuple):
         # Padded factors are zeros: they change no product.
         width = self.whole_width
         factors, gram = self.factors, self.gram
-        if factors.dtype != dtype or width > self.width or factors.ctypes.data % _CACHE_LINE_BYTES:
-            factors = _allocate_aligned((len(factors), width), dtype)
+        if factors.dtype != dtype or width > self.width or factors.ctypes.data % CACHE_LINE_BYTES:
+            factors = allocate_aligned((len(factors), width), dtype)
             factors[:, : self.width] = self.factors
             factors[:, self.width :] = 0
         if len(gram) < width:
@@ -291,7 +291,7 @@ def _load_kernels() -> Any:
 def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return zeros for the matrix and the right side of a row's normal equations."""
     width = by.whole_width
-    A, b = _allocate_aligned((width, width), dtype), _allocate_aligned((1, width), dtype)
+    A, b = allocate_aligned((width, width), dtype), allocate_aligned((1, width), dtype)
     A[...], b[...] = 0, 0
     return A, b
 
@@ -300,12 +300,3 @@ def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.
     """Return scratch for the terms of ratings and pivots, and the numbers from 0."""
     room = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
     return room, np.arange(by.width, dtype=np.int32)
-
-
-def _allocate_aligned(shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-    """Return an uninitialised array whose rows begin at cache lines."""
-    size = np.dtype(dtype).itemsize
-    # numpy aligns to 16 or 64 bytes as it likes: a line more is asked for, and the start moved.
-    room = np.empty(shape[0] * shape[1] + _CACHE_LINE_BYTES // size, dtype)
-    skipped = -room.ctypes.data % _CACHE_LINE_BYTES // size
-    return room[skipped : skipped + shape[0] * shape[1]].reshape(shape)

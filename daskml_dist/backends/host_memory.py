@@ -33,6 +33,19 @@ class Scratch:
         return held[:size].reshape(shape)
 
 
+#: Bytes of a cache line, which a vector fills: aligned rows never need two lines for a vector.
+CACHE_LINE_BYTES = 64
+
+
+def allocate_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return an uninitialised array that begins at a cache line."""
+    size, n = np.dtype(dtype).itemsize, math.prod(shape)
+    # numpy aligns to 16 or 64 bytes as it likes: a line more is asked for, and the start moved.
+    room = np.empty(n + CACHE_LINE_BYTES // size, dtype)
+    skipped = -room.ctypes.data % CACHE_LINE_BYTES // size
+    return room[skipped : skipped + n].reshape(shape)
+
+
 #: Numbers of the parameters M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's ``mallopt``.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: Bytes up to which arrays come from the heap (32 MiB, the most that glibc's own adaptation comes

@@ -1,6 +1,8 @@
 """Compiled loops of SHAP values of trees: contributions of features to predictions of rows.
 
-Importing this module loads numba, so it is imported at first use.
+Importing this module loads numba, so it is imported at first use. Both kinds of values walk a tree
+depth-first, all rows of a call at each node, so that what a path needs is a stack as deep as the
+tree, which stays in the nearest cache.
 
 References
 ----------
@@ -14,17 +16,91 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.intrinsics import (
+    VECTOR_BYTES,
+    add_vectors,
+    broadcast_number,
+    load_vector,
+    multiply_add,
+    number_at,
+    store_vector,
+    zero_vector,
+)
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
+#: Zeros below the lowest bit that is set.
+_zeros_below: Any = trailing_zeros
 
-#: Rows that path-dependent values take side by side: vectors of eight numbers.
-LANES = 8
+#: Rows that path-dependent values take side by side: the float64 of a vector, and those of as many
+#: vectors as have enough to do while one waits for the last sum.
+LANES = VECTOR_BYTES // 8
+GROUP_LANES = 4 * LANES
+#: Numbers of an edge at each point of the quadrature, of `add_path_values`.
+EDGE_NUMBERS = 5
+_EDGE_BYTES = 8 * EDGE_NUMBERS
 
-#: Patterns of a leaf whose contributions are remembered; a power of two.
-_REMEMBERED = 64
+
+@_exact
+def describe_edges(
+    roots: Any, left: Any, feature: Any, depth: Any, cover: Any, order: Any, parent: Any, last: Any,
+    slot: Any, n_features: Any, shares: Any,
+) -> None:  # fmt: skip
+    """Describe the edge into each node of all trees.
+
+    Parameters
+    ----------
+    roots : ndarray of int64 of shape (n_trees + 1,)
+    left, feature, depth : ndarray of int32 of shape (n_nodes,)
+        Of `models.trees.Trees`.
+    cover : ndarray of float64 of shape (n_nodes,)
+        Weight of the training rows of each node.
+    order, parent : ndarray of int32 of shape (n_nodes,)
+        Becomes the nodes of each tree depth-first, left children first; the parent of each node, a
+        root's itself.
+    last : ndarray of int32 of shape (n_nodes,)
+        Becomes the depth of the node above whose edge has the same feature; -1: there is none.
+    slot : ndarray of int32 of shape (n_nodes,)
+        Becomes the place of an edge's feature among those of the path.
+    n_features : ndarray of int32 of shape (n_nodes,)
+        Becomes the number of features of the path to a node.
+    shares : ndarray of float64 of shape (n_nodes, 2)
+        Becomes the share of training rows that go along by the edge's feature, on all edges of the
+        path that have it, and on those above this one.
+    """
+    largest = 0
+    for t in range(len(roots) - 1):
+        largest = max(largest, roots[t + 1] - roots[t])
+    waiting = np.empty(largest + 1, np.int64)
+    for t in range(len(roots) - 1):
+        root = roots[t]
+        parent[root], last[root], slot[root], n_features[root] = root, -1, 0, 0
+        shares[root, 0] = shares[root, 1] = 1.0
+        waiting[0], n, at = root, 1, root
+        while n:
+            n -= 1
+            k = waiting[n]
+            order[at] = k
+            at += 1
+            if k != root:
+                above = parent[k]
+                # The edge above that asks for the same feature, by climbing.
+                same = above
+                while same != root and feature[parent[same]] != feature[above]:
+                    same = parent[same]
+                last[k] = depth[same] if same != root else -1
+                slot[k] = slot[same] if same != root else n_features[above]
+                n_features[k] = n_features[above] + (same == root)
+                shares[k, 1] = shares[same, 0]
+                step = cover[k] / cover[above] if cover[above] > 0 else 0.0
+                shares[k, 0] = shares[k, 1] * step
+            if feature[k] >= 0:
+                parent[left[k]] = parent[left[k] + 1] = k
+                waiting[n], waiting[n + 1] = left[k] + 1, left[k]
+                n += 2
 
 
 @_inside
@@ -40,256 +116,352 @@ def _passes_left(
     return x <= threshold[k]
 
 
+# --- path-dependent values ----------------------------------------------------------------------
+
+
 @_inside
-def _write_ways(rows: Any, i: Any, root: Any, end: Any, nodes: Any, out: Any) -> None:
-    """Write 1 where a row goes left at an inner node of a tree, else 0, for a group of rows."""
+def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, at: Any) -> None:
+    """Write 1 where a row goes left at a node, else 0, for a group of rows."""
     feature, threshold, _left, missing_left, category, bitsets = nodes
-    for k in range(root, end):
-        if feature[k] < 0:
-            continue
-        f, at, limit = feature[k], k - root, threshold[k]
-        missing = 1.0 if missing_left[k] else 0.0
-        if category[k] >= 0:
-            for r in range(LANES):
-                passes = _passes_left(rows[i, f, r], k, threshold, missing_left, category, bitsets)
-                out[at, r] = 1.0 if passes else 0.0
-        else:
-            for r in range(LANES):
-                x = rows[i, f, r]
-                way = 1.0 if x <= limit else 0.0
-                out[at, r] = way if x == x else missing
+    f, limit = feature[k], threshold[k]
+    missing = 1.0 if missing_left[k] else 0.0
+    if category[k] >= 0:
+        for r in range(rows.shape[2]):
+            passes = _passes_left(rows[i, f, r], k, threshold, missing_left, category, bitsets)
+            out[at, r] = 1.0 if passes else 0.0
+    else:
+        for r in range(rows.shape[2]):
+            x = rows[i, f, r]
+            way = 1.0 if x <= limit else 0.0
+            out[at, r] = way if x == x else missing
 
 
 @_exact
 def add_path_values(
-    rows: Any, roots: Any, n_outputs: int, nodes: Any, parent: Any, before: Any, factors: Any,
-    gains: Any, weights: Any, value: Any, out: Any,
+    rows: Any, trees: Any, starts: Any, roots: Any, n_outputs: int, nodes: Any, edges: Any,
+    depth: Any, deepest: int, tables: Any, weights: Any, value: Any, room: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Add the path-dependent values of all trees to the contributions of rows.
+    """Add the path-dependent values of some trees to the contributions of rows.
+
+    At each point of the quadrature a node has the product of the factors of the edges above it, and
+    the sum of its leaves' values times their products. Of both a stack as deep as the tree is held.
 
     Parameters
     ----------
-    rows : ndarray of float64 of shape (n_groups, n_features, LANES)
-        `LANES` rows side by side, for vectors of the processor. Categories by their numbers, NaN
-        where they are missing or unknown.
+    rows : ndarray of float64 of shape (n_groups, n_features, width)
+        Rows side by side, a multiple of `LANES`: some vectors of the processor. Categories by their
+        numbers, NaN where they are missing or unknown.
+    trees, starts : ndarray of int64
+        Numbers of the trees, and the place in `tables` of the first node of each.
+    roots : ndarray of int64 of shape (n_all_trees + 1,)
+    n_outputs : int
+        Trees go to the outputs in turn, where `value` has one column; else 1.
+    nodes : tuple
+        Of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
+    edges : tuple
+        Of :func:`describe_edges`: order, parent, last.
+    depth : ndarray of int32 of shape (n_nodes,)
+    deepest : int
+        Largest depth of all.
+    tables : ndarray of float64 of shape (n_nodes of these trees, n_points, EDGE_NUMBERS)
+        At each point, of the edge into a node: the factor of a row that left the feature's
+        conditions above, and what is to be added to it if it held to them above, and if it still
+        does here; what the feature gains of the sum below, if the row held to them above, and what
+        is to be added to that if it still does.
+    weights : ndarray of float64 of shape (n_points,)
+        Of the quadrature.
+    value : ndarray of float64 of shape (n_nodes, n_values)
+    room : ndarray of float64 of shape ((deepest + 1) * (3 + n_points * (1 + n_values)), width)
+        Scratch, from the beginning of a cache line on.
+    out : ndarray of float64 of shape (n_groups, n_features, n_outputs or n_values, width)
+    """
+    feature, left = nodes[0], nodes[2]
+    order, parent, last = edges
+    dtype = weights.dtype
+    n_points, n_values = len(weights), value.shape[1]
+    n_all, n_columns, width = out.shape[1:]
+    # Vectors are read and written by address: a view would be counted, which takes longer than the
+    # arithmetic. Stacks by depth: whether a row goes left at the node above, whether it has held to
+    # the edge's feature above, and whether it still does; products, and sums of the node.
+    line = 8 * width
+    node_bytes, sum_bytes = n_points * line, n_values * n_points * line
+    level = (deepest + 1) * line
+    ways_at = np.int64(room.ctypes.data)
+    held_at, kept_at, products_at = ways_at + level, ways_at + 2 * level, ways_at + 3 * level
+    sums_at, out_at = products_at + n_points * level, np.int64(out.ctypes.data)
+    zero, one = zero_vector(dtype), broadcast_number(dtype.type(1))
+    minus_one = broadcast_number(dtype.type(-1))
+    for q in range(n_points):
+        for g in range(0, line, VECTOR_BYTES):
+            store_vector(products_at + q * line + g, broadcast_number(weights[q]))
+    # A tree's tables stay in the cache while it explains many rows.
+    for number in range(len(trees)):
+        t = trees[number]
+        root, end = roots[t], roots[t + 1]
+        tables_at = np.int64(tables.ctypes.data) + starts[number] * n_points * _EDGE_BYTES
+        for i in range(len(rows)):
+            for p in range(root + 1, end):
+                k: Any = np.int64(order[p])
+                d, above = depth[k], parent[k]
+                is_left, has_last = left[above] == k, last[k] >= 0
+                # Down: the state of the rows at the edge, and their products.
+                if is_left:
+                    _write_ways(rows, i, above, nodes, room, d)
+                edge = tables_at + (k - root) * n_points * _EDGE_BYTES
+                for g in range(d * line, (d + 1) * line, VECTOR_BYTES):
+                    way = load_vector(ways_at + g, dtype)
+                    if not is_left:
+                        # What the left sibling has written, turned round.
+                        way = multiply_add(way, minus_one, one)
+                    holds = one
+                    if has_last:
+                        holds = load_vector(kept_at + g + (last[k] - d) * line, dtype)
+                    keeps = multiply_add(holds, way, zero)
+                    store_vector(held_at + g, holds)
+                    store_vector(kept_at + g, keeps)
+                    at = products_at + d * node_bytes + g - d * line
+                    for q in range(n_points):
+                        numbers = edge + q * _EDGE_BYTES
+                        factor = broadcast_number(number_at(numbers, 0, dtype))
+                        more = broadcast_number(number_at(numbers, 1, dtype))
+                        factor = multiply_add(holds, more, factor)
+                        more = broadcast_number(number_at(numbers, 2, dtype))
+                        factor = multiply_add(keeps, more, factor)
+                        product = load_vector(at - node_bytes + q * line, dtype)
+                        store_vector(at + q * line, multiply_add(product, factor, zero))
+                if feature[k] >= 0:
+                    continue
+                for v in range(n_values):
+                    worth = broadcast_number(value[k, v])
+                    at = products_at + d * node_bytes
+                    to = sums_at + d * sum_bytes + v * node_bytes
+                    for g in range(0, node_bytes, VECTOR_BYTES):
+                        product = load_vector(at + g, dtype)
+                        store_vector(to + g, multiply_add(product, worth, zero))
+                # Up, as long as both children of a node are done: each node's sums go to its
+                # parent, and its edge's feature gains by them.
+                while True:
+                    above = parent[k]
+                    is_left = left[above] == k
+                    edge = tables_at + (k - root) * n_points * _EDGE_BYTES
+                    for v in range(n_values):
+                        column = t % n_outputs if n_values == 1 else v
+                        place = (i * n_all + feature[above]) * n_columns + column
+                        below = sums_at + d * sum_bytes + v * node_bytes
+                        for g in range(0, line, VECTOR_BYTES):
+                            gain, more = zero, zero
+                            for q in range(n_points):
+                                numbers = edge + q * _EDGE_BYTES
+                                at = below + q * line + g
+                                some = load_vector(at, dtype)
+                                factor = broadcast_number(number_at(numbers, 3, dtype))
+                                gain = multiply_add(some, factor, gain)
+                                factor = broadcast_number(number_at(numbers, 4, dtype))
+                                more = multiply_add(some, factor, more)
+                                # The left child comes first, and begins the sums of its parent.
+                                if not is_left:
+                                    some = add_vectors(some, load_vector(at - sum_bytes, dtype))
+                                store_vector(at - sum_bytes, some)
+                            holds = load_vector(held_at + d * line + g, dtype)
+                            keeps = load_vector(kept_at + d * line + g, dtype)
+                            at = out_at + place * line + g
+                            whole = multiply_add(holds, gain, load_vector(at, dtype))
+                            store_vector(at, multiply_add(keeps, more, whole))
+                    k, d = above, d - 1
+                    if is_left or k == root:
+                        break
+
+
+# --- interventional values ------------------------------------------------------------------------
+
+
+@_inside
+def _count_bits(word: Any) -> Any:
+    """Return the number of bits that are set."""
+    n = 0
+    while word != np.uint64(0):
+        word &= word - np.uint64(1)
+        n += 1
+    return n
+
+
+@_inside
+def _mark_leavers(
+    columns: Any, k: Any, is_left: Any, nodes: Any, patterns: Any, d: Any, bit: Any
+) -> None:
+    """Write the patterns at a child of node k: those above, and the bit where a row goes elsewhere.
+
+    `patterns` holds those of rows by depth, `d` is the child's.
+    """
+    feature, threshold, _left, missing_left, category, bitsets = nodes
+    column, above, own = columns[feature[k]], patterns[d - 1], patterns[d]
+    limit, missing, nothing = threshold[k], missing_left[k], np.uint64(0)
+    if category[k] >= 0:
+        for r in range(len(column)):
+            passes = _passes_left(column[r], k, threshold, missing_left, category, bitsets)
+            own[r] = above[r] | (nothing if passes == is_left else bit)
+    else:
+        for r in range(len(column)):
+            x = column[r]
+            passes = x <= limit if x == x else missing
+            own[r] = above[r] | (nothing if passes == is_left else bit)
+
+
+@_inside
+def _find_place(pattern: Any, known: Any, marks: Any, mark: Any) -> Any:
+    """Return the place of a pattern in a table by hash, or the free one where it is to go.
+
+    The table has a power of two of places; those with the present mark are taken.
+    """
+    last = np.uint64(len(known) - 1)
+    place = ((pattern * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & last
+    while marks[place] == mark and known[place] != pattern:
+        place = (place + np.uint64(1)) & last
+    return place
+
+
+@_exact
+def add_interventional_values(
+    columns: Any, background: Any, roots: Any, n_outputs: int, nodes: Any, edges: Any, depth: Any,
+    deepest: int, most: int, of_both: Any, value: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the interventional values of all trees to the contributions of rows.
+
+    A leaf pays a feature by which the row stays on the path and a background row leaves it, and
+    charges one by which the background row alone stays, as long as one of both stays by each other
+    feature (Lundberg et al. 2020, algorithm 3). What it pays follows from the features by which the
+    row leaves, a pattern of bits, and is computed once for all rows of the same pattern.
+
+    Parameters
+    ----------
+    columns : ndarray of float64 of shape (n_features, n)
+        Categories by their numbers, NaN where they are missing or unknown.
+    background : ndarray of float64 of shape (n_features, n_background)
     roots : ndarray of int64 of shape (n_trees + 1,)
     n_outputs : int
         Trees go to the outputs in turn, where `value` has one column; else 1.
     nodes : tuple
         Of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
-    parent : ndarray of int32 of shape (n_nodes,)
-    before : ndarray of int32 of shape (n_nodes,)
-        Node above whose edge asked for the feature of this node's edge last; -1: none did.
-    factors, gains : ndarray of float64 of shape (n_nodes, 3, n_points)
-        At each point of the quadrature, by the state of the edge into a node: the factor of the
-        products along the path, and what the feature gains of the sum below.
-        States: 0, the row left the feature's conditions above; 1, it leaves here; 2, it stays.
-    weights : ndarray of float64 of shape (n_points,)
-        Of the quadrature.
+    edges : tuple
+        Of :func:`describe_edges`: order, parent, slot, n_features.
+    depth : ndarray of int32 of shape (n_nodes,)
+    deepest, most : int
+        Largest depth, and most features of a path.
+    of_both : ndarray of float64 of shape (most + 1, most + 1)
+        ``a! b! / (a + b + 1)!``, divided by the number of background rows.
     value : ndarray of float64 of shape (n_nodes, n_values)
-    out : ndarray of float64 of shape (n_groups, n_features, n_outputs or n_values, LANES)
+    out : ndarray of float64 of shape (n_features, n_outputs or n_values, n)
     """
     feature, left = nodes[0], nodes[2]
-    n_points, n_values = len(weights), value.shape[1]
-    largest = 0
-    for t in range(len(roots) - 1):
-        largest = max(largest, roots[t + 1] - roots[t])
-    # By node: whether a row goes left; whether it has kept to the edge's feature above, and still
-    # does; products over the features of the path; sums over the leaves below.
-    ways, held, kept = np.empty((3, largest, LANES))
-    products, sums = np.empty((2, largest, n_points, LANES))
-    # A tree's tables stay in the cache while it explains many rows.
+    order, parent, slot, n_features = edges
+    n, n_background, n_values = columns.shape[1], background.shape[1], value.shape[1]
+    # Patterns by depth: a bit is set where a row leaves the path by the feature of the slot.
+    own = np.zeros((deepest + 1, n), np.uint64)
+    others = np.zeros((deepest + 1, n_background), np.uint64)
+    path = np.empty(most + 1, np.int64)
+    # Distinct patterns of the background at a leaf, their sizes and numbers of rows; as bits, which
+    # of them stay on the path by each feature.
+    n_words = (n_background + 63) // 64
+    other, sizes = np.empty(n_background, np.uint64), np.empty(n_background, np.int64)
+    counts = np.empty(n_background)
+    stays = np.empty((most + 1, n_words), np.uint64)
+    size = 64
+    while size < 2 * max(n, n_background):
+        size *= 2
+    known, numbers = np.empty(size, np.uint64), np.empty(size, np.int64)
+    marks, mark = np.zeros(size, np.int64), 0
+    # Contributions of a leaf of value 1, by feature and pattern of rows; the rows that have any,
+    # and the numbers of their patterns.
+    shares = np.empty((most + 1, n))
+    active, which = np.empty(n, np.int64), np.empty(n, np.int64)
     for t in range(len(roots) - 1):
         root, end = roots[t], roots[t + 1]
-        for i in range(len(rows)):
-            _write_ways(rows, i, root, end, nodes, ways)
-            for q in range(n_points):
-                for r in range(LANES):
-                    products[0, q, r] = weights[q]
-            # Down: children lie behind their parent, so that the order of nodes will do.
-            for k in range(root + 1, end):
-                at, above, last = k - root, parent[k] - root, before[k] - root
-                is_left, has_last = left[parent[k]] == k, before[k] >= 0
-                for r in range(LANES):
-                    way = ways[above, r]
-                    stays = way if is_left else 1.0 - way
-                    holds = kept[last, r] if has_last else 1.0
-                    held[at, r], kept[at, r] = holds, holds * stays
-                _multiply_lanes(products, above, at, held, kept, factors, k)
-            # Up: each node's sums go to its parent, and its edge's feature has a part of them.
+        for p in range(root + 1, end):
+            k = order[p]
+            d, above = depth[k], parent[k]
+            bit = np.uint64(1) << np.uint64(slot[k])
+            path[slot[k]] = feature[above]
+            _mark_leavers(columns, above, left[above] == k, nodes, own, d, bit)
+            _mark_leavers(background, above, left[above] == k, nodes, others, d, bit)
+            if feature[k] >= 0:
+                continue
+            n_slots = n_features[k]
+            mark += 1
+            n_other = 0
+            for b in range(n_background):
+                pattern = others[d, b]
+                place = _find_place(pattern, known, marks, mark)
+                if marks[place] != mark:
+                    marks[place], known[place], numbers[place] = mark, pattern, n_other
+                    other[n_other], counts[n_other] = pattern, 0.0
+                    sizes[n_other] = _count_bits(pattern)
+                    n_other += 1
+                counts[numbers[place]] += 1.0
+            for s in range(n_slots + 1):
+                for w in range(n_words):
+                    stays[s, w] = np.uint64(0)
+            for b in range(n_other):
+                word, place_bit = b >> 6, np.uint64(1) << np.uint64(b & 63)
+                # Behind the features: all patterns.
+                stays[n_slots, word] |= place_bit
+                for s in range(n_slots):
+                    if (other[b] >> np.uint64(s)) & np.uint64(1) == np.uint64(0):
+                        stays[s, word] |= place_bit
+            mark += 1
+            n_known, n_active = 0, 0
+            for r in range(n):
+                pattern = own[d, r]
+                place = _find_place(pattern, known, marks, mark)
+                if marks[place] != mark:
+                    pays = _share_leaf(
+                        pattern, n_slots, other, sizes, counts, stays, of_both, shares, n_known
+                    )
+                    marks[place], known[place] = mark, pattern
+                    numbers[place] = n_known if pays else -1
+                    n_known += pays
+                if numbers[place] >= 0:
+                    active[n_active], which[n_active] = r, numbers[place]
+                    n_active += 1
             for v in range(n_values):
+                worth = value[k, v]
+                if worth == 0:
+                    continue
                 column = t % n_outputs if n_values == 1 else v
-                for k in range(end - 1, root, -1):
-                    at, above = k - root, parent[k] - root
-                    if feature[k] < 0:
-                        worth = value[k, v]
-                        for q in range(n_points):
-                            for r in range(LANES):
-                                sums[at, q, r] = worth * products[at, q, r]
-                    # The right child comes first, and begins the sums of its parent.
-                    is_first, f = left[parent[k]] != k, feature[parent[k]]
-                    _add_gains(sums, at, above, held, kept, gains, k, is_first, out, i, f, column)
-
-
-# The parts of a step take whole arrays and places: a view would be counted, which takes longer than
-# the arithmetic. They read four rows before they write any, as the compiler cannot tell that two
-# places are apart, and would not make vectors of rows that are written one by one.
-
-
-@_inside
-def _multiply_lanes(
-    products: Any, above: Any, at: Any, held: Any, kept: Any, factors: Any, k: Any
-) -> None:
-    """Write a node's products: its parent's, times the factor of each row's state."""
-    for r in range(0, LANES, 4):
-        ha, hb, hc, hd = held[at, r], held[at, r + 1], held[at, r + 2], held[at, r + 3]
-        ka, kb, kc, kd = kept[at, r], kept[at, r + 1], kept[at, r + 2], kept[at, r + 3]
-        for q in range(products.shape[1]):
-            left_above, leaves, stays = factors[k, 0, q], factors[k, 1, q], factors[k, 2, q]
-            a, b = products[above, q, r], products[above, q, r + 1]
-            c, d = products[above, q, r + 2], products[above, q, r + 3]
-            fa = stays if ka > 0 else (leaves if ha > 0 else left_above)
-            fb = stays if kb > 0 else (leaves if hb > 0 else left_above)
-            fc = stays if kc > 0 else (leaves if hc > 0 else left_above)
-            fd = stays if kd > 0 else (leaves if hd > 0 else left_above)
-            a, b, c, d = a * fa, b * fb, c * fc, d * fd
-            products[at, q, r], products[at, q, r + 1] = a, b
-            products[at, q, r + 2], products[at, q, r + 3] = c, d
-
-
-@_inside
-def _add_gains(
-    sums: Any, at: Any, above: Any, held: Any, kept: Any, gains: Any, k: Any, is_first: Any,
-    out: Any, i: Any, f: Any, column: Any,
-) -> None:  # fmt: skip
-    """Add a node's sums to its parent's, and to `out` what its edge's feature gains of them."""
-    for r in range(0, LANES, 4):
-        ka, kb = kept[at, r] > 0, kept[at, r + 1] > 0
-        kc, kd = kept[at, r + 2] > 0, kept[at, r + 3] > 0
-        wa = wb = wc = wd = 0.0
-        for q in range(sums.shape[1]):
-            a, b, c, d = sums[at, q, r], sums[at, q, r + 1], sums[at, q, r + 2], sums[at, q, r + 3]
-            leaves, stays = gains[k, 1, q], gains[k, 2, q]
-            wa += a * (stays if ka else leaves)
-            wb += b * (stays if kb else leaves)
-            wc += c * (stays if kc else leaves)
-            wd += d * (stays if kd else leaves)
-            if not is_first:
-                a, b = a + sums[above, q, r], b + sums[above, q, r + 1]
-                c, d = c + sums[above, q, r + 2], d + sums[above, q, r + 3]
-            sums[above, q, r], sums[above, q, r + 1] = a, b
-            sums[above, q, r + 2], sums[above, q, r + 3] = c, d
-        # Of a row that left the feature above nothing is gained here.
-        out[i, f, column, r] += wa * held[at, r]
-        out[i, f, column, r + 1] += wb * held[at, r + 1]
-        out[i, f, column, r + 2] += wc * held[at, r + 2]
-        out[i, f, column, r + 3] += wd * held[at, r + 3]
-
-
-@_exact
-def write_patterns(
-    X: Any, first: int, last: int, nodes: Any, parent: Any, slot: Any, out: Any
-) -> None:
-    """Write for each row and leaf which features of the leaf's path have all conditions met.
-
-    Parameters
-    ----------
-    first, last : int
-        Nodes of a tree.
-    slot : ndarray of int32 of shape (n_nodes,)
-        Place of the feature of the edge into a node among those of its path: its bit.
-    out : ndarray of uint64 of shape (n, last - first)
-        Of leaves and inner nodes; a bit is set where the row leaves the path by the feature.
-    """
-    feature, threshold, left, missing_left, category, bitsets = nodes
-    for i in range(len(X)):
-        out[i, 0] = 0
-        for k in range(first + 1, last):
-            above = parent[k]
-            goes_left = _passes_left(
-                np.float64(X[i, feature[above]]), above, threshold, missing_left, category, bitsets
-            )
-            left_by = np.uint64(goes_left != (left[above] == k))
-            out[i, k - first] = out[i, above - first] | (left_by << np.uint64(slot[k]))
-
-
-@_exact
-def add_interventional_values(
-    patterns: Any, leaves: Any, sizes: Any, features: Any, known: Any, counts: Any, starts: Any,
-    of_both: Any, value: Any, output: int, out: Any,
-) -> None:  # fmt: skip
-    """Add the interventional values of a tree to the contributions of rows.
-
-    A leaf pays a feature by which the row stays on the path and a background row leaves it, and
-    charges one by which the background row alone stays, as long as one of both stays by each other
-    feature (Lundberg et al. 2020, algorithm 3).
-
-    Parameters
-    ----------
-    patterns : ndarray of uint64 of shape (n, n_nodes)
-        Of :func:`write_patterns`, of the rows.
-    leaves : ndarray of int64 of shape (n_leaves,)
-    sizes : ndarray of int64 of shape (n_leaves,)
-        Number of features of each leaf's path.
-    features : ndarray of int32 of shape (n_leaves, most features)
-    known : ndarray of uint64
-        Patterns of the background rows at each leaf, distinct, one leaf behind the other.
-    counts : ndarray of float64
-        Shares of the background rows that have these.
-    starts : ndarray of int64 of shape (n_leaves + 1,)
-    of_both : ndarray of float64 of shape (most + 1, most + 1)
-        ``a! b! / (a + b + 1)!``.
-    value : ndarray of float64 of shape (n_nodes, n_values)
-    output : int
-        Column of trees of one value.
-    out : ndarray of float64 of shape (n, n_features, n_columns)
-    """
-    n_values, most = value.shape[1], features.shape[1]
-    remembered = np.empty((len(leaves), _REMEMBERED), np.uint64)
-    is_known = np.zeros((len(leaves), _REMEMBERED), np.bool_)
-    # Contributions of each feature of a leaf of value 1, of the last patterns of rows.
-    shares = np.empty((len(leaves), _REMEMBERED, most))
-    for i in range(len(patterns)):
-        for j in range(len(leaves)):
-            size, own = sizes[j], patterns[i, leaves[j]]
-            place = (own ^ (own >> np.uint64(6)) ^ (own >> np.uint64(12))) & np.uint64(
-                _REMEMBERED - 1
-            )
-            if not is_known[j, place] or remembered[j, place] != own:
-                is_known[j, place], remembered[j, place] = True, own
-                _share_leaf(
-                    own, size, known, counts, starts[j], starts[j + 1], of_both, shares[j, place]
-                )
-            for f in range(size):
-                share = shares[j, place, f]
-                if share != 0:
-                    for v in range(n_values):
-                        column = output if n_values == 1 else v
-                        out[i, features[j, f], column] += share * value[leaves[j], v]
+                for s in range(n_slots):
+                    for a in range(n_active):
+                        out[path[s], column, active[a]] += worth * shares[s, which[a]]
 
 
 @_inside
 def _share_leaf(
-    own: Any, size: Any, known: Any, counts: Any, start: Any, stop: Any, of_both: Any, out: Any
-) -> None:
-    """Write the contributions to a leaf of value 1, given the row's pattern."""
-    for f in range(size):
-        out[f] = 0.0
-    for b in range(start, stop):
-        other = known[b]
-        # Nobody reaches the leaf where both leave the path by one feature.
-        if own & other:
-            continue
-        n_pays, n_charges = 0, 0
-        for f in range(size):
-            bit = np.uint64(1) << np.uint64(f)
-            n_pays += (other & bit) != 0
-            n_charges += (own & bit) != 0
-        pays = counts[b] * of_both[n_pays - 1, n_charges] if n_pays else 0.0
-        charges = counts[b] * of_both[n_pays, n_charges - 1] if n_charges else 0.0
-        for f in range(size):
-            bit = np.uint64(1) << np.uint64(f)
-            if other & bit:
-                out[f] += pays
-            elif own & bit:
-                out[f] -= charges
+    own: Any, n_slots: Any, other: Any, sizes: Any, counts: Any, stays: Any, of_both: Any, out: Any,
+    at: Any,
+) -> Any:  # fmt: skip
+    """Write the contributions to a leaf of value 1, given the row's pattern; return if any."""
+    for s in range(n_slots):
+        out[s, at] = 0.0
+    n_own, charged, pays_any = _count_bits(own), 0.0, False
+    for w in range(stays.shape[1]):
+        # Background rows that stay wherever the row leaves: else neither reaches the leaf.
+        reach, rest = stays[n_slots, w], own
+        while rest != np.uint64(0) and reach != np.uint64(0):
+            reach &= stays[_zeros_below(rest), w]
+            rest &= rest - np.uint64(1)
+        while reach != np.uint64(0):
+            b = 64 * w + np.int64(_zeros_below(reach))
+            reach &= reach - np.uint64(1)
+            n_other = sizes[b]
+            if n_own:
+                charged += counts[b] * of_both[n_other, n_own - 1]
+            if n_other:
+                paid = counts[b] * of_both[n_other - 1, n_own]
+                rest = other[b]
+                while rest != np.uint64(0):
+                    out[_zeros_below(rest), at] += paid
+                    rest &= rest - np.uint64(1)
+            pays_any = pays_any or n_own + n_other > 0
+    rest = own
+    while rest != np.uint64(0):
+        out[_zeros_below(rest), at] -= charged
+        rest &= rest - np.uint64(1)
+    return pays_any

@@ -39,6 +39,7 @@ from daskml_dist.data.conversion import (
     take_rows,
 )
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.row_checks import check_group_labels
 from daskml_dist.diagnostics.operation_progress import (
     report_operation,
     report_phase,
@@ -138,8 +139,14 @@ class HeldOutScorer:
     def _score_rows(self, number: int, X: Any, y: Array) -> HeldOutScores:
         """Return the scores of rows by the fit of a split."""
         n = len(y)
+        scores = np.asarray(self.score(self.fits[number], X, y), np.float64)
+        if np.isnan(scores).any():
+            raise InvalidDataError(
+                "The estimator predicts NaN for some calibration rows, by which nothing can be "
+                "calibrated. Impute missing values: SimpleImputer()."
+            )
         return HeldOutScores(
-            np.asarray(self.score(self.fits[number], X, y), np.float64),
+            scores,
             np.full(n, number),
             None if self.group is None else self.group(X, y),
             None if self.ratio is None else check_likelihood_ratios(self.ratio(X), n),
@@ -200,7 +207,7 @@ class ColumnGroups:
             values = X[self.column]
         else:
             values = X.iloc[:, self.column] if hasattr(X, "iloc") else X[:, self.column]
-        return as_column(values, name="group_by")
+        return check_group_labels(as_column(values, name="group_by"), "group_by")
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +224,7 @@ class FunctionGroups:
                 f"group_by gives {len(found)} labels for {count_rows_of_block(X)} rows. Give one "
                 "for each row."
             )
-        return found
+        return check_group_labels(found, "group_by")
 
 
 def make_groups(group_by: Any) -> Callable[..., Array] | None:
@@ -434,14 +441,18 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
 
     # -- predicting -----------------------------------------------------------------------------
 
-    def _map_block_method(self, name: str, X: Any, alpha: Any) -> Any:
-        """Return the lazy results of a method for a Dask collection; None for rows in memory."""
+    def _map_block_method(self, name: str, X: Any, alpha: Any, empty: Array) -> Any:
+        """Return the lazy results of a method for a Dask collection; None for rows in memory.
+
+        `empty` is the result of no rows: a made-up row may be of no group, or refused by a score.
+        """
         check_fitted(self)
-        if alpha is not None:
-            check_alpha(alpha)
-            self.tables_.check_enough(alpha)
+        level = check_alpha(self.alpha if alpha is None else alpha)
+        # Weighted quantiles depend on the new row, and are infinite where rows are too few.
+        if self.likelihood_ratio is None:
+            self.tables_.check_enough(level)
         if is_dask(X := convert_foreign(X)):
-            return answer_lazily(self, name, X, {"alpha": alpha})
+            return answer_lazily(self, name, X, {"alpha": level}, empty)
         return None
 
     def _read_rows(self, X: Any) -> Any:

@@ -27,8 +27,8 @@ Floats = NDArray[np.float64]
 
 #: Most scores that are kept one by one, 16 bytes each (16 MiB); of more a sketch is kept.
 MAX_KEPT_SCORES = 2**20
-#: Tolerance of products of `alpha` and numbers of rows that should be whole: 0.29 * 100 is a little
-#: less than 29 in floats.
+#: Relative tolerance of products of `alpha` and numbers of rows that should be whole: 0.29 * 100 is
+#: a little less than 29 in floats.
 _ROUNDING = 1e-9
 
 
@@ -135,7 +135,7 @@ class ScoreTable:
 def find_conformal_rank(n_rows: float, alpha: float) -> int:
     """Return the rank ``ceil((1 - alpha) * (n_rows + 1))`` of the score that bounds a new row's."""
     n = round(n_rows)
-    return int(n + 1 - np.floor(alpha * (n + 1) + _ROUNDING))
+    return int(n + 1 - np.floor(alpha * (n + 1) * (1 + _ROUNDING)))
 
 
 def check_alpha(alpha: Any) -> float:
@@ -149,7 +149,7 @@ def check_enough_rows(n_rows: float, alpha: float, group: Any = None) -> None:
     n = round(n_rows)
     if find_conformal_rank(n, alpha) <= n:
         return
-    needed = int(np.ceil(1 / alpha - _ROUNDING)) - 1
+    needed = int(np.ceil(1 / alpha * (1 - _ROUNDING))) - 1
     whose = "" if group is None else f" of group {group!r}"
     possible = (
         f"these can cover {n / (n + 1):.4g} of new rows at most (alpha >= {1 / (n + 1):.4g})"
@@ -200,16 +200,16 @@ def _split_scores(found: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats |
         if found.groups is None
         else np.unique(found.groups, return_inverse=True)
     )
+    # Rows of a kind behind each other: there may be as many kinds as rows.
+    order = np.lexsort((codes, found.members))
+    is_last = (np.diff(found.members[order]) != 0) | (np.diff(codes[order]) != 0)
     parts = {}
-    for member in np.unique(found.members).tolist():
-        for code, label in enumerate(labels):
-            at = np.flatnonzero((found.members == member) & (codes == code))
-            if not len(at):
-                continue
-            weights = None if found.ratios is None else found.ratios[at]
-            group = label.item() if isinstance(label, np.generic) else label
-            for side in range(n_sides):
-                parts[ScoreKey(member, group, side)] = found.scores[at, side], weights
+    for at in np.split(order, np.flatnonzero(is_last) + 1):
+        member, label = int(found.members[at[0]]), labels[codes[at[0]]]
+        weights = None if found.ratios is None else found.ratios[at]
+        group = label.item() if isinstance(label, np.generic) else label
+        for side in range(n_sides):
+            parts[ScoreKey(member, group, side)] = found.scores[at, side], weights
     return parts
 
 

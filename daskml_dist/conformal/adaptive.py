@@ -20,7 +20,12 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 
 from daskml_dist.conformal._score_tables import check_alpha, find_conformal_rank
 from daskml_dist.conformal.regressor import predict_numbers
-from daskml_dist.data.collection import as_collection, take_named_columns
+from daskml_dist.data.blocks import check_length
+from daskml_dist.data.collection import (
+    as_collection,
+    count_rows_of_block,
+    take_named_columns,
+)
 from daskml_dist.data.conversion import as_column, convert_foreign, convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import check_feature_names
@@ -194,14 +199,22 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
 
     def _take_batch(self, X: Any, target: Any, index: int | None) -> None:
         """Predict a batch, follow its errors, and learn it."""
-        y = as_column(target, name="y", index=index).astype(np.float64)
+        found = as_column(target, name="y", index=index)
+        check_length(count_rows_of_block(X), found, "y", index or 0)
+        y = found.astype(np.float64)
         if not np.isfinite(y).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
         if is_fitted(self.estimator_):
-            self._follow_errors(np.abs(y - predict_numbers(self.estimator_, X)))
+            scores = np.abs(y - predict_numbers(self.estimator_, X))
+            if np.isnan(scores).any():
+                raise InvalidDataError(
+                    f"{type(self.estimator_).__name__} predicts NaN for some rows. Impute missing "
+                    "values, or begin again by fit() where the model has diverged."
+                )
+            self._follow_errors(scores)
             if not self.update:
                 return
-        self.estimator_.partial_fit(X, as_column(target, name="y", index=index))
+        self.estimator_.partial_fit(X, found)
 
     def _follow_errors(self, scores: Floats) -> None:
         """Move the level by the errors of rows, one after the other, and keep their scores."""
@@ -234,7 +247,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         """
         check_fitted(self)
         if is_dask(X := convert_foreign(X)):
-            return answer_lazily(self, "predict_interval", X, {})
+            return answer_lazily(self, "predict_interval", X, {}, np.empty((0, 2)))
         predicted = predict_numbers(self.estimator_, convert_missing_to_nan(X))
         width = _find_width(np.sort(self._scores).tolist(), self.level_)
         return np.column_stack([predicted - width, predicted + width])

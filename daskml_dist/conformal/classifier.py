@@ -14,6 +14,7 @@ from sklearn.frozen import FrozenEstimator
 from daskml_dist.conformal._held_out import CALIBRATION_SHARE, ConformalPredictor
 from daskml_dist.conformal._score_tables import (
     ScoreKey,
+    ScoreTable,
     find_conformal_rank,
     iterate_groups,
 )
@@ -234,7 +235,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         InvalidDataError
             The calibration rows are too few for `alpha`; a row is of a group that none of them has.
         """
-        lazy = self._map_block_method("predict_set", X, alpha)
+        empty = np.empty((0, len(getattr(self, "classes_", ()))), bool)
+        lazy = self._map_block_method("predict_set", X, alpha, empty)
         if lazy is not None:
             return lazy
         X = self._read_rows(X)
@@ -254,38 +256,28 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         """Return the largest score that a set holds, by row or label; broadcast to both."""
         tables, n, ratios = self.tables_, X.shape[0], self._ratios_of(X)
         if self._make_groups() is _group_by_class:
+            by_key = tables.tables
             columns = [
-                self._list_label_limits(ScoreKey(0, label, 0), alpha, ratios, n)
+                _list_label_limits(by_key.get(ScoreKey(0, label, 0)), alpha, ratios, n)
                 for label in self.classes_.tolist()
             ]
             return np.column_stack(columns)
         found = tables.limits_of_rows(0, alpha, self._groups_of(X), ratios, n)
         return found[:, None]
 
-    def _list_label_limits(
-        self, key: ScoreKey, alpha: float, ratios: Floats | None, n_rows: int
-    ) -> Floats:
-        """Return the largest score of a label that sets hold; infinite without calibration rows."""
-        table = self.tables_.tables.get(key)
-        if table is None:
-            return np.full(n_rows, np.inf)
-        if ratios is not None:
-            return table.weighted_quantiles(alpha, ratios)
-        return np.full(n_rows, table.quantile(alpha))
-
     def _join_sets(self, X: Any, alpha: float) -> NDArray[np.bool_]:
         """Return the sets of CV+: labels that conform at least as well as enough held-out rows."""
-        tables, scored = self.tables_, self._scored_labels()
+        by_key, known, scored = self.tables_.tables, self.tables_.groups, self._scored_labels()
         scores = [scored.score_all(fit, X) for fit in self.fold_estimators_]
         by_class = self._make_groups() is _group_by_class
         groups = None if by_class else self._groups_of(X)
         sets = np.empty(scores[0].shape, bool)
-        for group, at in iterate_groups(groups, tables.groups):
+        for group, at in iterate_groups(groups, known):
             for column, label in enumerate(self.classes_.tolist()):
                 keys = [
                     ScoreKey(fold, label if by_class else group, 0) for fold in range(len(scores))
                 ]
-                found = [tables.tables.get(key) for key in keys]
+                found = [by_key.get(key) for key in keys]
                 n_rows = sum(table.weight for table in found if table is not None)
                 below = sum(
                     (
@@ -297,6 +289,17 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
                 )
                 sets[at, column] = below < find_conformal_rank(n_rows, alpha)
         return sets
+
+
+def _list_label_limits(
+    table: ScoreTable | None, alpha: float, ratios: Floats | None, n_rows: int
+) -> Floats:
+    """Return the largest score of a label that sets hold; infinite without calibration rows."""
+    if table is None:
+        return np.full(n_rows, np.inf)
+    if ratios is not None:
+        return table.weighted_quantiles(alpha, ratios)
+    return np.full(n_rows, table.quantile(alpha))
 
 
 def _group_by_class(X: Any, y: Any = None) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sklearn.base import RegressorMixin
 from daskml_dist.conformal._held_out import CALIBRATION_SHARE, ConformalPredictor
 from daskml_dist.conformal._score_tables import (
     ScoreKey,
-    ScoreTables,
+    ScoreTable,
     find_conformal_rank,
     iterate_groups,
 )
@@ -86,10 +86,11 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
         InvalidDataError
             The calibration rows are too few for `alpha`; a row is of a group that none of them has.
         """
-        lazy = self._map_block_method("predict_interval", X, alpha)
+        lazy = self._map_block_method("predict_interval", X, alpha, np.empty((0, 2)))
         if lazy is not None:
             return lazy
-        return self._make_intervals(self._read_rows(X), float(alpha or self.alpha))
+        level = float(self.alpha if alpha is None else alpha)
+        return self._make_intervals(self._read_rows(X), level)
 
     @abstractmethod
     def _make_intervals(self, X: Any, alpha: float) -> Floats:
@@ -233,7 +234,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         """Return the intervals of CV+ and jackknife+ (Barber et al. 2021)."""
         from daskml_dist.backends.fold_quantiles import select_shifted
 
-        tables = self.tables_
+        tables, by_key = self.tables_, self.tables_.tables
         centers = np.column_stack([predict_numbers(fit, X) for fit in self.fold_estimators_])
         units = np.column_stack([score.find_units(column) for column in centers.T])
         ends = np.empty((len(centers), 2))
@@ -242,7 +243,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
             # Each fit's prediction, less and plus each score of the rows that it was held out of.
             # The lower end is the upper end of the mirrored numbers.
             for side, sign in ((0, -1.0), (tables.n_sides - 1, 1.0)):
-                arrays = _FoldArrays.of(tables, group, side, centers.shape[1])
+                arrays = _FoldArrays.of(by_key, group, side, centers.shape[1])
                 asked = find_conformal_rank(arrays.weight, tables.share_of_side(alpha))
                 found = np.empty(len(of_rows))
                 select_shifted(
@@ -275,11 +276,13 @@ class _FoldArrays:
     error: float
 
     @classmethod
-    def of(cls, tables: ScoreTables, group: Any, side: int, n_folds: int) -> _FoldArrays:
+    def of(
+        cls, tables: Mapping[ScoreKey, ScoreTable], group: Any, side: int, n_folds: int
+    ) -> _FoldArrays:
         """Return the scores of a group and side."""
         keys = [ScoreKey(fold, group, side) for fold in range(n_folds)]
         # A fold may lack a group.
-        found = [tables.tables.get(key) for key in keys]
+        found = [tables.get(key) for key in keys]
         empty = np.empty(0)
         return cls(
             np.concatenate([empty if table is None else table.values for table in found]),

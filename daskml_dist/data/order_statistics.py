@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import ColumnSketch
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.errors import InvalidDataError
 
 Array = NDArray[Any]
+#: Factor of a sketch's error at which a search is given up: the range then holds all values.
+_MAX_SLACK = 8.0**6
 #: Function of the arguments of a summary of a block (its number, X, y and weight) to the block's
 #: values of each column, by the column's key.
 ColumnReader = Callable[..., Mapping[Any, Array]]
@@ -81,7 +84,12 @@ def select_ranks(
             if below < rank <= below + counts.sum():
                 found[search.key][search.rank] = find_rank(values, counts, rank - below)
         # A range that missed the rank is widened. The error of a sketch is a bound, so that this
-        # ends after few passes.
+        # ends after few passes, unless the rows are others each time.
+        if slack > _MAX_SLACK:
+            raise InvalidDataError(
+                "The rows differ from one pass over them to the next, so that ranks of their "
+                "values cannot be found. Persist them: X = X.persist()."
+            )
         slack *= 8
 
 

@@ -384,3 +384,21 @@ def remember_dtypes(estimator: Any, X: Any) -> None:
     else:
         dtype = getattr(X, "dtype", None)
         estimator._feature_dtypes = None if dtype is None else [str(dtype)]
+
+
+def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
+    """Return labels of groups of rows; raise where some are missing, or cannot be compared."""
+    try:
+        known = np.unique(labels)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"{describe_block(index)}{name} gives labels of several types, or missing ones. Make "
+            "all of them strings, or all of them numbers."
+        ) from error
+    # NaN and NaT, which are last in the order, differ from themselves: they would be no group.
+    if len(known) and known[-1] != known[-1]:
+        raise InvalidDataError(
+            f"{describe_block(index)}{name} gives missing labels. Fill them with a label of their "
+            "own, or drop the rows."
+        )
+    return labels

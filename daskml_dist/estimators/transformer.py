@@ -462,8 +462,13 @@ def _makes_frames(transformer: Any) -> bool:
     return bool(get_output_config("transform", transformer)["dense"] != "default")
 
 
-def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
-    """Return the lazy results of an estimator's method for the blocks of a Dask collection."""
+def answer_lazily(
+    estimator: Any, name: str, X: Any, params: dict[str, Any], meta: Any = None
+) -> Any:
+    """Return the lazy results of an estimator's method for the blocks of a Dask collection.
+
+    `meta` is a result of no rows; None: the method of a made-up row tells it.
+    """
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
     rows = convert_named_columns(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
@@ -473,10 +478,11 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
     if hasattr(block_estimator, "n_jobs"):
         block_estimator.n_jobs = None
     function = partial(_call_method, block_estimator, name, params)
-    try:
-        meta = function(make_sample_row(rows))
-    except (ValueError, TypeError) as error:
-        raise as_ours(error) from error
+    if meta is None:
+        try:
+            meta = function(make_sample_row(rows))
+        except (ValueError, TypeError) as error:
+            raise as_ours(error) from error
     return restore_chunk_sizes(map_blocks(function, rows, meta=meta), X)
 
 

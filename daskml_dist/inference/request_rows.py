@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,16 +34,17 @@ class WorkerModel:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._model = pickle.loads(data)
-        self._predictors: dict[str, Predictor] = {}
+        self._predictors: dict[Any, Any] = {}
         # Looked up here: unpickling has loaded the libraries that the model needs, BLAS among them.
         self.blas = ThreadpoolController()
 
-    def predictor(self, method: str) -> Predictor:
-        """Return the predictor of a method, which is made at its first use."""
+    def predictor(self, method: str | Callable[[Any], Any]) -> Any:
+        """Return the predictor of a method, or that a function makes; made at its first use."""
         # Two threads may both make one: either will do.
         found = self._predictors.get(method)
         if found is None:
-            found = self._predictors[method] = Predictor(self._model, method)
+            made = method(self._model) if callable(method) else Predictor(self._model, method)
+            found = self._predictors[method] = made
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,12 +56,13 @@ class WorkerModel:
 
 
 def predict_on_worker(
-    held: WorkerModel, method: str, rows: RequestRows, n_threads: int
+    held: WorkerModel, method: str | Callable[[Any], Any], rows: RequestRows, n_threads: int
 ) -> NDArray[Any]:
     """Return the answers of a worker's model for rows: the task of one request."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
-        return predictor(join_request_rows([_align(rows)], predictor))
+        found: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
+    return found
 
 
 def count_blas_threads() -> int:

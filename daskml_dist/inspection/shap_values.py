@@ -130,34 +130,38 @@ def shap_values(
     check_fitted(estimator)
     X = convert_foreign(X)
     check_feature_names(estimator, X, reset=False)
+    columns = None
+    if as_frame:
+        columns = [*map(str, name_features(estimator)), "base_value"]
     with report_reading("shap_values"):
-        explain, base = _make_explainer(estimator, background)
-    n_outputs = len(base)
-    names = getattr(estimator, "feature_names_in_", None)
-    if names is None:
-        names = np.array([f"x{j}" for j in range(estimator.n_features_in_)], dtype=object)
-    columns = [*map(str, names), "base_value"] if as_frame else None
+        function = make_row_explainer(estimator, background, columns)
+    n_outputs = len(function.base)
     if as_frame and n_outputs > 1:
         raise InvalidParameterError(
             f"as_frame=True is of one output, and the model has {n_outputs}. Leave it out."
         )
-    function = _BlockExplainer(
-        explain, base, estimator.n_features_in_, type(estimator).__name__, columns
-    )
     if is_dask(X):
         values = map_pieces(_explain_block, function, X, function.make_empty())
     else:
-        values = function(X, None)
+        values = function(X)
     return Explanation(
         values=values,
-        base_values=float(base[0]) if n_outputs == 1 else base,
-        feature_names=np.asarray(names),
+        base_values=float(function.base[0]) if n_outputs == 1 else function.base,
+        feature_names=name_features(estimator),
     )
 
 
+def name_features(estimator: Any) -> NDArray[Any]:
+    """Return the names of the features of a fit, made up where it knew none."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        names = np.array([f"x{j}" for j in range(estimator.n_features_in_)], dtype=object)
+    return np.asarray(names)
+
+
 @dataclass(frozen=True, eq=False)
-class _BlockExplainer:
-    """Contributions of a block's rows; picklable.
+class RowExplainer:
+    """Function of rows, or of a block's rows, to their contributions; picklable.
 
     Parameters
     ----------
@@ -181,7 +185,7 @@ class _BlockExplainer:
         """Return the result of no rows."""
         return self._convert(np.empty((0, self.n_features, len(self.base))), None)
 
-    def __call__(self, X: Any, index: int | None) -> Any:
+    def __call__(self, X: Any, index: int | None = None) -> Any:
         """Return the contributions of rows, as an array or a frame with the index of X."""
         X = copy_to_host(X)
         rows = as_rows(X, index=index)
@@ -205,7 +209,7 @@ class _BlockExplainer:
         return load_pandas().DataFrame(table, getattr(X, "index", None), columns=self.columns)
 
 
-def _explain_block(X: Any, function: _BlockExplainer, number: int) -> Any:
+def _explain_block(X: Any, function: RowExplainer, number: int) -> Any:
     return function(X, number)
 
 
@@ -232,10 +236,25 @@ class LinearShap:
         return np.asarray((rows.astype(np.float64) - self.mean)[:, :, None] * self.coef.T)
 
 
+def find_trees(estimator: Any) -> RawTrees | RawForest | None:
+    """Return the raw prediction of a fitted model of trees; None of other models."""
+    raw = estimator._raw_prediction() if hasattr(estimator, "_raw_prediction") else None
+    return raw if isinstance(raw, RawTrees | RawForest) else None
+
+
+def make_row_explainer(
+    estimator: Any, background: Any, columns: list[str] | None = None
+) -> RowExplainer:
+    """Return the function that explains rows; as a frame of `columns` where they are given."""
+    explain, base = _make_explainer(estimator, background)
+    name = type(estimator).__name__
+    return RowExplainer(explain, base, estimator.n_features_in_, name, columns)
+
+
 def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Floats], Floats]:
     """Return the function that explains rows, and the prediction that it explains them from."""
-    raw = estimator._raw_prediction() if hasattr(estimator, "_raw_prediction") else None
-    if isinstance(raw, RawTrees | RawForest):
+    raw = find_trees(estimator)
+    if raw is not None:
         explained = ExplainedTrees.of(raw)
         if background is None:
             path = PathShap(explained)

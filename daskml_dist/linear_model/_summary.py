@@ -28,9 +28,9 @@ from scipy import linalg, special, stats
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import Block, check_finite_rows, check_length
 from daskml_dist.data.collection import Collection, as_collection, count_rows_of_block
-from daskml_dist.data.conversion import as_column
+from daskml_dist.data.conversion import as_column, describe_block
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.row_checks import check_row_shape, make_no_rows_error
+from daskml_dist.data.row_checks import check_group_labels, check_row_shape, make_no_rows_error
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.losses.deviance import Tweedie
@@ -45,6 +45,8 @@ _PIECE_ENTRIES = 2**20
 #: Diagonal of the triangular factor, as a share of a column's norm, below which columns count as
 #: dependent.
 _DEPENDENT = 1e-12
+#: Least difference of a row's leverage from 1 that HC2 and HC3 divide by.
+_MIN_REST = 1e-10
 #: Newton step to the optimum, in standard errors, above which a fit counts as not finished.
 _MAX_STEP = 1e-2
 
@@ -311,7 +313,9 @@ class _BlockSums:
         parts = []
         labels = None
         if groups is not None:
-            labels = as_column(groups, name="groups", index=index)
+            labels = check_group_labels(
+                as_column(groups, name="groups", index=index), "groups", index
+            )
             check_length(count_rows_of_block(X), labels, "groups", index)
         for at, design, target, weight, keep in self._iterate(index, X, y, w):
             mean, slope, observed, expected = self.family.evaluate(target, design @ self.params)
@@ -349,6 +353,12 @@ class _BlockSums:
             _, slope, _, expected = self.family.evaluate(target, design @ self.params)
             # Diagonal of the hat matrix, by the inverse of the triangular factor.
             leverage = weight * expected * ((design @ inverse) ** 2).sum(axis=1)
+            if power and (leverage > 1 - _MIN_REST).any():
+                raise InvalidDataError(
+                    f"{describe_block(index)}One row alone determines a coefficient (its leverage "
+                    "is 1), and HC2 and HC3 are not defined. Use cov_type='HC1', or drop the "
+                    "column that only one row has."
+                )
             scores = (weight * slope / (1 - leverage) ** (power / 2))[:, None] * design
             factors.append(_factorize([scores]))
             saturated += float(self.family.saturated(target, weight, scale).sum())

@@ -17,25 +17,30 @@ since ``k! (d - 1 - k)! / d!``, the weight of a subset of k others, is the integ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import lgamma
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.host_memory import allocate_aligned
 from daskml_dist.backends.row_slices import row_slices, run_over_threads
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.trees import RawForest, RawTrees, Trees, iterate_dense, number_categories
 
 Floats = NDArray[np.float64]
 
-#: Rows that go through all trees together.
-_ROWS_AT_ONCE = 512
+#: Rows that go through all trees together: their values stay in the cache.
+_PATH_ROWS_AT_ONCE = 512
+#: The same of interventional values, where more rows share more patterns.
+_INTERVENTIONAL_ROWS_AT_ONCE = 2048
 #: Rows that are worth a thread.
 _ROWS_A_THREAD = 64
+#: Bytes of tables of edges that are kept; those of larger ensembles are made anew for some rows.
+_MAX_TABLE_BYTES = 2**26
 #: Features of a path that a pattern of 64 bits holds.
 _MOST_FEATURES = 64
 
@@ -82,13 +87,23 @@ class ExplainedTrees:
         return self.n_outputs if self.value.shape[1] == 1 else 1
 
     @cached_property
-    def parent(self) -> NDArray[np.int32]:
-        """Parent of each node; a root's is itself."""
-        nodes = self.trees.nodes
-        found = np.arange(len(nodes.feature), dtype=np.int32)
-        inner = np.flatnonzero(nodes.feature >= 0)
-        found[nodes.left[inner]] = found[nodes.left[inner] + 1] = inner
-        return found
+    def edges(self) -> Edges:
+        """The edge into each node."""
+        from daskml_dist.backends.tree_shap import describe_edges
+
+        nodes, n = self.trees.nodes, len(self.cover)
+        order, parent, last, slot, n_features = np.empty((5, n), np.int32)
+        shares = np.empty((n, 2))
+        describe_edges(
+            self.trees.roots, nodes.left, nodes.feature, nodes.depth, self.cover, order, parent,
+            last, slot, n_features, shares,
+        )  # fmt: skip
+        return Edges(order, parent, last, slot, n_features, shares)
+
+    @property
+    def deepest(self) -> int:
+        """Largest number of edges of a path."""
+        return int(self.trees.nodes.depth.max())
 
     @property
     def node_arrays(self) -> tuple[Any, ...]:
@@ -98,19 +113,6 @@ class ExplainedTrees:
             nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
             nodes.bitsets,
         )  # fmt: skip
-
-    def iterate_edges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (node, parent, node above whose edge has the same feature or -1), parents first."""
-        parent, feature = self.parent, self.trees.nodes.feature
-        # Last edge of each feature on the path to a node, shared by nodes below.
-        last: dict[int, dict[int, int]] = {}
-        for root, end in zip(self.trees.roots[:-1], self.trees.roots[1:], strict=True):
-            last = {int(root): {}}
-            for k in range(int(root) + 1, int(end)):
-                above = int(parent[k])
-                own = int(feature[above])
-                yield k, above, last[above].get(own, -1)
-                last[k] = {**last[above], own: k}
 
     def expected_values(self) -> Floats:
         """Return the means of the raw predictions over the training rows, by cover."""
@@ -122,6 +124,30 @@ class ExplainedTrees:
             return found + share @ self.value[leaf]
         np.add.at(found, tree % self.n_in_turn, share * self.value[leaf, 0])
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the edges, which are found faster than they are sent.
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+
+class Edges(NamedTuple):
+    """Arrays of :func:`daskml_dist.backends.tree_shap.describe_edges`, an entry for each node."""
+
+    order: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    last: NDArray[np.int32]
+    slot: NDArray[np.int32]
+    n_features: NDArray[np.int32]
+    shares: Floats
+
+
+class _PathTables(NamedTuple):
+    """Trees whose polynomials take as many points, and the numbers of their edges at these."""
+
+    trees: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    weights: Floats
+    numbers: Floats
 
 
 @dataclass(eq=False)
@@ -141,65 +167,105 @@ class PathShap:
         return self.explained.expected_values()
 
     @cached_property
-    def _tables(self) -> tuple[Any, ...]:
-        """Tables of the edges: last edge of the same feature, factors and gains at the points."""
-        of = self.explained
-        n, cover = len(of.parent), of.cover
-        before = np.full(n, -1, np.int32)
-        # Shares of training rows that go along by the feature of an edge, on all edges of the path
-        # that ask for it; of the edges of the same feature above.
-        share, share_above, n_features = np.ones(n), np.ones(n), np.zeros(n, np.int64)
-        for k, above, last in of.iterate_edges():
-            before[k] = last
-            step = cover[k] / cover[above] if cover[above] > 0 else 0.0
-            share_above[k] = 1.0 if last < 0 else share[last]
-            share[k] = share_above[k] * step
-            n_features[k] = n_features[above] + (last < 0)
-        n_points = max((int(n_features.max(initial=1)) + 1) // 2, 1)
+    def _batches(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Return batches of trees: the points of their quadrature, and their numbers."""
+        from daskml_dist.backends.tree_shap import EDGE_NUMBERS
+
+        roots = self.explained.trees.roots
+        n_features = np.maximum.reduceat(self.explained.edges.n_features, roots[:-1])
+        points = np.maximum((n_features + 1) // 2, 1)
+        batches = []
+        for n_points in np.unique(points).tolist():
+            trees = np.flatnonzero(points == n_points)
+            size = np.diff(roots)[trees] * n_points * EDGE_NUMBERS * 8
+            # Trees up to the same multiple of the bytes are a batch.
+            batch = (np.cumsum(size) - size) // _MAX_TABLE_BYTES
+            batches += [
+                (n_points, part) for part in np.split(trees, np.flatnonzero(np.diff(batch)) + 1)
+            ]
+        return batches
+
+    @cached_property
+    def _kept_tables(self) -> list[_PathTables] | None:
+        """The tables of all trees; None where they are too large to be kept."""
+        from daskml_dist.backends.tree_shap import EDGE_NUMBERS
+
+        sizes = np.diff(self.explained.trees.roots)
+        n_numbers = sum(int(sizes[trees].sum()) * n for n, trees in self._batches) * EDGE_NUMBERS
+        if 8 * n_numbers > _MAX_TABLE_BYTES:
+            return None
+        return list(self._iterate_tables())
+
+    def _iterate_tables(self) -> Iterator[_PathTables]:
+        """Yield the tables of all trees, some trees at a time."""
+        return (self._make_tables(n_points, trees) for n_points, trees in self._batches)
+
+    def _make_tables(self, n_points: int, trees: NDArray[np.int64]) -> _PathTables:
+        """Return the tables of some trees."""
+        from daskml_dist.backends.tree_shap import EDGE_NUMBERS
+
+        roots, shares = self.explained.trees.roots, self.explained.edges.shares
+        ranges = [np.arange(roots[t], roots[t + 1]) for t in trees.tolist()]
+        nodes = np.concatenate(ranges)
         points, weights = np.polynomial.legendre.leggauss(n_points)
         t, weights = (points + 1) / 2, weights / 2
-        z, z_above = share[:, None], share_above[:, None]
-        low, high = z * (1 - t), z * (1 - t) + t
+        z, z_above = shares[nodes, :1], shares[nodes, 1:]
         high_above = z_above * (1 - t) + t
-        factors, gains = np.zeros((2, n, 3, n_points))
-        # State 0: the row has left the feature's conditions above, and only training rows go on.
-        factors[:, 0] = np.divide(z, z_above, out=np.zeros_like(z), where=z_above > 0)
-        factors[:, 1], factors[:, 2] = low / high_above, high / high_above
-        # What the feature gains of the leaves below, less what the edge above counts for them.
+        # Factors of a row that left the feature's conditions above (only training rows go on), that
+        # leaves here, and that stays.
+        left = np.divide(z, z_above, out=np.zeros_like(z), where=z_above > 0)
+        leaves, stays = z * (1 - t) / high_above, (z * (1 - t) + t) / high_above
+        # What the feature gains of the leaves below, less what the edge above counts for them: of
+        # a row that leaves here, and that stays.
         counted = (1 - z_above) / high_above
-        gains[:, 1] = -1 / (1 - t) - counted
-        gains[:, 2] = (1 - z) / high - counted
-        return before, factors, gains, weights
+        loses, gains = -1 / (1 - t) - counted, (1 - z) / (z * (1 - t) + t) - counted
+        numbers = np.empty((len(nodes), n_points, EDGE_NUMBERS))
+        numbers[:, :, 0] = left
+        numbers[:, :, 1], numbers[:, :, 2] = leaves - left, stays - leaves
+        numbers[:, :, 3], numbers[:, :, 4] = loses, gains - loses
+        starts = np.cumsum([0, *map(len, ranges[:-1])])
+        return _PathTables(trees, starts, weights, numbers)
 
     def __call__(self, X: Any) -> Floats:
         """Return the contributions of the features to the raw predictions of rows."""
-        from daskml_dist.backends.tree_shap import LANES, add_path_values
-
-        of, (before, factors, gains, weights) = self.explained, self._tables
-        n_features = X.shape[1]
+        of, n_features = self.explained, X.shape[1]
         out = np.empty((X.shape[0], n_features, of.n_outputs))
+        # Made here, and not by each of several threads.
+        kept = self._kept_tables
         for at, dense in iterate_dense(X):
             rows, found = number_categories(of.trees, dense), out[at]
 
             def add(part: slice, rows: Any = rows, found: Any = found) -> None:
-                # Some rows at a time, whose values stay in the cache for all trees.
-                for some in row_slices(len(rows[part]), _ROWS_AT_ONCE):
-                    own = rows[part][some]
-                    n_groups = -(-len(own) // LANES)
-                    # The last group is filled up with rows of zeros.
-                    grouped = np.zeros((n_groups * LANES, n_features))
-                    grouped[: len(own)] = own
-                    lanes = grouped.reshape(n_groups, LANES, n_features).transpose(0, 2, 1)
-                    values = np.zeros((n_groups, n_features, of.n_outputs, LANES))
-                    add_path_values(
-                        np.ascontiguousarray(lanes), of.trees.roots, of.n_in_turn, of.node_arrays,
-                        of.parent, before, factors, gains, weights, of.value, values,
-                    )  # fmt: skip
-                    by_row = values.transpose(0, 3, 1, 2).reshape(-1, n_features, of.n_outputs)
-                    found[part][some] = by_row[: len(own)]
+                for some in row_slices(len(rows[part]), _PATH_ROWS_AT_ONCE):
+                    tables = kept or self._iterate_tables()
+                    found[part][some] = self._explain(rows[part][some], tables)
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
         return out
+
+    def _explain(self, rows: NDArray[Any], tables: Iterable[_PathTables]) -> Floats:
+        """Return the contributions to some rows, whose categories are numbers."""
+        from daskml_dist.backends.tree_shap import GROUP_LANES, LANES, add_path_values
+
+        of, n_features = self.explained, rows.shape[1]
+        width = min(-(-len(rows) // LANES) * LANES, GROUP_LANES)
+        n_groups, n_values = -(-len(rows) // width), of.value.shape[1]
+        # The last group is filled up with rows of zeros.
+        filled = np.zeros((n_groups * width, n_features))
+        filled[: len(rows)] = rows
+        lanes = filled.reshape(n_groups, width, n_features).transpose(0, 2, 1).copy()
+        values = allocate_aligned((n_groups, n_features, of.n_outputs, width), np.float64)
+        values[:] = 0
+        depth = of.trees.nodes.depth
+        for some in tables:
+            stacks = 3 + len(some.weights) * (1 + n_values)
+            room = allocate_aligned(((of.deepest + 1) * stacks, width), np.float64)
+            add_path_values(
+                lanes, some.trees, some.starts, of.trees.roots, of.n_in_turn, of.node_arrays,
+                of.edges[:3], depth, of.deepest, some.numbers, some.weights, of.value, room,
+                values,
+            )  # fmt: skip
+        return values.transpose(0, 3, 1, 2).reshape(-1, n_features, of.n_outputs)[: len(rows)]
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the cached tables, which are larger than the trees.
@@ -223,76 +289,53 @@ class InterventionalShap:
     background: NDArray[Any]
     base_values: Floats
 
-    @cached_property
-    def _places(self) -> tuple[NDArray[np.int32], list[list[int]]]:
-        """Return the bit of each edge's feature on its path, and the features of paths to nodes."""
-        of, feature = self.explained, self.explained.trees.nodes.feature
-        slot = np.zeros(len(of.parent), np.int32)
-        paths: list[list[int]] = [[] for _ in of.parent]
-        for k, above, last in of.iterate_edges():
-            slot[k] = len(paths[above]) if last < 0 else slot[last]
-            paths[k] = [*paths[above], int(feature[above])] if last < 0 else paths[above]
-            if len(paths[k]) > _MOST_FEATURES:
-                raise InvalidParameterError(
-                    f"A path of a tree asks for more than {_MOST_FEATURES} features. Leave the "
-                    "background out, or fit trees of a smaller max_depth."
-                )
-        return slot, paths
+    def __post_init__(self) -> None:
+        if self._most_features > _MOST_FEATURES:
+            raise InvalidParameterError(
+                f"A path of a tree asks for {self._most_features} features, and interventional "
+                f"values take {_MOST_FEATURES} at most. Leave the background out, or fit trees of "
+                "a smaller max_depth."
+            )
+
+    @property
+    def _most_features(self) -> int:
+        """Most features of a path."""
+        return int(self.explained.edges.n_features.max())
 
     @cached_property
-    def _leaf_tables(self) -> list[tuple[Any, ...]]:
-        """Tables of each tree: its leaves, their features, and patterns of the background rows."""
-        from daskml_dist.backends.tree_shap import write_patterns
-
-        of, (slot, paths) = self.explained, self._places
-        rows = number_categories(of.trees, np.ascontiguousarray(self.background))
-        roots, tables = of.trees.roots, []
-        for first, last in zip(roots[:-1].tolist(), roots[1:].tolist(), strict=True):
-            patterns = np.empty((len(rows), last - first), np.uint64)
-            write_patterns(rows, first, last, of.node_arrays, of.parent, slot, patterns)
-            leaves = np.flatnonzero(of.trees.nodes.feature[first:last] < 0)
-            own = [paths[first + leaf] for leaf in leaves]
-            sizes = np.array([len(path) for path in own], np.int64)
-            features = np.zeros((len(leaves), max(int(sizes.max()), 1)), np.int32)
-            for row, path in zip(features, own, strict=True):
-                row[: len(path)] = path
-            found = [np.unique(patterns[:, leaf], return_counts=True) for leaf in leaves]
-            known = np.concatenate([values for values, _ in found])
-            counts = np.concatenate([n for _, n in found]) / len(rows)
-            starts = np.cumsum([0, *(len(values) for values, _ in found)])
-            tables.append((leaves, sizes, features, known, counts, starts))
-        return tables
+    def _columns(self) -> Floats:
+        """The background rows by feature, with categories as numbers."""
+        rows = number_categories(self.explained.trees, np.ascontiguousarray(self.background))
+        return np.ascontiguousarray(rows.T, dtype=np.float64)
 
     def __call__(self, X: Any) -> Floats:
         """Return the contributions of the features to the raw predictions of rows."""
-        from daskml_dist.backends.tree_shap import add_interventional_values, write_patterns
+        from daskml_dist.backends.tree_shap import add_interventional_values
 
-        of, (slot, paths) = self.explained, self._places
-        of_both = _weigh_subsets(max(map(len, paths)))
-        roots = of.trees.roots.tolist()
-        out = np.zeros((X.shape[0], X.shape[1], of.n_outputs))
-        tables = self._leaf_tables
+        of, most = self.explained, self._most_features
+        edges = of.edges
+        of_path = edges.order, edges.parent, edges.slot, edges.n_features
+        of_both = _weigh_subsets(most) / self._columns.shape[1]
+        out = np.empty((X.shape[0], X.shape[1], of.n_outputs))
         for at, dense in iterate_dense(X):
             rows, found = number_categories(of.trees, dense), out[at]
 
             def add(part: slice, rows: Any = rows, found: Any = found) -> None:
-                for t, (leaves, sizes, features, known, counts, starts) in enumerate(tables):
-                    first, last = roots[t], roots[t + 1]
-                    patterns = np.empty((len(rows[part]), last - first), np.uint64)
-                    write_patterns(
-                        rows[part], first, last, of.node_arrays, of.parent, slot, patterns
-                    )
+                for some in row_slices(len(rows[part]), _INTERVENTIONAL_ROWS_AT_ONCE):
+                    columns = np.ascontiguousarray(rows[part][some].T, dtype=np.float64)
+                    values = np.zeros((len(columns), of.n_outputs, columns.shape[1]))
                     add_interventional_values(
-                        patterns, leaves, sizes, features, known, counts, starts, of_both,
-                        of.value[first:last], t % of.n_in_turn, found[part],
+                        columns, self._columns, of.trees.roots, of.n_in_turn, of.node_arrays,
+                        of_path, of.trees.nodes.depth, of.deepest, most, of_both, of.value, values,
                     )  # fmt: skip
+                    found[part][some] = values.transpose(2, 0, 1)
 
             run_over_threads(add, len(rows), _ROWS_A_THREAD)
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the cached tables.
-        return {name: getattr(self, name) for name in ("explained", "background", "base_values")}
+        # Without the cached columns.
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 def _weigh_subsets(most: int) -> Floats:

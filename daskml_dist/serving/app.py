@@ -47,7 +47,7 @@ from daskml_dist.serving.metrics import CONTENT_TYPE
 from daskml_dist.serving.model_interface import (
     describe_model,
     describe_server,
-    find_predictor,
+    list_predictors,
     make_rows,
 )
 from daskml_dist.serving.protocol import Answer, Question, find_codec
@@ -311,11 +311,11 @@ class App:
         """Return (method, future) of each output that a request names, else of the default one."""
         main = served.predictor
         rows = make_rows(question.tensors, main)
+        predictors = list_predictors(main, question)
         if self._cluster is not None and self._cluster.takes(main, rows):
-            methods = [find_predictor(main, name).method for name in question.outputs]
             return [
-                (method, self._cluster.ask(served, method, rows))
-                for method in methods or [main.method]
+                (one.method, self._cluster.ask(served, getattr(one, "maker", one.method), rows))
+                for one in predictors
             ]
         n_rows = count_rows(rows)
         # Requests may share a call of the same predictor where their rows can be stacked: those of
@@ -329,7 +329,7 @@ class App:
             delay = delay.get(served.name)
         share = self._together or bool(delay)
         waiting = []
-        for predictor in [find_predictor(main, name) for name in question.outputs] or [main]:
+        for predictor in predictors:
             shared = share or _are_independent(predictor, rows)
             call = BatchedPredictor(predictor)
             answer = self.batcher.ask((predictor, kind), call, rows, n_rows, delay, shared)

@@ -8,6 +8,7 @@ method of the model. `describe_model` is the metadata by which clients make such
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,12 @@ from daskml_dist.errors import RequestError
 from daskml_dist.inference.predictor import METHODS, Predictor
 from daskml_dist.inference.request_rows import RequestRows, find_feature_dtype, join_request_rows
 from daskml_dist.inference.saved.manifest import members_given_rows
-from daskml_dist.serving.protocol.requests import find_datatype
+from daskml_dist.inspection._contributions import (
+    CONTRIBUTIONS,
+    ContributionPredictor,
+    has_contributions,
+)
+from daskml_dist.serving.protocol.requests import Question, find_datatype
 
 #: Methods that are outputs; no other attribute of a model can be reached by a request.
 METHODS_SERVED = (
@@ -35,7 +41,20 @@ def _list_outputs(predictor: Any) -> list[str]:
     # A predictor may be any callable without a model, and has then one output.
     model = getattr(predictor, "model", None)
     others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
+    if has_contributions(model):
+        others.append(CONTRIBUTIONS)
     return list(dict.fromkeys([predictor.method, *others]))
+
+
+def list_predictors(predictor: Any, question: Question) -> list[Any]:
+    """Return the predictors of the outputs that a request names, else of the default one.
+
+    Contributions come behind these where the request's parameters ask for them.
+    """
+    found = [find_predictor(predictor, name) for name in question.outputs] or [predictor]
+    if question.contributions and CONTRIBUTIONS not in question.outputs:
+        found.append(find_predictor(predictor, CONTRIBUTIONS))
+    return found
 
 
 def find_predictor(predictor: Any, name: str) -> Any:
@@ -45,13 +64,20 @@ def find_predictor(predictor: Any, name: str) -> Any:
     known = _output_predictors.setdefault(predictor, {})
     if name not in known:
         outputs = _list_outputs(predictor)
+        if name == CONTRIBUTIONS and name not in outputs:
+            raise RequestError(
+                "The model has no contributions, which models of trees of this package have: leave "
+                "them out of the request.",
+                422,
+            )
         if name not in outputs:
             raise RequestError(
                 f"The model has no output {name[:100]!r}: ask for {' or '.join(outputs)}, or for "
                 "none by name.",
                 422,
             )
-        known[name] = Predictor(predictor.model, name)
+        make = ContributionPredictor if name == CONTRIBUTIONS else partial(Predictor, method=name)
+        known[name] = make(predictor.model)
     return known[name]
 
 

@@ -142,8 +142,11 @@ class Cluster:
                 return False
         return n_rows * seconds >= _MIN_CLUSTER_SECONDS
 
-    def ask(self, served: Any, method: str, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
-        """Send a request to the cluster; return the future of its answers."""
+    def ask(self, served: Any, method: Any, rows: RequestRows) -> asyncio.Future[NDArray[Any]]:
+        """Send a request to the cluster; return the future of its answers.
+
+        `method` is that of a predictor, or a function of the model that makes a predictor.
+        """
         if self._waiting >= self._max_waiting:
             raise _try_later_error(
                 f"{self._waiting} requests are on the cluster: ask again in a while.", 1
@@ -154,7 +157,7 @@ class Cluster:
         return answer
 
     async def _predict_and_observe(
-        self, served: Any, method: str, rows: RequestRows
+        self, served: Any, method: Any, rows: RequestRows
     ) -> NDArray[Any]:
         """Return the answers of the cluster, and record how long they took."""
         began = _clock()
@@ -235,7 +238,7 @@ class Cluster:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    async def _predict(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
+    async def _predict(self, served: Any, method: Any, rows: Any) -> NDArray[Any]:
         """Return the answers of workers to the rows of a request; raise 503 without them."""
         from daskml_dist.inference.request_rows import predict_on_worker
 

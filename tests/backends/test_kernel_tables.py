@@ -559,8 +559,9 @@ def test_gradients_of_boosting(weighted: bool) -> None:
 #: Of each kernel with a width, the tests that go through sizes around it, by module and name.
 TABLES = {
     "tests.inspection.test_shap_values": {
-        "test_rows_around_the_width": (
-            "tree_shap: _write_ways _multiply_lanes _add_gains add_path_values"
+        "test_rows_around_the_width": "tree_shap: _write_ways add_path_values",
+        "test_backgrounds_around_words_of_bits": (
+            "tree_shap: _share_leaf add_interventional_values"
         ),
     },
     "tests.backends.test_kernel_tables": {
@@ -676,7 +677,6 @@ NO_WIDTH = {
     "forest_grow.grow_tree": "a stack of nodes, which grows by two",
     "team_steps.await_others": "looks at a flag before the clock is read",
     "tree_shap._passes_left": "looks a category up in its words of 64 bits",
-    "tree_shap.add_interventional_values": "places of remembered patterns, by their bits",
 }
 
 

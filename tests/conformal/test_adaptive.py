@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression, SGDRegressor
 
 from daskml_dist.conformal import AdaptiveConformalInference
@@ -20,6 +21,19 @@ Y = np.where(np.arange(3000) < 1500, X[:, 0], -X[:, 0]) + RNG.normal(size=3000) 
     np.arange(3000) < 1500, 1, 10
 )
 FROZEN = LinearRegression().fit(X[:200], Y[:200])
+
+
+class Diverged(RegressorMixin, BaseEstimator):
+    """Regressor that predicts NaN."""
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def fit(self, X: Any, y: Any) -> Diverged:
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.full(len(X), np.nan)
 
 
 @pytest.mark.parametrize("gamma", [0.005, 0.05])
@@ -85,5 +99,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidDataError, match="NaN"):
         model.partial_fit(X[:2], [1.0, np.nan])
     assert model.level_ == level
+    with pytest.raises(InvalidDataError, match="has 1"):
+        model.partial_fit(X[:2], Y[:1])
+    with pytest.raises(InvalidDataError, match="predicts NaN"):
+        AdaptiveConformalInference(Diverged(), update=False).partial_fit(X[:2], Y[:2])
     with pytest.raises(InvalidDataError, match="target y is None"):
         model.partial_fit(X)

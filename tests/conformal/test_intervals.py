@@ -109,6 +109,14 @@ def test_coverage_has_its_beta_law_in_many_repeats() -> None:
     assert stats.kstest(found, stats.beta(k, n + 1 - k).cdf).pvalue > 1e-3
 
 
+def test_ranks_of_many_rows_are_whole() -> None:
+    """Products that are a little less than a whole number in floats, of any size."""
+    for n in (10**3, 10**6, 10**9):
+        for percent in range(1, 100):
+            expected = n - n * percent // 100
+            assert find_conformal_rank(n - 1, percent / 100) == expected, (n, percent)
+
+
 def test_ranks_of_the_quantile() -> None:
     for n in (9, 10, 99, 100, 1234):
         for alpha in (0.1, 0.29, 0.05, 0.5):
@@ -453,6 +461,67 @@ def test_frames_with_a_column_of_groups_on_a_cluster(client: Any) -> None:
     expected = model.predict_interval(frame.drop(columns="y"))
     assert_allclose(found, expected)
     assert 0.8 < ((found[:, 0] <= Y) & (Y <= found[:, 1])).mean() < 1
+
+
+def test_lazy_rows_are_taken_whatever_a_made_up_row_would_be() -> None:
+    """Groups that no row of ones is in, and scores that refuse some predictions."""
+    rows = np.column_stack([X, np.arange(N) % 3 + 4])
+    chunks = (100, 0, 140)
+    frozen = FrozenEstimator(LinearRegression().fit(rows, Y))
+    model = ConformalRegressor(frozen, group_by=3).fit(rows, Y)
+    found = model.predict_interval(lazy(rows, chunks))
+    assert found.chunks == (chunks, (2,))
+    assert_allclose(found, model.predict_interval(rows))
+    y = np.exp(0.1 * Y)
+    line = FrozenEstimator(LinearRegression().fit(X - 10, y))
+    assert line.predict(np.ones((1, 3))) != 0
+    model = ConformalRegressor(line, conformity="relative").fit(X - 10, y)
+    found = model.predict_interval(lazy(X - 10, chunks))
+    assert_allclose(found, model.predict_interval(X - 10))
+    sets = ConformalClassifier(FrozenEstimator(GaussianNB().fit(rows, LABELS)), group_by=3)
+    sets.fit(rows, LABELS)
+    found = sets.predict_set(lazy(rows, chunks))
+    assert found.dtype == bool
+    assert_array_equal(found, sets.predict_set(rows))
+
+
+def test_ratios_of_any_scale_mean_the_same() -> None:
+    """Their sum is no number of rows; intervals of another level are not refused by it."""
+    frozen = FrozenEstimator(LinearRegression().fit(X, Y))
+
+    def ratio(rows: Any) -> Any:
+        return np.exp(rows[:, 0])
+
+    def tiny(rows: Any) -> Any:
+        return np.exp(rows[:, 0]) * 2.0**-20
+
+    plain, scaled = (
+        ConformalRegressor(frozen, likelihood_ratio=one).fit(X, Y) for one in (ratio, tiny)
+    )
+    for alpha in (None, 0.05, 0.3):
+        expected = plain.predict_interval(NEW, alpha=alpha)
+        assert_allclose(scaled.predict_interval(NEW, alpha=alpha), expected)
+    assert np.isinf(plain.predict_interval(NEW, alpha=1e-4)).all()
+
+
+def test_what_nothing_can_be_calibrated_by_is_named() -> None:
+    class Missing(Zero):
+        def predict(self, X: Any) -> Any:
+            return np.where(np.arange(len(X)) == 3, np.nan, 0.0)
+
+    with pytest.raises(InvalidDataError, match="predicts NaN"):
+        ConformalRegressor(FrozenEstimator(Missing())).fit(X, Y)
+    rows = X.copy()
+    rows[5, 0] = np.nan
+    with pytest.raises(InvalidDataError, match="group_by gives missing labels"):
+        ConformalRegressor(FrozenEstimator(Zero()), group_by=0).fit(rows, Y)
+    mixed = np.array([None, "a"] * (N // 2), dtype=object)
+    with pytest.raises(InvalidDataError, match="several types, or missing ones"):
+        ConformalRegressor(FrozenEstimator(Zero()), group_by=lambda rows: mixed).fit(X, Y)
+    # A level that is set later has to be possible too.
+    model = ConformalRegressor(FrozenEstimator(Zero())).fit(X[:20], Y[:20])
+    with pytest.raises(InvalidDataError, match="needs 99 or more"):
+        model.set_params(alpha=0.01).predict_interval(X)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,19 @@ from daskml_dist.data import column_statistics
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.column_statistics import merge_column_sketches, sketch_columns
 from daskml_dist.data.order_statistics import select_ranks
+from daskml_dist.errors import InvalidDataError
 
 
 def _read(index: int, X: Any, y: Any, w: Any) -> dict[int, Any]:
     return {j: X[:, j] for j in range(3)}
+
+
+def test_rows_that_differ_from_pass_to_pass_end_the_search(monkeypatch: Any) -> None:
+    monkeypatch.setattr(column_statistics, "SKETCH_SIZE", 10)
+    rows = np.random.default_rng(1).normal(size=(500, 3))
+    sketches = dict(enumerate(merge_column_sketches([sketch_columns(rows)])))
+    with pytest.raises(InvalidDataError, match="differ from one pass"):
+        select_ranks(as_collection(rows[:100]), _read, sketches, {0: [450]})
 
 
 @pytest.mark.parametrize("size", [10, 40, 10_000])

@@ -150,6 +150,23 @@ def test_what_has_no_standard_errors_says_so() -> None:
         line.summary(X[:4], y[:4])
 
 
+def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
+    """A row that alone has a column, and rows of no group."""
+    rng = np.random.default_rng(0)
+    X, y = np.column_stack([rng.normal(size=30), np.arange(30) == 7]), rng.normal(size=30)
+    model = LinearRegression().fit(X, y)
+    for kind in ("HC2", "HC3"):
+        with pytest.raises(InvalidDataError, match="One row alone determines a coefficient"):
+            model.summary(X, y, cov_type=kind)
+    assert np.isfinite(model.summary(X, y, cov_type="HC1").bse).all()
+    groups = np.where(np.arange(30) == 3, np.nan, np.arange(30) // 5)
+    with pytest.raises(InvalidDataError, match="groups gives missing labels"):
+        model.summary(X, y, cov_type="cluster", groups=groups)
+    named = np.where(np.arange(30) == 3, None, "a")
+    with pytest.raises(InvalidDataError, match="groups gives labels of several types"):
+        model.summary(X, y, cov_type="cluster", groups=named)
+
+
 def test_a_fit_that_is_not_finished_is_warned_of() -> None:
     X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
     line = LinearRegression().fit(X, y)

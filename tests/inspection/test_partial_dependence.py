@@ -166,6 +166,18 @@ def test_a_display_draws_it() -> None:
     assert_array_equal(display.lines_[0, 0].get_ydata(), found.average[0])
 
 
+def test_scikit_learns_decision_boundaries_take_two_rows() -> None:
+    """The ends of both columns are all that it reads of the rows."""
+    pytest.importorskip("matplotlib").use("agg")
+    rows = np.random.default_rng(5).normal(size=(300, 2))
+    model = LogisticRegression().fit(rows, rows[:, 0] > rows[:, 1])
+    lazy = da.from_array(rows, chunks=(100, 2))
+    ends = da.stack([lazy.min(axis=0), lazy.max(axis=0)]).compute()
+    draw = sklearn.inspection.DecisionBoundaryDisplay.from_estimator
+    options: dict[str, Any] = {"grid_resolution": 5, "response_method": "decision_function"}
+    assert_allclose(draw(model, ends, **options).response, draw(model, rows, **options).response)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

@@ -24,6 +24,7 @@ from daskml_dist.ensemble import (
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inspection import shap_values
 from daskml_dist.linear_model import LogisticRegression, Ridge
+from daskml_dist.models import tree_shap
 from daskml_dist.models.tree_shap import ExplainedTrees
 from daskml_dist.models.trees import number_categories
 from daskml_dist.naive_bayes import GaussianNB
@@ -185,6 +186,30 @@ def test_rows_around_the_width(dtype: str) -> None:
     assert_allclose(total, raw_of(model, rows), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("n_background", [1, 63, 64, 65, 128, 130])
+def test_backgrounds_around_words_of_bits(n_background: int) -> None:
+    """Values of several background rows are the means of those of each."""
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(200, 9))
+    model = RandomForestRegressor(2, max_depth=7, random_state=0).fit(rows, rows.sum(axis=1))
+    background = rng.normal(size=(n_background, 9))
+    found = shap_values(model, rows[:20], background=background).values
+    alone = [shap_values(model, rows[:20], background=one[None]).values for one in background]
+    assert_allclose(found, np.mean(alone, axis=0), rtol=0, atol=1e-12)
+
+
+def test_pieces_of_rows_and_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in several pieces, and tables that are too large to be kept: the same values."""
+    model = MODELS["forest of three classes"]()
+    kinds = ({}, {"background": X[:9]})
+    expected = [shap_values(model, X, **kind).values for kind in kinds]
+    for name in ("_PATH_ROWS_AT_ONCE", "_INTERVENTIONAL_ROWS_AT_ONCE"):
+        monkeypatch.setattr(tree_shap, name, 37)
+    monkeypatch.setattr(tree_shap, "_MAX_TABLE_BYTES", 2000)
+    for kind, values in zip(kinds, expected, strict=True):
+        assert_allclose(shap_values(model, X, **kind).values, values, rtol=0, atol=1e-12)
+
+
 def test_linear_models() -> None:
     whole, y = np.nan_to_num(X), SUM
     model = Ridge().fit(whole, y)
@@ -243,6 +268,11 @@ def test_what_cannot_be_is_refused() -> None:
     model = MODELS["boosting"]()
     with pytest.raises(InvalidParameterError, match="a few hundred rows"):
         shap_values(model, X, background=np.zeros((10_001, D)))
+    chain = np.tril(np.ones((80, 80)))
+    deep = DecisionTreeRegressor().fit(chain, np.arange(80.0) % 7 + np.arange(80))
+    if ExplainedTrees.of(deep._raw_prediction()).edges.n_features.max() > 64:
+        with pytest.raises(InvalidParameterError, match="take 64 at most"):
+            shap_values(deep, chain, background=chain)
     classes = MODELS["boosting of three classes"]()
     with pytest.raises(InvalidParameterError, match="as_frame=True is of one output"):
         shap_values(classes, X, as_frame=True)

@@ -22,7 +22,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
+from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
 from daskml_dist.inference import Predictor
+from daskml_dist.inspection import shap_values
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
 from tests.serving.stand_ins import Metrics, Models, ask, asked, tensor
@@ -73,6 +75,51 @@ def test_outputs_by_name(app, model, rows):
     assert [labels["name"], labels["datatype"]] == ["predict", "BYTES"]
     assert labels["data"] == model.predict(rows).tolist()
     assert scores["data"] == model.decision_function(rows).tolist()
+
+
+@pytest.mark.parametrize("kind", ["boosting", "forest"])
+def test_contributions_beside_predictions(rows, kind):
+    """Of a column for each feature and the base value, that add up to the raw prediction."""
+    labels = np.digitize(rows[:, 0], [-0.5, 0.5])
+    if kind == "boosting":
+        model = HistGradientBoostingClassifier(max_iter=3).fit(rows, labels)
+    else:
+        model = RandomForestRegressor(3, random_state=0).fit(rows, labels)
+    app = App(Models(m=model), Metrics())
+    found = shap_values(model, rows)
+    base = np.broadcast_to(found.base_values, found.values[:, :1].shape)
+    truth = np.concatenate([found.values, base], axis=1)
+    reply = ask(app, INFER, body(rows, parameters={"contributions": True}))
+    first, second = reply.json["outputs"]
+    assert first["name"] == ("predict_proba" if kind == "boosting" else "predict")
+    assert second["name"] == "contributions"
+    assert second["shape"] == list(truth.shape)
+    np.testing.assert_array_equal(np.reshape(second["data"], truth.shape), truth)
+    # By name, alone, and as raw bytes; a row has the same bits as among others.
+    sent = {"outputs": [{"name": "predict"}], "parameters": {"contributions": True}}
+    assert [one["name"] for one in ask(app, INFER, body(rows[:1], **sent)).json["outputs"]] == [
+        "predict",
+        "contributions",
+    ]
+    reply = ask(app, INFER, body(rows[:1], outputs=[{"name": "contributions"}]))
+    (alone,) = reply.json["outputs"]
+    np.testing.assert_array_equal(np.reshape(alone["data"], truth[:1].shape), truth[:1])
+    sent["parameters"]["binary_data_output"] = True
+    reply = ask(app, INFER, body(rows, **sent))
+    raw = np.frombuffer(reply.body[-truth.nbytes :]).reshape(truth.shape)
+    np.testing.assert_array_equal(raw, truth)
+    names = [one["name"] for one in ask(app, "/v2/models/m").json["outputs"]]
+    assert "contributions" in names
+
+
+def test_models_without_contributions_say_so(app, rows):
+    for sent in ({"parameters": {"contributions": True}}, {"outputs": [{"name": "contributions"}]}):
+        reply = ask(app, INFER, body(rows, **sent))
+        assert reply.status == 422
+        assert "has no contributions" in reply.json["error"]
+    assert ask(app, INFER, body(rows, parameters={"contributions": False})).status == 200
+    names = [one["name"] for one in ask(app, "/v2/models/m").json["outputs"]]
+    assert "contributions" not in names
 
 
 def test_labels_that_are_numbers(rows):

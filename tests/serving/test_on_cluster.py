@@ -22,6 +22,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
+from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving import Metrics, Models, publish, serve
@@ -77,7 +78,8 @@ def of_columns() -> Any:
 
 
 def test_answers_are_those_of_the_process(client: Client) -> None:
-    models = Models({"m": fitted(), "frames": of_columns()})
+    trees = HistGradientBoostingClassifier(max_iter=3).fit(X, X[:, 0] > 0)
+    models = Models({"m": fitted(), "frames": of_columns(), "trees": trees})
     columns = {
         "inputs": [tensor(FRAME["size"].to_numpy(), name="size"),
                    tensor(FRAME["kind"].to_numpy(), "BYTES", name="kind")],
@@ -87,6 +89,7 @@ def test_answers_are_those_of_the_process(client: Client) -> None:
         (INFER, body(X.astype(np.float32))),
         (INFER, body(X, outputs=[{"name": "predict"}, {"name": "decision_function"}])),
         ("/v2/models/frames/infer", columns),
+        ("/v2/models/trees/infer", body(X, parameters={"contributions": True})),
     ]
     here = App(models, Metrics())
     with reached(client.scheduler.address, models) as (there, metrics):

@@ -18,9 +18,9 @@ from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol import binary_tensors
 from daskml_dist.serving.protocol.requests import (
     Answer,
-    BinaryParameters,
     Output,
     Question,
+    RequestParameters,
     decode_request,
     find_datatype,
     list_values,
@@ -49,7 +49,7 @@ class _Request(msgspec.Struct):
     inputs: list[_Numbers]
     id: str | None = None
     outputs: list[Output] | None = None
-    parameters: BinaryParameters | None = None
+    parameters: RequestParameters | None = None
 
 
 class _Values(msgspec.Struct):

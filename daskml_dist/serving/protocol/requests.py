@@ -48,6 +48,8 @@ class Question(NamedTuple):
     """The client's name of the request, which the answer repeats."""
     binary: bool | frozenset[str] = False
     """Whether the outputs are wanted as raw bytes: all of them, none, or the ones named."""
+    contributions: bool = False
+    """Whether the contributions of the features are wanted too."""
 
 
 class Answer(NamedTuple):
@@ -90,6 +92,12 @@ class BinaryParameters(msgspec.Struct):
     binary_data_output: bool | None = None
 
 
+class RequestParameters(BinaryParameters):
+    """Parameters of a request."""
+
+    contributions: bool | None = None
+
+
 class Output(msgspec.Struct):
     """An output that is asked for."""
 
@@ -117,7 +125,7 @@ class Request(msgspec.Struct):
     inputs: list[Tensor]
     id: str | None = None
     outputs: list[Output] | None = None
-    parameters: BinaryParameters | None = None
+    parameters: RequestParameters | None = None
 
 
 _REQUEST_DECODER = msgspec.json.Decoder(Request)
@@ -172,14 +180,15 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
 
 
 def read_wanted_outputs(
-    identity: str | None, outputs: list[Output] | None, parameters: BinaryParameters | None
-) -> tuple[tuple[str, ...], str | None, bool | frozenset[str]]:
-    """Return the outputs asked for, the request's id, and the outputs wanted as raw bytes."""
+    identity: str | None, outputs: list[Output] | None, parameters: RequestParameters | None
+) -> tuple[tuple[str, ...], str | None, bool | frozenset[str], bool]:
+    """Return what a `Question` has behind its tensors."""
     # The request's binary_data_output is the default of all outputs; an output's own binary_data
     # goes before it.
     every = bool(parameters and parameters.binary_data_output)
+    explained = bool(parameters and parameters.contributions)
     if not outputs:
-        return (), identity, every
+        return (), identity, every, explained
     raw = [
         one.name
         for one in outputs
@@ -189,7 +198,10 @@ def read_wanted_outputs(
             else one.parameters.binary_data
         )
     ]
-    return tuple(dict.fromkeys(one.name for one in outputs)), identity, frozenset(raw)
+    names = tuple(dict.fromkeys(one.name for one in outputs))
+    if every and explained and "contributions" not in names:
+        raw.append("contributions")
+    return names, identity, frozenset(raw), explained
 
 
 def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:

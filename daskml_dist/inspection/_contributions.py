@@ -1,0 +1,61 @@
+"""Contributions of features as the answers of a predictor, for services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.row_checks import check_feature_names
+from daskml_dist.inference.predictor import Predictor
+from daskml_dist.inspection.shap_values import find_trees, make_row_explainer
+
+#: Name of the output.
+CONTRIBUTIONS = "contributions"
+
+
+def has_contributions(model: Any) -> bool:
+    """Return whether a fitted model's predictions are explained without background rows."""
+    return find_trees(model) is not None
+
+
+class ContributionPredictor:
+    """Contributions of features to predictions, with the interface of a `Predictor`.
+
+    Rows have a column for each feature, and a last one of the base value: they add up to the raw
+    prediction. Of several outputs the last axis is theirs.
+
+    Parameters
+    ----------
+    model : estimator
+        Fitted, of trees.
+    """
+
+    method = CONTRIBUTIONS
+    #: A row's values have the same bits whatever rows stand beside it.
+    rows_apart = True
+    bare = False
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        of_rows = Predictor(model)
+        self.n_features, self.names, self.needed = (
+            of_rows.n_features, of_rows.names, of_rows.needed,
+        )  # fmt: skip
+        self.dtypes, self.classes = of_rows.dtypes, of_rows.classes
+        self._explain = make_row_explainer(model, None)
+
+    @property
+    def maker(self) -> type[ContributionPredictor]:
+        """What makes an equal predictor of a worker's copy of the model."""
+        return type(self)
+
+    def __call__(self, X: Any) -> NDArray[np.float64]:
+        """Return the contributions to rows, and the base value."""
+        check_feature_names(self.model, X, reset=False)
+        values, base = self._explain(X), self._explain.base
+        last = np.broadcast_to(
+            base[0] if values.ndim == 2 else base, (len(values), *values.shape[2:])
+        )
+        return np.concatenate([values, last[:, None]], axis=1)
