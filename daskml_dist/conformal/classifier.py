@@ -235,8 +235,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         InvalidDataError
             The calibration rows are too few for `alpha`; a row is of a group that none of them has.
         """
-        empty = np.empty((0, len(getattr(self, "classes_", ()))), bool)
-        lazy = self._map_block_method("predict_set", X, alpha, empty)
+        none = np.empty((0, len(getattr(self, "classes_", ()))), bool)
+        lazy = self._map_block_method("predict_set", X, alpha, none)
         if lazy is not None:
             return lazy
         X = self._read_rows(X)
