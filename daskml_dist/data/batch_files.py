@@ -7,11 +7,12 @@ of a collection hold it, so it stays as long as a fit or a lazy prediction may r
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 
-from daskml_dist.data.eager_tables import convert_eager_table, unwrap_narwhals
+from daskml_dist.data.eager_tables import load_pandas
 from daskml_dist.data.table_frames import TableSource, make_frame
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
 #: Pieces of a batch, in their order, as errors name them.
 _PIECE_NAMES = ("X", "y", "sample_weight")
+#: Stands for the first item of a generator that has none.
+_NOTHING = object()
 
 
 class RowsFolder:
@@ -37,6 +40,8 @@ class RowsFolder:
 
     def __init__(self) -> None:
         parent = dask.config.get("temporary-directory", None)
+        if parent is not None:
+            os.makedirs(parent, exist_ok=True)  # as Dask's workers do
         # Only the user may enter the folder: what is unpickled from it must be what was written.
         self.path = tempfile.mkdtemp(prefix="daskml_dist-rows-", dir=parent)
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
@@ -49,8 +54,16 @@ class RowsFolder:
 
     def write(self, name: str, values: Any) -> None:
         """Write values to a file of a name."""
-        with (Path(self.path) / name).open("wb") as file:
-            pickle.dump(values, file, protocol=5)
+        try:
+            with (Path(self.path) / name).open("wb") as file:
+                pickle.dump(values, file, protocol=5)
+        except OSError as error:
+            raise InvalidDataError(
+                f"Rows could not be written to {self.path}: {error}. Let Dask's "
+                "temporary-directory name a folder with room for all of them, "
+                "dask.config.set({'temporary-directory': path}), or learn them as a stream, which "
+                "keeps none."
+            ) from error
 
     def read(self, name: str) -> Any:
         """Return the values of a file."""
@@ -77,10 +90,20 @@ def _reopen_folder(path: str) -> RowsFolder:
 
 
 class _FramesInFiles(TableSource):
-    """Batches that are pandas frames, one a file."""
+    """Batches that are pandas frames, one a file.
 
-    def __init__(self, folder: RowsFolder, empty: Any, row_counts: list[int]) -> None:
-        self.folder, self.empty = folder, empty
+    Parameters
+    ----------
+    folder : RowsFolder
+    empties : list of DataFrame
+        Each batch, without its rows.
+    row_counts : list of int
+    """
+
+    def __init__(self, folder: RowsFolder, empties: list[Any], row_counts: list[int]) -> None:
+        # Each batch may number its categories otherwise, or lack some of them.
+        self.categories = _join_categories(empties)
+        self.folder, self.empty = folder, empties[0].astype(self.categories)
         self.parts = list(range(len(row_counts)))
         self.row_counts = row_counts
 
@@ -90,25 +113,59 @@ class _FramesInFiles(TableSource):
 
     def read_part(self, part: Any, columns: list[str]) -> Any:
         """Return columns of a batch."""
-        return self.folder.read(f"X-{part}")[columns]
+        frame = self.folder.read(f"X-{part}")[columns]
+        dtypes = {name: self.categories[name] for name in columns if name in self.categories}
+        return frame.astype(dtypes) if dtypes else frame
 
 
-def spool_batches(batches: Iterator[Any]) -> tuple[Any, Any, Any] | None:
+def _join_categories(empties: list[Any]) -> dict[Any, Any]:
+    """Return the dtypes, with all categories, of columns whose categories differ by the batch."""
+    pandas, found = load_pandas(), {}
+    for at, name in enumerate(empties[0].columns):
+        dtypes = [frame.dtypes.iloc[at] for frame in empties]
+        if not all(isinstance(dtype, pandas.CategoricalDtype) for dtype in dtypes):
+            continue
+        known = [tuple(dtype.categories) for dtype in dtypes]
+        if len(set(known)) > 1:
+            found[name] = pandas.CategoricalDtype(list(dict.fromkeys(chain.from_iterable(known))))
+    return found
+
+
+def spool_batches(
+    batches: Iterator[Any], read_piece: Callable[[Any], Any]
+) -> tuple[Any, Any, Any] | None:
     """Return all batches of a generator as Dask collections of X, y and weights, else None.
 
     A batch is a table (whose columns may be named as y), an array or sparse matrix of rows, or a
     tuple of X, y and, where rows have them, weights. Each is written to a file as it comes, so no
     more than one is in memory at a time. None where the first item is no batch.
+
+    Parameters
+    ----------
+    batches : iterator
+    read_piece : callable
+        Returns rows of any library as a frame, an array or a sparse matrix; all else as it is.
+
+    Raises
+    ------
+    InvalidDataError, InvalidTypeError
+        There are no batches, no rows in any, or they are not alike.
     """
-    first = next(batches, None)
-    if first is None or _split_batch(first) is None:
+    first = next(batches, _NOTHING)
+    if first is _NOTHING:
+        raise InvalidTypeError(
+            f"X is a {type(batches).__name__}, which can be read once, and gives no batch: it is "
+            "empty, or was read before, as by an earlier fit. Make a new one for each fit."
+        )
+    if _split_batch(first, read_piece) is None:
         return None
     folder = RowsFolder()
-    # Of each batch in the folder: its rows, and its pieces without any.
+    # The first batch without its rows; of each batch in the folder likewise, and its rows.
+    like: list[Any] | None = None
     row_counts, empties = list[int](), list[list[Any]]()
     for number, batch in enumerate(chain([first], batches)):
-        pieces = _split_batch(batch)
-        if pieces is None or (empties and len(pieces) != len(empties[0])):
+        pieces = _split_batch(batch, read_piece)
+        if pieces is None or (like is not None and len(pieces) != len(like)):
             raise InvalidTypeError(
                 f"Batch {number} is a {type(batch).__name__}, and the first one was of another "
                 "kind. Let every batch be a table, an array of two dimensions, or a tuple (X, y)."
@@ -118,15 +175,22 @@ def spool_batches(batches: Iterator[Any]) -> tuple[Any, Any, Any] | None:
             raise InvalidDataError(
                 f"Batch {number} has pieces of several lengths: {lengths}. Give each row a target."
             )
-        if empties:
-            _check_like_first(pieces, empties[0], number)
-            # Batches without rows, as of a filter that leaves none, are left out.
-            if not lengths["X"]:
-                continue
+        if like is None:
+            like = [piece[:0] for piece in pieces]
+        else:
+            _check_like_first(pieces, like, number)
+        # A batch without rows, as of a filter that leaves none, may have any dtype: it is left out.
+        if not lengths["X"]:
+            continue
         for name, piece in zip(_PIECE_NAMES, pieces, strict=False):
-            folder.write(f"{name}-{len(empties)}", piece)
+            folder.write(f"{name}-{len(row_counts)}", piece)
         empties.append([piece[:0] for piece in pieces])
         row_counts.append(lengths["X"])
+    if not row_counts:
+        raise InvalidDataError(
+            "The batches of X hold 0 sample(s), while a minimum of 1 is required. Look at the "
+            "filter that they come from."
+        )
     found = [
         _join_pieces(folder, name, [one[at] for one in empties], row_counts)
         for at, name in enumerate(_PIECE_NAMES[: len(empties[0])])
@@ -135,27 +199,27 @@ def spool_batches(batches: Iterator[Any]) -> tuple[Any, Any, Any] | None:
     return X, y, sample_weight
 
 
-def _split_batch(batch: Any) -> list[Any] | None:
+def _split_batch(batch: Any, read_piece: Callable[[Any], Any]) -> list[Any] | None:
     """Return the X of a batch, and y and weights where it has them; None if it is no batch."""
     # Loaders of torch make lists of tuples.
     several = isinstance(batch, tuple) or (
         isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
     )
     pieces = list(batch) if several else [batch]
+    while pieces and pieces[-1] is None:  # (X, y, None), where there are no weights
+        pieces.pop()
     if not 1 <= len(pieces) <= len(_PIECE_NAMES):
         return None
-    X, *beside = [_convert_piece(piece) for piece in pieces]
+    X, *beside = [_read_rows(piece, read_piece) for piece in pieces]
     # One-dimensional items are single rows or numbers, of which millions may come.
     if getattr(X, "ndim", 0) < 2 or any(getattr(one, "ndim", 0) < 1 for one in beside):
         return None
-    return [X, *(np.asarray(one) for one in beside)]
+    return [X, *(_read_column(one) for one in beside)]
 
 
-def _convert_piece(piece: Any) -> Any:
+def _read_rows(piece: Any, read_piece: Callable[[Any], Any]) -> Any:
     """Return a piece of a batch as a frame, a CSR matrix or an array; all else as it is."""
-    piece = unwrap_narwhals(piece)
-    if (table := convert_eager_table(piece)) is not None:
-        return table
+    piece = read_piece(piece)
     if hasattr(piece, "tocsr"):
         return piece.tocsr()
     if hasattr(piece, "iloc") or not (hasattr(piece, "__array__") or isinstance(piece, list)):
@@ -164,6 +228,14 @@ def _convert_piece(piece: Any) -> Any:
         return np.asarray(piece)  # lists of rows, and tensors in memory of the host
     except ValueError:  # rows of several lengths
         return piece
+
+
+def _read_column(values: Any) -> Any:
+    """Return targets or weights as an array; missing values of nullable numbers are NaN."""
+    dtype = getattr(values, "dtype", None)
+    if hasattr(values, "iloc") and getattr(dtype, "kind", "O") in "iuf" and values.hasnans:
+        return values.to_numpy(dtype="float64", na_value=np.nan)
+    return np.asarray(values)
 
 
 def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> None:
@@ -180,7 +252,7 @@ def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> Non
 def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: list[int]) -> Any:
     """Return the X, y or weights of all batches as one Dask collection, whose tasks read files."""
     if hasattr(empties[0], "columns"):
-        return make_frame(_FramesInFiles(folder, empties[0], row_counts))
+        return make_frame(_FramesInFiles(folder, empties, row_counts))
     dtype = _find_common_dtype([one.dtype for one in empties], name)
     # All batches have one dtype as they are read, whatever each was written as.
     read = delayed(_ArrayRead(folder, name, dtype), pure=False)
@@ -195,7 +267,10 @@ def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: 
 def _find_common_dtype(dtypes: list[Any], name: str) -> Any:
     """Return the dtype that all batches have, or can be read as."""
     kinds = {dtype.kind for dtype in dtypes}
-    if len(kinds) > 1 and not kinds <= set("iuf"):
+    if kinds <= set("OU") and len(kinds) > 1:
+        return np.dtype(object)  # texts either way
+    # True and 1 may be two labels, but one feature or weight.
+    if len(kinds) > 1 and not kinds <= set("iuf" if name == "y" else "biuf"):
         raise InvalidDataError(
             f"The batches of {name} have several dtypes: {sorted(set(map(str, dtypes)))}. Give "
             "every batch the same one."

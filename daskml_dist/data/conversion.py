@@ -9,12 +9,12 @@ module of their type: none is a dependency, and nothing is imported that the use
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number, Real
 from typing import Any, TypeAlias
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
@@ -27,7 +27,7 @@ from daskml_dist.data.eager_tables import convert_eager_table, find_package, unw
 from daskml_dist.data.eager_tables import load_pandas as load_pandas  # for many modules
 from daskml_dist.data.gridded_data import flatten_dataset, stack_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.paths import open_path
+from daskml_dist.data.paths import are_paths, open_path
 from daskml_dist.data.table_scans import convert_lazy_table
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -73,14 +73,17 @@ class _NamedColumns(da.Array):
 def convert_foreign(*values: Any) -> Any:
     """Convert containers of other libraries to those that the package reads.
 
-    The first value is rows: of it a text is the path of files, and a generator gives batches, each
-    of rows or a tuple of rows and targets, which then take the place of a second value of None.
+    The first value is rows: of it a text is the path of files, as each text of a list of paths is,
+    and a generator gives batches, each of rows or a tuple of rows and targets, which then take the
+    place of a second value of None.
     """
     X, *beside = values
-    if isinstance(X, str | os.PathLike):
+    if are_paths(X):
         X = open_path(X)
     elif isinstance(X, Iterator):
         X, *beside = convert_batches(X, *beside)
+    if beside and _find_kind(X) == ("xarray", "Dataset"):
+        X, *beside = _join_to_grid(X, beside)
     converted = tuple(map(_convert_container, (X, *beside)))
     return converted[0] if len(converted) == 1 else converted
 
@@ -91,7 +94,7 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
     `beside` are y and sample_weight, as far as the caller takes them: what batches hold of them
     takes the place of None.
     """
-    if not isinstance(X, Iterator) or (found := spool_batches(X)) is None:
+    if not isinstance(X, Iterator) or (found := spool_batches(X, _read_piece)) is None:
         return (X, *beside)
     X, *held = found
     given = list(beside)
@@ -108,6 +111,18 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
     return (X, *given)
 
 
+def _find_kind(value: Any) -> tuple[str, str]:
+    """Return the package and the class of an object."""
+    return find_package(value), type(value).__name__
+
+
+def _read_piece(piece: Any) -> Any:
+    """Return rows or targets of a batch in host memory, of any library that is read elsewhere."""
+    if is_dask(piece := _convert_container(piece)):
+        (piece,) = dask.compute(piece)
+    return copy_to_host(piece)
+
+
 def _convert_container(value: Any) -> Any:
     """Return one container as the package reads it; all else as it is."""
     # By far the most frequent kind, of which nothing has to be found out.
@@ -119,7 +134,7 @@ def _convert_container(value: Any) -> Any:
         meta = _convert_pydata_sparse(value._meta)
         return da.map_blocks(_convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
     value = unwrap_narwhals(value)
-    package, kind = find_package(value), type(value).__name__
+    package, kind = _find_kind(value)
     if package == "sparse":
         return _convert_pydata_sparse(value)
     if package == "xarray" and kind == "DataArray":
@@ -133,27 +148,40 @@ def _convert_container(value: Any) -> Any:
             return table
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
-    return _copy_other_gpu_to_host(value)
+    return _copy_by_library(value)
 
 
-def _other_gpu_library(value: Any) -> str:
-    """Return the library of an array or frame on a GPU that is not CuPy's; empty for all else."""
+def _find_copied_library(value: Any) -> str:
+    """Return the library of an object that neither NumPy nor CuPy reads, or an empty text."""
     package = type(value).__module__.partition(".")[0]
     if package == "torch":
         where = getattr(getattr(value, "device", None), "type", "cpu")
-        return package if where != "cpu" else ""
+        # Of tensors in host memory NumPy refuses those with gradients, and a dtype that it lacks.
+        is_plain = where == "cpu" and not getattr(value, "requires_grad", False)
+        return "" if is_plain and str(getattr(value, "dtype", "")) != _BFLOAT16 else package
     return package if package in _HOST_COPIES else ""
 
 
-def _copy_other_gpu_to_host(value: Any) -> Any:
-    """Copy a tensor of torch, a frame or column of cuDF, or an array of numba from its GPU."""
-    package = _other_gpu_library(value)
+def _copy_by_library(value: Any) -> Any:
+    """Copy a tensor of torch, a frame of cuDF, or an array of numba to NumPy or pandas."""
+    package = _find_copied_library(value)
     return _HOST_COPIES[package](value) if package else value
 
 
-#: How rows on a GPU are brought to the host, by the package that they are of.
+#: A dtype of torch that NumPy has not.
+_BFLOAT16 = "torch.bfloat16"
+
+
+def _copy_tensor(tensor: Any) -> Any:
+    """Return the values of a tensor of torch as an array of NumPy."""
+    tensor = tensor.detach().cpu()
+    is_short = str(getattr(tensor, "dtype", "")) == _BFLOAT16
+    return (tensor.float() if is_short else tensor).numpy()
+
+
+#: How rows are brought to host memory, by the package that they are of.
 _HOST_COPIES: dict[str, Callable[[Any], Any]] = {
-    "torch": lambda tensor: tensor.detach().cpu().numpy(),
+    "torch": _copy_tensor,
     "cudf": lambda frame: frame.to_pandas() if hasattr(frame, "to_pandas") else frame,
     "numba": lambda array: array.copy_to_host() if hasattr(array, "copy_to_host") else array,
 }
@@ -250,6 +278,23 @@ def _convert_dataset(dataset: Any) -> Any:
     # Columns of one array have one dtype; words beside numbers need a frame.
     frames = [dd.from_dask_array(column, columns=name) for name, column in columns.items()]
     return dd.concat(frames, axis=1)
+
+
+def _join_to_grid(dataset: Any, beside: list[Any]) -> list[Any]:
+    """Return the rows of an xarray.Dataset, and beside them what lies on its grid, row by row."""
+    on_grid = {
+        f"_beside_{at}": one
+        for at, one in enumerate(beside)
+        if _find_kind(one) == ("xarray", "DataArray") and set(one.dims) <= set(dataset.dims)
+    }
+    if not on_grid:
+        return [dataset, *beside]
+    joined = _convert_dataset(dataset.assign(on_grid))
+    found = [
+        take_columns(joined, name) if (name := f"_beside_{at}") in on_grid else one
+        for at, one in enumerate(beside)
+    ]
+    return [take_columns(joined, list(dataset.data_vars)), *found]
 
 
 def _stack_variables(columns: dict[str, da.Array]) -> _NamedColumns:
@@ -409,7 +454,7 @@ def as_column(
 
 def find_device(values: Any) -> str:
     """Return where an array's memory is: "gpu" of arrays and matrices of CuPy, else "cpu"."""
-    if _other_gpu_library(values):
+    if _find_copied_library(values):
         return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
     # A sparse matrix of CuPy has no such interface itself, but its array of values has.
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
@@ -420,7 +465,7 @@ def copy_to_host(values: Any) -> Any:
     """Copy rows on a GPU to the host, make an array of pydata/sparse SciPy's; keep all else."""
     if find_device(values) == "gpu":
         return values.get()
-    return _convert_pydata_sparse(_copy_other_gpu_to_host(values))
+    return _convert_pydata_sparse(_copy_by_library(values))
 
 
 def convert_to_host(*values: Any) -> Any:

@@ -3,7 +3,8 @@
 Polars, Arrow, and whatever narwhals reads or exports Arrow's stream of batches. None of them is a
 dependency: a table is known by the module of its type, and its library is loaded already, for the
 user has made the table with it. Columns of numbers keep their dtype and bits; decimals become
-float64, and words are plain Python texts, whatever dictionary or category held them.
+float64, whole numbers with missing ones too unless these are too large for it, and words are plain
+Python texts, whatever dictionary or category held them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError
 
+#: Whole numbers up to which float64 has all of them.
+_MAX_EXACT = 2**53
 #: Types of plain numbers, as Arrow writes them, and as NumPy does.
 ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
     name: name
@@ -102,19 +105,40 @@ def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray
 def _convert_polars_frame(frame: Any) -> Any:
     """Return a Polars frame as pandas': Polars' own conversion would need pyarrow."""
     pandas = load_pandas()
-    columns = {name: _extract_polars_column(frame.get_column(name)) for name in frame.columns}
+    columns = {
+        name: _extract_polars_column(frame.get_column(name), keeps_integers=True)
+        for name in frame.columns
+    }
     return pandas.DataFrame(columns, index=pandas.RangeIndex(frame.height))
 
 
-def _extract_polars_column(series: Any) -> NDArray[Any]:
-    """Return the values of a Polars column; whole numbers with missing ones are float64 and NaN."""
-    # Decimals would become objects, of which no sum is a float.
-    if series.dtype.is_decimal():
+def _extract_polars_column(series: Any, keeps_integers: bool = False) -> Any:
+    """Return the values of a Polars column; whole numbers with missing ones are float64 and NaN.
+
+    With `keeps_integers` those that float64 has not are nullable numbers of pandas.
+    """
+    # Decimals would become objects, of which no sum is a float; NumPy has no numbers of 128 bits.
+    if series.dtype.is_decimal() or str(series.dtype) in ("Int128", "UInt128"):
         import polars
 
         series = series.cast(polars.Float64)
+    if keeps_integers and series.dtype.is_integer() and series.null_count():
+        filled = series.fill_null(0).to_numpy()
+        if _are_beyond_floats(filled.min(), filled.max()):
+            return load_pandas().arrays.IntegerArray(filled.copy(), series.is_null().to_numpy())
     values: NDArray[Any] = series.to_numpy()
-    return values
+    if values.ndim == 1 and values.dtype.names is None:
+        return values
+    # Arrays of one length, and structs: a cell is one object, as a list is.
+    cells = np.empty(len(values), dtype=object)
+    for row, cell in enumerate(series.to_list()):
+        cells[row] = cell
+    return cells
+
+
+def _are_beyond_floats(least: Any, most: Any) -> bool:
+    """Return whether whole numbers of a range are too large for float64."""
+    return int(least) < -_MAX_EXACT or int(most) > _MAX_EXACT
 
 
 # --- Arrow -----------------------------------------------------------------------------------
@@ -139,7 +163,30 @@ def convert_arrow_table(table: Any) -> Any:
     table = pyarrow.table(table) if hasattr(table, "__arrow_c_stream__") else table
     fields = [field.with_type(_find_plain_type(field.type)) for field in table.schema]
     plain = pyarrow.schema(fields, metadata=table.schema.metadata)
-    return (table if plain.equals(table.schema) else table.cast(plain)).to_pandas()
+    table = table if plain.equals(table.schema) else table.cast(plain)
+    frame = table.to_pandas()
+    for name, column in _find_large_columns(table):
+        if name in frame.columns:
+            frame[name] = column
+    return frame
+
+
+def _find_large_columns(table: Any) -> list[tuple[str, Any]]:
+    """Return the columns of whole numbers with missing ones that float64 has not, as nullable."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    found = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        known = len(column) - column.null_count
+        if not (pyarrow.types.is_integer(field.type) and column.null_count and known):
+            continue
+        ends = pc.min_max(column).as_py()
+        if _are_beyond_floats(ends["min"], ends["max"]):
+            filled = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).copy()
+            mask = pc.is_null(column).to_numpy(zero_copy_only=False).copy()
+            found.append((field.name, load_pandas().arrays.IntegerArray(filled, mask)))
+    return found
 
 
 def _find_plain_type(type_: Any) -> Any:
@@ -149,7 +196,7 @@ def _find_plain_type(type_: Any) -> Any:
     if pyarrow.types.is_decimal(type_):
         return pyarrow.float64()
     # Each batch may have a dictionary of its own, so codes of two batches cannot be compared.
-    return type_.value_type if pyarrow.types.is_dictionary(type_) else type_
+    return _find_plain_type(type_.value_type) if pyarrow.types.is_dictionary(type_) else type_
 
 
 # --- narwhals --------------------------------------------------------------------------------

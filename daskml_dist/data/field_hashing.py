@@ -174,7 +174,9 @@ def _find_kind(column: Any, name: Any) -> str:
         said = load_pandas().api.types.infer_dtype(column, skipna=True)
         if (kind := _OBJECT_KINDS.get(said)) is not None:
             return kind
-        raise _make_mixed_error(name, said)
+        if said.startswith("mixed"):
+            raise _make_mixed_error(name, said)
+        dtype = f"{dtype}, values of {said}"
     raise InvalidTypeError(
         f"Column {name!r} of dtype {dtype} can be no ids. Make texts of it, "
         f"{_REMEDIES['text'].format(name=name)}, or leave it out of X."
@@ -229,11 +231,12 @@ def _open_bags(column: Any) -> _Bags:
         return _Bags(column)
     lengths = np.zeros(len(cells), np.int64)
     lengths[~are_missing] = np.fromiter(map(len, known), np.int64, len(known))
-    if kinds == {np.ndarray}:  # of Parquet's lists: numbers stay such
-        flat = np.concatenate(list(known))
+    # Of Parquet's lists: numbers stay such. Empty ones are of no kind, whatever their dtype.
+    if kinds == {np.ndarray} and lengths.any():
+        flat = np.concatenate([cell for cell in known if len(cell)])
     else:
-        flat = np.empty(int(lengths.sum()), dtype=object)
-        flat[:] = list(chain.from_iterable(known))
+        # Cell by cell: NumPy would look into ids that are lists themselves.
+        flat = np.fromiter(chain.from_iterable(known), dtype=object, count=int(lengths.sum()))
     is_plain = flat.dtype.kind in "biuf"
     return _Bags(
         flat if is_plain else load_pandas().Series(flat, dtype=object), lengths, are_missing
@@ -343,7 +346,7 @@ class BlockHasher:
                     f"Column {name!r} holds dates, and hashing='vowpal' hashes texts. Write them "
                     f"as you do for Vowpal Wabbit: X[{name!r}].dt.strftime('%Y-%m-%d')."
                 )
-            return _extract_dates(column)
+            return _extract_dates(column, name)
         numbers, are_missing = _extract_integers(column, name)
         if self.hashing == "vowpal":
             distinct, places = np.unique(numbers, return_inverse=True)
@@ -424,13 +427,19 @@ def _check_no_written_lists(name: Any, texts: Any) -> None:
         )
 
 
-def _extract_dates(column: Any) -> tuple[Words, NDArray[np.bool_]]:
+def _extract_dates(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_]]:
     """Return dates as nanoseconds since 1970, and which are missing."""
-    if column.dtype == np.dtype(object) or hasattr(column.dtype, "categories"):
-        column = load_pandas().to_datetime(load_pandas().Series(column).astype(object))
-    elif isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray):
         column = load_pandas().Series(column)
-    times = column.to_numpy(dtype="datetime64[ns]", na_value=np.datetime64("NaT", "ns"))
+    try:
+        if column.dtype == np.dtype(object) or hasattr(column.dtype, "categories"):
+            column = load_pandas().to_datetime(column.astype(object))
+        times = column.to_numpy(dtype="datetime64[ns]", na_value=np.datetime64("NaT", "ns"))
+    except ValueError as error:  # out of the range of nanoseconds
+        raise InvalidDataError(
+            f"Column {name!r} holds dates that 64 bits of nanoseconds have not: {error}. Make "
+            f"texts of them: {_REMEDIES['text'].format(name=name)}."
+        ) from error
     return times.view(np.uint64), np.isnat(times)
 
 

@@ -1,8 +1,8 @@
 """Datasets of xarray as rows: a row for each cell of the grid, a column for each variable.
 
-Cells come in C order of the dimensions, so a prediction has the grid's shape again by
-``reshape``. A variable that lacks some dimensions (an altitude beside a series in time) is repeated
-along them.
+Cells come in C order of the dimensions of the first variable that has most, as it lies in memory or
+on disk, so a prediction has that variable's shape again by ``reshape``. A variable that lacks some
+dimensions (an altitude beside a series in time) is repeated along them.
 """
 
 from __future__ import annotations

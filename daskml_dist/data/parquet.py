@@ -23,7 +23,11 @@ from numpy.typing import NDArray
 from daskml_dist.dask_internals.parquet_reads import is_parquet_read, is_plain_read, parse_piece
 from daskml_dist.dask_internals.task_graphs import Alias, Task, TaskRef
 from daskml_dist.data.conversion import choose_float_dtype
-from daskml_dist.data.eager_tables import ARROW_DTYPES, extract_plain_columns
+from daskml_dist.data.eager_tables import (
+    ARROW_DTYPES,
+    convert_eager_table,
+    extract_plain_columns,
+)
 from daskml_dist.data.table_frames import TableRead
 
 #: Rows decoded together: a few megabytes of columns.
@@ -49,13 +53,11 @@ class ColumnRead:
 
     def __call__(self, part: Any) -> list[Any]:
         """Return an array for each wanted item, or parts of a frame if not numbers."""
-        is_table = isinstance(self.read, TableRead)
-        if is_table or is_plain_read(self.read, self._names):
-            found = self._table_arrays(part) if is_table else self._arrays(part)
-            if found is not None:
-                return found
-        names = list(dict.fromkeys(self._names))
-        frame = self.read(part, names) if is_table else self.read(part)
+        if isinstance(self.read, TableRead):
+            return self._read_table(part)
+        if is_plain_read(self.read, self._names) and (found := self._arrays(part)) is not None:
+            return found
+        frame = self.read(part)
         return [frame[one if isinstance(one, str) else list(one)] for one in self.wanted]
 
     @property
@@ -63,19 +65,20 @@ class ColumnRead:
         """Return the names of all columns to read."""
         return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
 
-    def _table_arrays(self, part: Any) -> list[NDArray[Any]] | None:
-        """Return an array for each wanted item; None where one is none of plain numbers."""
-        columns = self.read.read_arrays(part, list(dict.fromkeys(self._names)))
-        if columns is None:
-            return None
-        n_rows = len(next(iter(columns.values())))
-        dtypes = {name: column.dtype for name, column in columns.items()}
-        filled = _ArrayFiller(self.wanted, dtypes, n_rows)
-        # A few rows at a time, so that a column is in the cache when it is written across.
-        for first in range(0, n_rows, _ROWS_PER_BATCH):
-            rows = slice(first, first + _ROWS_PER_BATCH)
-            filled.add({name: column[rows] for name, column in columns.items()})
-        return filled.arrays
+    def _read_table(self, part: Any) -> list[Any]:
+        """Return an array for each wanted item of a table, or a part of a frame if not numbers."""
+        table = self.read.source.read_part(part, list(dict.fromkeys(self._names)))
+        made: list[Any] = []
+        for one in self.wanted:
+            names = [one] if isinstance(one, str) else list(one)
+            # Labels may be words beside rows of numbers, which then need no frame.
+            columns = None if hasattr(table, "iloc") else extract_plain_columns(table, names)
+            if columns is not None:
+                made.append(_fill_array(one, columns))
+                continue
+            frame = table if hasattr(table, "iloc") else convert_eager_table(table.select(names))
+            made.append(frame[one if isinstance(one, str) else names])
+        return made
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
         """Return an array for each wanted item; None where Dask must read the partition."""
@@ -110,6 +113,19 @@ class ColumnRead:
                 if not filled.add(columns):
                     return None
         return filled.arrays if filled.n_rows == n_rows else None
+
+
+def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return whole columns as one array of rows, or a single one as it is."""
+    if isinstance(wanted, str):
+        return columns[wanted]
+    n_rows = len(columns[wanted[0]])
+    filled = _ArrayFiller((wanted,), {name: one.dtype for name, one in columns.items()}, n_rows)
+    # A few rows at a time, so that a column is in the cache when it is written across.
+    for first in range(0, n_rows, _ROWS_PER_BATCH):
+        rows = slice(first, first + _ROWS_PER_BATCH)
+        filled.add({name: column[rows] for name, column in columns.items()})
+    return filled.arrays[0]
 
 
 class _ArrayFiller:

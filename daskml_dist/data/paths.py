@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from daskml_dist.data.eager_tables import load_pandas
 from daskml_dist.data.table_scans import convert_lazy_table
@@ -19,6 +20,23 @@ from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeErr
 _COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip"})
 #: Files that are looked at to find out what a folder holds.
 _MAX_LISTED_FILES = 1000
+#: Bytes of a block of text that is cut at ends of lines.
+_TEXT_BLOCK_BYTES = 1 << 25
+
+#: A path, or the paths of files of one kind.
+Paths = str | list[str]
+
+
+def are_paths(X: Any) -> bool:
+    """Return whether X is a text or path, or a list of paths of files that are read."""
+    if isinstance(X, str | os.PathLike):
+        return True
+    # Texts of documents are told by the first one, which is no path.
+    return (
+        isinstance(X, list | tuple)
+        and bool(X)
+        and all(isinstance(one, str | os.PathLike) and _names_files(one) for one in X)
+    )
 
 
 def open_path(path: Any) -> Any:
@@ -26,8 +44,8 @@ def open_path(path: Any) -> Any:
 
     Parameters
     ----------
-    path : str or os.PathLike
-        Of a file, a folder, or a pattern of files.
+    path : str or os.PathLike, or list of these
+        Of a file, a folder, or a pattern of files; of a list, all of one kind.
 
     Returns
     -------
@@ -38,20 +56,33 @@ def open_path(path: Any) -> Any:
     InvalidDataError
         There are no such files, or they cannot be read.
     """
-    name = os.fspath(path)
-    ending = _find_ending(name)
+    several = isinstance(path, list | tuple)
+    names = [os.fsdecode(one) for one in (path if several else [path])]
+    endings = {_find_ending(name) for name in names}
+    if len(endings) > 1:
+        raise InvalidDataError(
+            f"X names files of several kinds: {', '.join(sorted(endings))}. Pass those of one kind."
+        )
+    (ending,) = endings
     if ending not in _READERS:
         return path
+    given: Paths = names if several else names[0]
     try:
-        return _READERS[ending](name)
+        return _READERS[ending](given)
     except DaskMLDistError:
         raise
-    except (OSError, ImportError, ValueError) as error:
+    # Whatever the reader, its file system or the store raises.
+    except Exception as error:
         raise InvalidDataError(
-            f"X={name!r} could not be read: {error!r}. Check the path and its pattern; a store "
+            f"X={given!r} could not be read: {error!r}. Check the path and its pattern; a store "
             "such as s3:// needs fsspec's package for it (s3fs, gcsfs, adlfs), and its options "
             f"go to {_OWN_READERS.get(ending, 'the reader itself')}, whose result is passed as X."
         ) from error
+
+
+def _names_files(path: Any) -> bool:
+    """Return whether a text ends as files do that are read."""
+    return _get_ending(os.fsdecode(path)) in _READERS
 
 
 def _find_ending(name: str) -> str:
@@ -69,7 +100,7 @@ def _find_ending(name: str) -> str:
         if not files.isdir(root):
             return ending
         listed = files.find(root)[:_MAX_LISTED_FILES]
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # of any store
         raise InvalidDataError(
             f"X={name!r} could not be read: {error!r}. Check the path; a store such as s3:// needs "
             "fsspec's package for it (s3fs, gcsfs, adlfs)."
@@ -80,6 +111,8 @@ def _find_ending(name: str) -> str:
 
 def _get_ending(name: str) -> str:
     """Return the ending of a path in lower case, without that of a compression."""
+    if name.startswith(("http://", "https://")):
+        name = urlsplit(name).path  # without a query, whose ? is no pattern
     endings = [one.lower() for one in PurePosixPath(name.rstrip("/")).suffixes]
     if endings and endings[-1] in _COMPRESSED:
         endings.pop()
@@ -96,7 +129,7 @@ def make_unread_error(path: Any, name: str) -> InvalidTypeError:
     """Return the error of an argument that is a text, and no path of a kind that is read."""
     path = os.fspath(path)
     told = _REMEDIES.get(
-        _get_ending(path),
+        _get_ending(os.fsdecode(path)),
         f"Read the files first, and pass what the reader returns, such as {name} = "
         f"dask.dataframe.read_parquet({path!r}).",
     )
@@ -109,52 +142,92 @@ def make_unread_error(path: Any, name: str) -> InvalidTypeError:
 # --- readers ---------------------------------------------------------------------------------
 
 
-def _read_parquet(name: str) -> Any:
+def _read_parquet(names: Paths) -> Any:
     """Return Parquet files as a Dask dataframe."""
     load_pandas()
     import dask.dataframe as dd
 
-    return dd.read_parquet(name)
+    return dd.read_parquet(names)
 
 
-def _read_csv(name: str, **options: Any) -> Any:
+def _find_files_of_folders(names: Paths, ending: str) -> Paths:
+    """Return paths with the pattern of its files in the place of each folder, as Spark writes."""
+    if isinstance(names, list):
+        found = [_find_files_of_folders(name, ending) for name in names]
+        return [name for name in found if isinstance(name, str)]
+    return os.path.join(names, f"*{ending}*") if os.path.isdir(names) else names
+
+
+def _choose_text_block(names: Paths) -> int | None:
+    """Return the bytes of a block of text; None of compressed files, of which no part is read."""
+    several = names if isinstance(names, list) else [names]
+    return None if any(map(_is_compressed, several)) else _TEXT_BLOCK_BYTES
+
+
+def _read_csv(names: Paths, ending: str = ".csv", **options: Any) -> Any:
     """Return files of separated values as a Dask dataframe."""
     load_pandas()
     import dask.dataframe as dd
 
-    # Of a compressed file no part can be read by itself.
-    if _is_compressed(name):
+    names = _find_files_of_folders(names, ending)
+    # Dask chooses the size of blocks by the memory of this machine, but where none can be cut.
+    if _choose_text_block(names) is None:
         options["blocksize"] = None
-    return dd.read_csv(name, **options)
+    return dd.read_csv(names, **options)
 
 
-def _read_json_lines(name: str) -> Any:
+def _read_json_lines(names: Paths) -> Any:
     """Return files with a JSON object a line as a Dask dataframe."""
     load_pandas()
     import dask.dataframe as dd
 
-    return dd.read_json(name, lines=True)
+    names = _find_files_of_folders(names, ".json")
+    # By default Dask makes one block of each file, however large.
+    return dd.read_json(names, lines=True, blocksize=_choose_text_block(names))
 
 
-def _read_arrow(name: str) -> Any:
+def _read_arrow(names: Paths) -> Any:
     """Return files of Arrow's format as a Dask dataframe, one part a file."""
     load_pandas()
     from fsspec.core import url_to_fs
     from pyarrow.dataset import dataset
 
-    files, root = url_to_fs(name)
-    found = sorted(files.glob(root)) if "*" in root else root
+    several = names if isinstance(names, list) else [names]
+    systems, roots = zip(*map(url_to_fs, several), strict=True)
+    files, found = systems[0], list[str]()
+    for root in roots:
+        is_pattern = any(mark in root for mark in "*?[")
+        found += sorted(files.glob(root)) if is_pattern else [root]
     if not found:
-        raise FileNotFoundError(name)
+        raise FileNotFoundError(names)
     # pyarrow's own file system where there is one: it maps files of this host.
     options = {} if type(files).__name__ == "LocalFileSystem" else {"filesystem": files}
-    return convert_lazy_table(dataset(found, format="ipc", **options))
+    # A single one may be a folder, which a list may not hold.
+    opened = dataset(found if len(found) > 1 else found[0], format="ipc", **options)
+    _check_same_columns(opened)
+    return convert_lazy_table(opened)
 
 
-def _read_zarr(name: str) -> Any:
+def _check_same_columns(dataset: Any) -> None:
+    """Check that all files have the columns of the first, whose lack pyarrow fills with nulls."""
+    for fragment in dataset.get_fragments():
+        found = fragment.physical_schema.names
+        if sorted(found) != sorted(dataset.schema.names):
+            raise InvalidDataError(
+                f"{fragment.path} has the columns {found}, and the first file "
+                f"{dataset.schema.names}. Pass the files of one table."
+            )
+
+
+def _read_zarr(name: Paths) -> Any:
     """Return the array of a Zarr store; a group of xarray's as its Dataset."""
     import zarr
 
+    if isinstance(name, list):
+        raise InvalidDataError(
+            f"X names {len(name)} Zarr stores. Open and join them: dask.array.concatenate("
+            "[dask.array.from_zarr(path) for path in paths]), or xarray.open_mfdataset(paths)."
+        )
     found = zarr.open(name, mode="r")
     if hasattr(found, "shape"):
         return found
@@ -173,10 +246,10 @@ _ALIASES = {
     ".pq": ".parquet", ".parq": ".parquet", ".feather": ".arrow", ".ipc": ".arrow",
     ".ndjson": ".jsonl",
 }  # fmt: skip
-_READERS: dict[str, Callable[[str], Any]] = {
+_READERS: dict[str, Callable[[Paths], Any]] = {
     ".parquet": _read_parquet,
     ".csv": _read_csv,
-    ".tsv": lambda name: _read_csv(name, sep="\t"),
+    ".tsv": lambda names: _read_csv(names, ".tsv", sep="\t"),
     ".jsonl": _read_json_lines,
     ".arrow": _read_arrow,
     ".zarr": _read_zarr,

@@ -8,8 +8,12 @@ is computed here, and rows of a query may lie in any blocks.
 from __future__ import annotations
 
 import hashlib
+import math
+import sys
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import dask.array as da
@@ -27,7 +31,7 @@ from daskml_dist.data.conversion import (
     describe_block,
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.models.query_codes import N_COLUMNS, attach_codes
 
@@ -65,9 +69,36 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
         is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MAX_WHOLE)
         bits = (numbers + 0.0).view(np.int64)
         return np.where(is_whole, np.where(is_whole, numbers, 0.0).astype(np.int64), bits)
+    if values.dtype.kind == "O":
+        # By value, and not by text: another block of the column may hold whole numbers alone.
+        try:
+            codes = {value: _encode_id(value) for value in set(values.tolist())}
+        except TypeError as error:  # of lists, say
+            raise InvalidTypeError(
+                f"{describe_block(index)}group holds objects that are no ids: {error}. Give a "
+                "number, a text or a date for each row."
+            ) from error
+        return np.array([codes[value] for value in values.tolist()], np.int64)
     distinct, places = np.unique(values.astype(str), return_inverse=True)
-    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct.tolist()]
-    return np.frombuffer(b"".join(digests), np.int64)[places]
+    return np.array([_hash_text(text) for text in distinct.tolist()], np.int64)[places]
+
+
+def _encode_id(value: Any) -> int:
+    """Return the code of an id that stands among others of any types."""
+    if isinstance(value, Real | Decimal | np.bool_) and math.isfinite(value):
+        whole = int(value)
+        if whole != value:
+            return int(np.float64(value).view(np.int64))
+        # Unsigned numbers of 64 bits have the code that their array has.
+        if -(2**63) <= whole < 2**64:
+            return whole - 2**64 if whole >= 2**63 else whole
+    return _hash_text(str(value))
+
+
+def _hash_text(text: str) -> int:
+    """Return 64 bits of a text's hash."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, sys.byteorder, signed=True)
 
 
 def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any]:
@@ -109,11 +140,13 @@ def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> t
     sizes = np.asarray(group)
     if sizes.ndim != 1 or len(sizes) == n_rows:
         return group, weight
-    if sizes.dtype.kind not in "iu" or (sizes < 0).any() or int(sizes.sum()) != n_rows:
+    are_counts = sizes.dtype.kind in "iu" and not (sizes < 0).any()
+    if not are_counts or int(sizes.sum()) != n_rows:
+        told = f"here it is {sizes.sum()}" if are_counts else f"here they are of {sizes.dtype}"
         raise InvalidDataError(
             f"group has {len(sizes)} values for {n_rows} rows, so it holds the sizes of queries: "
-            f"whole numbers whose sum is {n_rows}; here it is {sizes.sum()}. Give the sizes of "
-            "queries whose rows follow each other, or an id for each row, in any order."
+            f"whole numbers from 0 whose sum is {n_rows}; {told}. Give the sizes of queries whose "
+            "rows follow each other, or an id for each row, in any order."
         )
     ids = np.repeat(_FIRST_OF_SIZES + (number << 40) + np.arange(len(sizes)), sizes)
     n_weights = None if weight is None else find_length(weight)
@@ -143,7 +176,7 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
         return y.map_partitions(
             partial(_join_partition, check=check), group, meta=meta, align_dataframes=False
         )
-    arrays = _align_chunks(*map(_as_lazy_or_array, (y, group)))
+    arrays = _align_chunks(*map(_as_lazy_or_array, (y, group), ("y", "group")))
     joined: Any = da.map_blocks(
         _join_chunk, *arrays, check, dtype=np.float64, new_axis=1,
         chunks=(arrays[0].chunks[0], (N_COLUMNS,)), meta=np.empty((0, N_COLUMNS)),
@@ -151,10 +184,11 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
     return joined
 
 
-def _as_lazy_or_array(values: Any) -> Any:
+def _as_lazy_or_array(values: Any, name: str) -> Any:
     """Return a Dask Array, or values in memory as an array."""
     if not is_dask(values):
-        return np.asarray(values)
+        # Of one dimension, as chunks are: of words, or of numbers in a table of one column.
+        return as_column(values, name=name)
     if isinstance(values, da.Array):
         return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     column = values if is_series_like(values) else values[values.columns[0]]
@@ -167,12 +201,13 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
     chunks = lazy.chunks[0]
     known = not np.isnan(chunks).any()
     if is_dask(y) and is_dask(group):
-        if count_blocks(y) != count_blocks(group) and not known:
+        others_known = not np.isnan(group.chunks[0]).any()
+        if count_blocks(y) != count_blocks(group) and not (known and others_known):
             raise InvalidDataError(
                 f"y has {count_blocks(y)} blocks and group {count_blocks(group)}, of unknown "
                 "sizes. Call compute_chunk_sizes() on both, or take both from one dataframe."
             )
-        if known and not np.isnan(group.chunks[0]).any():
+        if known and others_known:
             if sum(chunks) != sum(group.chunks[0]):
                 raise InvalidDataError(
                     f"y has {sum(chunks)} rows and group has {sum(group.chunks[0])}. Give group an "

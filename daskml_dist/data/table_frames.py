@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import dask
-from numpy.typing import NDArray
 
 from daskml_dist.dask_internals.expressions import find_read_function
-from daskml_dist.data.eager_tables import (
-    convert_eager_table,
-    extract_plain_columns,
-    load_pandas,
-)
+from daskml_dist.data.eager_tables import convert_eager_table, load_pandas
 
 #: Bytes of a part, counted as 8 for each value: large enough that reads are few, small enough that
 #: several fit in the memory of a laptop.
@@ -75,11 +69,6 @@ class TableRead:
         table = self.source.read_part(part, list(columns))
         frame = convert_eager_table(table)
         return table if frame is None else frame
-
-    def read_arrays(self, part: Any, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
-        """Return columns of a part as arrays of numbers; None where one is none."""
-        table = self.source.read_part(part, list(names))
-        return None if hasattr(table, "iloc") else extract_plain_columns(table, names)
 
 
 def make_frame(source: TableSource) -> Any:

@@ -9,7 +9,8 @@ be had by running it from the start, and two runs may give their rows in two ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from daskml_dist.data.table_frames import (
     make_frame,
     split_rows,
 )
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 #: File of a query's result in its folder.
 _RESULT_NAME = "rows.parquet"
@@ -31,13 +32,33 @@ _RESULT_NAME = "rows.parquet"
 def convert_lazy_table(value: Any) -> Any:
     """Return a lazy table of another library as a Dask dataframe; None if it is no such table."""
     open_ = _OPENERS.get((find_package(value), type(value).__name__))
-    return None if open_ is None else open_(value)
+    if open_ is None:
+        return None
+    with _explain_errors(value):
+        return open_(value)
 
 
 def find_lazy_names(value: Any) -> list[str] | None:
     """Return the column names of a lazy table, for which no row is read; None of anything else."""
     names = _NAMES.get((find_package(value), type(value).__name__))
-    return None if names is None else list(names(value))
+    if names is None:
+        return None
+    with _explain_errors(value):
+        return list(names(value))
+
+
+@contextmanager
+def _explain_errors(table: Any) -> Iterator[None]:
+    """Tell what the library of a lazy table raises as an error of the package."""
+    try:
+        yield
+    except DaskMLDistError:
+        raise
+    except Exception as error:  # of any of these libraries
+        package = find_package(table)
+        raise InvalidDataError(
+            f"The {package}.{type(table).__name__} could not be read: {error!r}. {_TRIALS[package]}"
+        ) from error
 
 
 # --- Polars ----------------------------------------------------------------------------------
@@ -62,7 +83,7 @@ class _PolarsScan(TableSource):
         first, n_rows = part
         try:
             found = self.query.slice(first, n_rows).select(columns).collect()
-        except polars.exceptions.PolarsError as error:
+        except (polars.exceptions.PolarsError, OSError) as error:
             said: Any = error
         else:
             if found.height == n_rows:
@@ -256,6 +277,12 @@ def _open_result(run: Callable[[str], Any]) -> Any:
     return make_frame(source)
 
 
+#: What shows that a lazy table can be read, by its package.
+_TRIALS = {
+    "polars": "See that query.head().collect() gives rows.",
+    "duckdb": "See that relation.limit(1).fetchall() gives rows, and that its connection is open.",
+    "pyarrow": "See that dataset.head(1) gives rows.",
+}
 #: How lazy tables are opened, by the package and class of each.
 _OPENERS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("polars", "LazyFrame"): _open_polars,

@@ -190,6 +190,8 @@ class BaseBoosting(BaseRounds):
     _given_sets: ValidationSets | None = None
     _joined_rows: JoinedRanges | None = None
     _is_encoded: bool = False
+    #: Of the rows of the fit, whose batches or columns may hold their weights.
+    _fit_is_weighted: bool = False
     #: Whether rows were weighted; counts of nodes do not tell.
     _has_weights: bool = False
 
@@ -208,6 +210,7 @@ class BaseBoosting(BaseRounds):
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         """Return the rows with encoded categories, and the validation sets appended to them."""
         X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
+        self._fit_is_weighted = sample_weight is not None
         # A warm start keeps the categories and bins of the trees that it adds to.
         continues = self._continues_last_fit
         if not continues:
@@ -322,12 +325,13 @@ class BaseBoosting(BaseRounds):
         try:
             self._clear_fitted()
             self._fit(X, y, sample_weight, client)
-            self._has_weights |= sample_weight is not None
+            self._has_weights |= self._fit_is_weighted
         finally:
             # Facts of this call alone, which no later call and no pickle may see.
             self.__dict__.pop("_given_sets", None)
             self.__dict__.pop("_joined_rows", None)
             self.__dict__.pop("_is_encoded", None)
+            self.__dict__.pop("_fit_is_weighted", None)
         return self
 
     def _collect_given_sets(self, val: Any, eval_set: Any, scoring: Any) -> ValidationSets | None:

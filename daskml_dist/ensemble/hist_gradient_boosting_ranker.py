@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.callbacks.eval_monitor import name_eval_sets
 from daskml_dist.data.collection import Collection, as_collection, find_length, take_named_columns
+from daskml_dist.data.conversion import convert_batches
 from daskml_dist.data.query_ids import join_queries, resolve_sizes, take_group_column
 from daskml_dist.ensemble.hist_gradient_boosting import BaseBoosting
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -275,6 +276,8 @@ class HistGradientBoostingRanker(BaseBoosting):
                 name: (X, _RankedTarget(y, given[0] if given else None, number), *given[1:])
                 for number, (name, (X, y, *given)) in enumerate(sets.items(), 2)
             }
+        if group_val is not None and X_val is None:
+            raise InvalidDataError("group_val is provided, but X_val was not provided. Give both.")
         y_val = None if y_val is None else _RankedTarget(y_val, group_val, 1)
         return super().fit(
             X, _RankedTarget(y, group), sample_weight, X_val=X_val, y_val=y_val,
@@ -288,10 +291,12 @@ class HistGradientBoostingRanker(BaseBoosting):
         if not isinstance(y, _RankedTarget):
             return X, y, sample_weight  # joined before
         given, number = y, y.number
+        # Batches of a generator may hold targets and weights themselves.
+        X, target, sample_weight = convert_batches(X, given.y, sample_weight)
         if number == 0:  # of the fit: its column is left out of all rows from here on
             self._query_column = given.group if isinstance(given.group, str) else self.group
         X, group = take_group_column(X, given.group, self._query_column)
-        X, y, sample_weight = super()._prepare_inputs(X, given.y, sample_weight)
+        X, y, sample_weight = super()._prepare_inputs(X, target, sample_weight)
         group, sample_weight = resolve_sizes(group, find_length(X), sample_weight, number)
         return X, join_queries(y, group, self._label_check()), sample_weight
 

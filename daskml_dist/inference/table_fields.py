@@ -20,7 +20,7 @@ from dask.utils import is_dataframe_like
 from scipy import sparse
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import convert_named_columns, convert_to_host, load_pandas
+from daskml_dist.data.conversion import convert_named_columns, convert_to_host
 from daskml_dist.data.field_hashing import (
     MAX_FIELDS,
     N_COLUMNS,
@@ -128,11 +128,6 @@ class TableFields:
         return map_blocks(hash_block, X, meta=make_empty_rows(dtype))
 
 
-def is_table(X: Any) -> bool:
-    """Return whether X is a frame of any library, whose columns have types of their own."""
-    return is_dataframe_like(X) or _is_arrow_table(X)
-
-
 def holds_floats_alone(X: Any) -> bool:
     """Return whether all columns of a frame are floats, which need no look at their values."""
     return is_dataframe_like(X) and all(
@@ -145,16 +140,9 @@ def is_hashed(X: Any) -> bool:
     return bool(getattr(X, "shape", ())[1:] == (N_COLUMNS,))
 
 
-def _is_arrow_table(X: Any) -> bool:
-    """Return whether X hands its columns over by Arrow's interface: a table of Arrow, of Polars."""
-    return not is_dataframe_like(X) and hasattr(X, "__arrow_c_stream__") and hasattr(X, "schema")
-
-
 def as_table(X: Any, n_columns: float = np.nan) -> Any:
     """Return X as an array or frame of two dimensions, of Dask where it is lazy."""
     X = join_delayed(convert_to_host(X), 2, n_columns)
-    if _is_arrow_table(X):
-        X = _convert_arrow_table(X)
     if isinstance(X, list | tuple):
         # Objects, column by column: NumPy would make texts of numbers that stand beside texts.
         check_holds_rows(X)
@@ -166,19 +154,6 @@ def as_table(X: Any, n_columns: float = np.nan) -> Any:
             "was made of; a matrix that is hashed or encoded already needs no FieldHasher."
         )
     return convert_named_columns(X)
-
-
-def _convert_arrow_table(table: Any) -> Any:
-    """Return a table of Arrow's interface as a frame of pandas with Arrow's types."""
-    import pyarrow
-
-    pandas = load_pandas()
-
-    def choose_type(type_: Any) -> Any:
-        # Dictionaries become categories.
-        return None if pyarrow.types.is_dictionary(type_) else pandas.ArrowDtype(type_)
-
-    return pyarrow.table(table).to_pandas(types_mapper=choose_type)
 
 
 def _list_names(X: Any, columns: Sequence[Any] | None) -> list[Any]:

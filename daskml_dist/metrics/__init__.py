@@ -30,6 +30,13 @@ from daskml_dist.metrics.displays import (
     PrecisionRecallDisplay,
     RocCurveDisplay,
 )
+from daskml_dist.metrics.pairwise import (
+    euclidean_distances,
+    pairwise_distances,
+    pairwise_distances_argmin,
+    pairwise_distances_argmin_min,
+    pairwise_kernels,
+)
 from daskml_dist.metrics.probabilities import brier_score_loss, log_loss, top_k_accuracy_score
 from daskml_dist.metrics.queries import dcg_score, ndcg_score
 from daskml_dist.metrics.ranking import (
@@ -82,6 +89,7 @@ __all__ = [
     "d2_tweedie_score",
     "dcg_score",
     "det_curve",
+    "euclidean_distances",
     "explained_variance_score",
     "f1_score",
     "fbeta_score",
@@ -105,6 +113,10 @@ __all__ = [
     "multilabel_confusion_matrix",
     "ndcg_at_k",
     "ndcg_score",
+    "pairwise_distances",
+    "pairwise_distances_argmin",
+    "pairwise_distances_argmin_min",
+    "pairwise_kernels",
     "precision_at_k",
     "precision_recall_curve",
     "precision_recall_fscore_support",
@@ -124,11 +136,16 @@ __all__ = [
 #: Public functions that do not score predictions against targets, row by row.
 _OTHERS = {
     "dcg_score",
+    "euclidean_distances",
     "get_scorer",
     "get_scorer_names",
     "make_scorer",
     "ndcg_at_k",
     "ndcg_score",
+    "pairwise_distances",
+    "pairwise_distances_argmin",
+    "pairwise_distances_argmin_min",
+    "pairwise_kernels",
     "precision_at_k",
     "silhouette_samples",
     "silhouette_score",

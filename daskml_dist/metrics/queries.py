@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from daskml_dist.metrics._columns import (
 )
 from daskml_dist.models.bins import hash_numbers
 from daskml_dist.models.query_codes import find_query_starts, read_codes
-from daskml_dist.parameters.checks import check_count, check_one_of
+from daskml_dist.parameters.checks import check_count, check_number, check_one_of
 from daskml_dist.solvers.ranking import ALL_PLACES, compute_discounts, compute_gains
 
 Array = NDArray[Any]
@@ -118,6 +119,8 @@ def ndcg_score(
     if group is None:
         metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
         return _score_tables(metric, y_true, y_score, sample_weight, gain)
+    if not (isinstance(zero_division, Real) and math.isnan(zero_division)):
+        check_number("zero_division", zero_division, lambda v: 0 <= v <= 1, "of [0, 1], or NaN")
     score = _Gains(k, _make_gain(gain), ignore_ties, True, float(zero_division))
     return _score_queries(score, y_true, y_score, group, sample_weight)
 
@@ -200,7 +203,18 @@ def _make_gain(gain: Any) -> str | tuple[float, ...]:
 def _gains_of(gain: str | tuple[float, ...], labels: Array) -> Array:
     """Return the gain of each label."""
     if isinstance(gain, str):
-        return compute_gains(labels, gain)
+        gains = compute_gains(labels, gain)
+        if not np.isfinite(gains).all():
+            raise InvalidDataError(
+                f"y_true holds the label {labels.max():g}, whose exponential gain no float has. "
+                "Give gain='linear', of which a label is its own gain."
+            )
+        return gains
+    if (labels < 0).any() or (labels != np.trunc(labels)).any():
+        raise InvalidDataError(
+            "y_true holds labels that are no whole numbers from 0, by which gains are looked up. "
+            "Round them, or give gain='linear', of which a label is its own gain."
+        )
     if len(labels) and labels.max() >= len(gain):
         raise InvalidDataError(
             f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give one "

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
@@ -37,7 +38,6 @@ from daskml_dist.inference.table_fields import (
     as_table,
     holds_floats_alone,
     is_hashed,
-    is_table,
 )
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
@@ -221,7 +221,7 @@ class BaseEmbeddings(BaseSteps):
     def _find_fields(self, X: Any) -> TableFields | None:
         """Return the fields of a table; None for rows whose columns are all numbers, or ids."""
         takes_all = isinstance(self.numeric, str) and self.missing == "error"
-        if not is_table(X) or (takes_all and holds_floats_alone(X)):
+        if not is_dataframe_like(X) or (takes_all and holds_floats_alone(X)):
             return None
         return TableFields.find(
             as_table(X), self.numeric, reader=type(self).__name__, bags=self.bags,

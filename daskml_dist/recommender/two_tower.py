@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import get_backend
@@ -31,7 +32,7 @@ from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.inference.block_mapping import map_blocks
-from daskml_dist.inference.table_fields import TableFields, as_table, is_table
+from daskml_dist.inference.table_fields import TableFields, as_table
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
 from daskml_dist.models.mlp import ACTIVATIONS
@@ -361,12 +362,12 @@ dtype, policy, random_state
 
     def _select(self, X: Any, names: list[Any]) -> Any:
         """Return a table of the columns of these names."""
-        if not is_table(X):
+        table = as_table(X)
+        if not is_dataframe_like(table):
             raise InvalidDataError(
                 f"{type(self).__name__} reads the columns of a dataframe, and X is a "
                 f"{type(X).__name__}. Give pandas.DataFrame(X, columns={names!r})."
             )
-        table = as_table(X)
         for name in names:
             if name not in table.columns:
                 raise InvalidDataError(
@@ -377,6 +378,7 @@ dtype, policy, random_state
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         users, items = self._columns
+        X = as_table(X)  # once, for a generator of batches is used up by it
         table = self._select(X, [*users, *items])
         fields = self._fields
         if reset or fields is None:

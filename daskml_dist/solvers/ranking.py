@@ -39,6 +39,8 @@ OBJECTIVES = ("lambdarank", "rank_xendcg", "pairwise")
 _ROWS_AT_ONCE = 1 << 14
 #: Hashed with the seed, so that these draws repeat no draws of another kind.
 _HOLDOUT_DRAW, _TARGET_DRAW = 6, 7
+#: Beyond it powers of two are infinite, or 0.
+_MAX_EXPONENT = 1 << 12
 #: Stands for no bound on the places that count.
 ALL_PLACES = np.iinfo(np.int64).max
 
@@ -89,11 +91,12 @@ def compute_gains(labels: NDArray[np.float64], kind: str) -> NDArray[np.float64]
     """Return the gain of each label: ``2**label - 1`` if "exponential", the label if "linear"."""
     if kind == "linear":
         return labels
-    whole = labels.astype(np.int32)
-    # Powers of whole numbers are exact; those of others may differ by a bit between machines.
-    if (whole == labels).all():
-        return np.asarray(np.ldexp(1.0, whole) - 1.0)
-    return np.asarray(np.exp2(labels) - 1.0)
+    whole = np.clip(labels, -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
+    with np.errstate(over="ignore"):  # too large a gain is infinite
+        # Powers of whole numbers are exact; those of others may differ by a bit between machines.
+        if (whole == labels).all():
+            return np.asarray(np.ldexp(1.0, whole) - 1.0)
+        return np.asarray(np.exp2(labels) - 1.0)
 
 
 def compute_discounts(n: int) -> NDArray[np.float64]:
@@ -449,8 +452,8 @@ def check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
     if n_both:
         raise InvalidDataError(
             f"{n_both} queries have rows in the fit and in a validation set, whose score would "
-            "tell nothing. Split by query: daskml_dist.model_selection.GroupKFold, or "
-            "GroupShuffleSplit; if the sets number their queries each from 0, pass group as sizes."
+            "tell nothing. Split by query: daskml_dist.model_selection.GroupKFold; if the sets "
+            "number their queries each from 0, pass group as sizes."
         )
 
 

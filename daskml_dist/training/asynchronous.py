@@ -13,6 +13,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from daskml_dist.errors import TrainingError
 from daskml_dist.training.interrupts import StopRequest, obey_stop_request
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
+    # Looked at even if nobody waits until the end: asyncio complains of errors that are not.
+    ended.add_done_callback(lambda one: one.cancelled() or one.exception())
     stop, context = StopRequest(), copy_context()
     context.run(obey_stop_request, stop)
 
@@ -60,6 +63,14 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         """Call the function, and tell the loop of its end."""
         try:
             found = context.run(function, *args, **kwargs)
+        except StopIteration as error:
+            # asyncio takes none, for it ends coroutines.
+            told = TrainingError(
+                f"{function!r} raised StopIteration, by which coroutines end. Let it return a "
+                "value, as next(iterator, None) does."
+            )
+            told.__cause__ = error
+            tell, value = ended.set_exception, told
         except BaseException as error:
             tell, value = ended.set_exception, error
         else:
@@ -75,8 +86,7 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         stop.set()
         # A client of this loop answers the fit's last calls meanwhile.
         await asyncio.wait([ended])
-        ended.exception()  # the interrupt, which the cancellation stands for
-        raise
+        raise  # the cancellation, which the interrupt stands for
 
 
 def _tell_unless_done(ended: asyncio.Future[Any], tell: Callable[[Any], None], value: Any) -> None:

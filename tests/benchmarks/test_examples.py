@@ -199,6 +199,26 @@ def test_clicks_on_ids_that_come_and_go(tmp_path: Path, here: Callable[..., str]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_kinds_of_cells(tmp_path: Path, here: Callable[..., str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "cells.png"
+    few = ["--cells", "3000", "--genes", "400", "--picture", str(picture)]
+    output = here("cell_counts.py", *few)
+    assert "3,000 cells x 400 genes in 2 chunks" in output
+    assert float(output.split("index ")[1]) > 0.9
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_map_of_land_cover(tmp_path: Path, here: Callable[..., str]) -> None:
+    for package in ("matplotlib", "xarray"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    picture = tmp_path / "cover.png"
+    output = here("land_cover.py", "--size", "60", "--picture", str(picture))
+    one, every = re.findall(r"(0\.\d+|1\.0+)", output)
+    assert 0.7 < float(one) < float(every)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -16,6 +17,7 @@ from sklearn.base import clone
 from sklearn.metrics import ndcg_score as sklearn_ndcg
 
 from daskml_dist import Run, load
+from daskml_dist.data.query_ids import encode_query_ids
 from daskml_dist.ensemble import HistGradientBoostingRanker
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import ndcg_score
@@ -259,6 +261,8 @@ def test_queries_without_an_order_change_nothing() -> None:
         ({}, "which rows are of one query"),
         ({"group": "qid"}, "which rows are of one query"),
         ({"group": SIZES[:-1]}, "sizes of queries"),
+        ({"group": ["a", "b"]}, "sizes of queries"),
+        ({"group_val": QID, "group": QID}, "X_val was not provided"),
         ({"group": np.where(np.arange(N) == 3, np.nan, QID)}, "group contains NaN"),
         ({"group": [None, *QID[1:].tolist()]}, "group contains NaN"),
         ({"group": QID[:, None] * [1, 1]}, "1d array"),
@@ -278,6 +282,42 @@ def test_bad_rows_are_named(given: dict[str, Any], match: str) -> None:
     y = given.pop("y", Y)
     with pytest.raises(InvalidDataError, match=match):
         HistGradientBoostingRanker(max_iter=1).fit(X, y, **given)
+
+
+def test_ids_of_mixed_types_are_the_same_in_any_block() -> None:
+    """A block of whole numbers alone beside one in which texts stand among them."""
+    ids = np.array([3, "a", 3.0, 2**63 + 1, "3", 7.5, True], dtype=object)
+    whole = encode_query_ids(ids)
+    assert len(set(whole.tolist())) == 6
+    parts = [np.array([one], dtype=object) for one in ids]
+    assert whole.tolist() == np.concatenate([encode_query_ids(one) for one in parts]).tolist()
+    typed = [np.array([3]), np.array(["a"]), np.array([3.0]), np.array([2**63 + 1], np.uint64)]
+    assert whole[:4].tolist() == np.concatenate([encode_query_ids(one) for one in typed]).tolist()
+    assert encode_query_ids(np.array([7.5]))[0] == whole[5]
+
+
+def test_batches_hold_queries_targets_and_weights() -> None:
+    frame = pd.DataFrame(X, columns=list("abcde")).assign(qid=QID)
+    cuts = [0, 101, 350, N]
+    batches = (
+        (frame[first:end], Y[first:end], WEIGHT[first:end])
+        for first, end in itertools.pairwise(cuts)
+    )
+    found = HistGradientBoostingRanker(**GIVEN).fit(batches)
+    alone = HistGradientBoostingRanker(**GIVEN).fit(frame, Y, WEIGHT)
+    assert bits(found) == bits(alone)
+
+
+def test_blocks_of_unknown_sizes_are_matched_or_refused() -> None:
+    lazy_X, y, qid = chunked(97, X, Y, QID)
+    unknown = dd.from_pandas(pd.DataFrame({"qid": QID}), npartitions=2)["qid"]
+    with pytest.raises(InvalidDataError, match="blocks and group 2"):
+        HistGradientBoostingRanker(max_iter=1).fit(lazy_X, y, group=unknown)
+    alone = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=QID)
+    lazy = HistGradientBoostingRanker(**GIVEN).fit(X, Y, group=qid[:, None])
+    assert bits(lazy) == bits(alone)
+    column = HistGradientBoostingRanker(**GIVEN).fit(lazy_X, y, group=QID[:, None])
+    assert bits(column) == bits(alone)
 
 
 def test_bad_rows_on_dask_are_named() -> None:

@@ -150,6 +150,9 @@ def test_bad_rows_are_named() -> None:
         ({"group": GROUP, "sample_weight": 1.0 + np.arange(N)}, "different weights"),
         ({"group": GROUP, "sample_weight": np.zeros(N)}, "sum to zero"),
         ({"group": GROUP, "gain": [0, 1]}, "label 3"),
+        ({"group": GROUP, "gain": [0, 1, 3, 7], "y": TRUTH / 2}, "whole numbers from 0"),
+        ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "no float has"),
+        ({"group": ["a", "b"]}, "sizes of queries"),
     ):
         options = {**given}
         y, s = options.pop("y", TRUTH), options.pop("s", SCORES)
@@ -158,5 +161,9 @@ def test_bad_rows_are_named() -> None:
     for options, match in (({"gain": "square"}, "gain"), ({"k": 0}, "k=0")):
         with pytest.raises(InvalidParameterError, match=match):
             ndcg_score(TRUTH, SCORES, group=GROUP, **options)
+    with pytest.raises(InvalidDataError, match="whole numbers from 0"):
+        dcg_score(TRUTH - 1, SCORES, group=GROUP, gain=[0, 1, 3, 7])
+    with pytest.raises(InvalidParameterError, match="zero_division"):
+        ndcg_score(TRUTH, SCORES, group=GROUP, zero_division="warn")
     with pytest.raises(InvalidParameterError, match="log_base"):
         dcg_score(TRUTH, SCORES, group=GROUP, log_base=1)

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 
 import daskml_dist
 from daskml_dist import Run
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, TrainingError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.metrics import accuracy_score
 from daskml_dist.model_selection import GridSearchCV
@@ -116,3 +116,8 @@ def test_a_cancelled_fit_ends_and_keeps_what_it_had(
     asyncio.run(fit())
     assert len(model.history_) < 10**6
     assert model.score(X, Y) > 0.8
+
+
+def test_the_end_of_an_iterator_is_an_error_and_no_end_of_the_loop() -> None:
+    with pytest.raises(TrainingError, match="StopIteration"):
+        asyncio.run(daskml_dist.run_async(next, iter([])))

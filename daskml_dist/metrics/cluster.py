@@ -1,0 +1,7 @@
+"""Scores of clusters under the path that scikit-learn's users know; see `metrics/clusters.py`."""
+
+from __future__ import annotations
+
+from daskml_dist.metrics.clusters import silhouette_samples, silhouette_score
+
+__all__ = ["silhouette_samples", "silhouette_score"]
