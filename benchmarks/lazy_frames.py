@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def run(tiny: bool = False) -> str:
             for work in WORKS:
                 measure = _measure if tiny else _measure_apart
                 found = [measure(str(folder / str(size)), source, work, tiny) for size in sizes]
+                print(source, work, found, file=sys.stderr, flush=True)  # a run takes long
                 rates = [size / seconds for size, (seconds, _) in zip(sizes, found, strict=True)]
                 rows.append(
                     [source, work, *(f"{rate / 1e6:.2f}" for rate in rates),
@@ -151,7 +153,7 @@ def _cluster(X: Any, y: Any, run: Run) -> None:
 
 
 #: Tables, and the package that each needs.
-SOURCES = {"path": "", "pyarrow dataset": "", "Polars scan": "polars", "DuckDB relation": "duckdb"}
+SOURCES = {"Polars scan": "polars", "path": "", "DuckDB relation": "duckdb", "pyarrow dataset": ""}
 WORKS: dict[str, Callable[[Any, Any, Run], Any]] = {
     "only reading": _read,
     "StandardScaler": _scale,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number, Real
 from typing import Any, TypeAlias
 
-import dask
 import dask.array as da
 import numpy as np
+from dask.base import compute
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
@@ -119,7 +119,7 @@ def _find_kind(value: Any) -> tuple[str, str]:
 def _read_piece(piece: Any) -> Any:
     """Return rows or targets of a batch in host memory, of any library that is read elsewhere."""
     if is_dask(piece := _convert_container(piece)):
-        (piece,) = dask.compute(piece)
+        (piece,) = compute(piece)
     return copy_to_host(piece)
 
 

@@ -42,6 +42,8 @@ _MAX_WHOLE = 2.0**53
 #: Queries that are given by sizes have negative codes from here on, so that they are no query of a
 #: set whose ids are small numbers.
 _FIRST_OF_SIZES = -(2**62)
+#: Types of ids that are numbers, among objects.
+_NUMBERS: Any = (Real, Decimal, np.bool_)
 #: Raises for labels that cannot be ranked.
 CheckLabels = Callable[[NDArray[np.float64]], None]
 
@@ -85,7 +87,7 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
 
 def _encode_id(value: Any) -> int:
     """Return the code of an id that stands among others of any types."""
-    if isinstance(value, Real | Decimal | np.bool_) and math.isfinite(value):
+    if isinstance(value, _NUMBERS) and math.isfinite(value):
         whole = int(value)
         if whole != value:
             return int(np.float64(value).view(np.int64))

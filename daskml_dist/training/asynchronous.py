@@ -61,20 +61,20 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
 
     def call() -> None:
         """Call the function, and tell the loop of its end."""
+        tell: Callable[[Any], None] = ended.set_exception
+        value: Any
         try:
-            found = context.run(function, *args, **kwargs)
+            value = context.run(function, *args, **kwargs)
+            tell = ended.set_result
         except StopIteration as error:
             # asyncio takes none, for it ends coroutines.
-            told = TrainingError(
+            value = TrainingError(
                 f"{function!r} raised StopIteration, by which coroutines end. Let it return a "
                 "value, as next(iterator, None) does."
             )
-            told.__cause__ = error
-            tell, value = ended.set_exception, told
+            value.__cause__ = error
         except BaseException as error:
-            tell, value = ended.set_exception, error
-        else:
-            tell, value = ended.set_result, found  # type: ignore[assignment]
+            value = error
         with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             loop.call_soon_threadsafe(_tell_unless_done, ended, tell, value)
 

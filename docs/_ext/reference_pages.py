@@ -42,7 +42,9 @@ GROUPS = {
         "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",
     ],
-    "Your own, errors, services, the command line": ["base", "models", "errors", "serving", "cli"],
+    "Your own, errors, services, the command line": [
+        "base", "models", "errors", "exceptions", "serving", "cli",
+    ],
 }  # fmt: skip
 #: Rooms of the engine, of which the groups above name the modules that users meet.
 ENGINE = {

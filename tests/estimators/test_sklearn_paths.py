@@ -57,7 +57,7 @@ NOT_OURS = {
         "EstimatorCheckFailedWarning FitFailedWarning PositiveSpectrumWarning SkipTestWarning "
         "UndefinedMetricWarning UnsetMetadataPassedError"
     ),
-    "feature_extraction": ("DictVectorizer grid_to_graph image img_to_graph"),
+    "feature_extraction": ("DictVectorizer grid_to_graph img_to_graph"),
     "feature_extraction.image": (
         "PatchExtractor extract_patches_2d grid_to_graph img_to_graph reconstruct_from_patches_2d"
     ),
@@ -71,7 +71,7 @@ NOT_OURS = {
         "r_regression"
     ),
     "frozen": ("FrozenEstimator"),
-    "gaussian_process": ("GaussianProcessClassifier GaussianProcessRegressor kernels"),
+    "gaussian_process": ("GaussianProcessClassifier GaussianProcessRegressor"),
     "impute": ("IterativeImputer KNNImputer MissingIndicator"),
     "inspection": ("DecisionBoundaryDisplay PartialDependenceDisplay"),
     "isotonic": ("IsotonicRegression check_increasing isotonic_regression"),
@@ -142,7 +142,7 @@ NOT_OURS = {
         "TransformerTags all_estimators as_float_array assert_all_finite check_X_y check_array "
         "check_consistent_length check_random_state check_scalar check_symmetric column_or_1d "
         "compute_class_weight compute_sample_weight deprecated estimator_html_repr gen_batches "
-        "gen_even_slices get_tags indexable metadata_routing murmurhash3_32 resample safe_mask "
+        "gen_even_slices get_tags indexable murmurhash3_32 resample safe_mask "
         "safe_sqr shuffle"
     ),
     "utils.deprecation": ("deprecated"),
@@ -155,7 +155,12 @@ _PRIVATE = {"tests", "externals", "conftest"}
 
 
 def _list_names(module: ModuleType) -> set[str]:
-    return {name for name in getattr(module, "__all__", ()) if not name.startswith("_")}
+    """Return what a module exports, but for modules in it, which have a path of their own."""
+    return {
+        name
+        for name in getattr(module, "__all__", ())
+        if not name.startswith("_") and not isinstance(getattr(module, name), ModuleType)
+    }
 
 
 def _list_paths() -> list[str]:
