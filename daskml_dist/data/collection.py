@@ -49,6 +49,7 @@ from daskml_dist.data.lazy import (
     join_delayed,
 )
 from daskml_dist.data.parquet import read_columns
+from daskml_dist.data.paths import open_listed_paths
 from daskml_dist.data.row_checks import (
     check_holds_rows,
     check_holds_values,
@@ -276,7 +277,8 @@ def as_collection(
 
 def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Take the target and the weights out of named columns, where they are given by name."""
-    X, y, sample_weight = convert_foreign(*convert_batches(X, y, sample_weight))
+    X, y, sample_weight = convert_batches(open_listed_paths(X), y, sample_weight)
+    X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
     # From here on lists of delayed blocks are Dask Arrays of unknown chunk sizes.
     X, y, sample_weight = join_delayed(X, 2), join_delayed(y, 1), join_delayed(sample_weight, 1)

@@ -9,6 +9,7 @@ module of their type: none is a dependency, and nothing is imported that the use
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number, Real
@@ -27,7 +28,7 @@ from daskml_dist.data.eager_tables import convert_eager_table, find_package, unw
 from daskml_dist.data.eager_tables import load_pandas as load_pandas  # for many modules
 from daskml_dist.data.gridded_data import flatten_dataset, stack_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.paths import are_paths, open_path
+from daskml_dist.data.paths import open_path
 from daskml_dist.data.table_scans import convert_lazy_table
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 from daskml_dist.errors.stack_level import user_stack_level
@@ -73,12 +74,11 @@ class _NamedColumns(da.Array):
 def convert_foreign(*values: Any) -> Any:
     """Convert containers of other libraries to those that the package reads.
 
-    The first value is rows: of it a text is the path of files, as each text of a list of paths is,
-    and a generator gives batches, each of rows or a tuple of rows and targets, which then take the
-    place of a second value of None.
+    The first value is rows: of it a text is the path of files, and a generator gives batches, each
+    of rows or a tuple of rows and targets, which then take the place of a second value of None.
     """
     X, *beside = values
-    if are_paths(X):
+    if isinstance(X, str | os.PathLike):
         X = open_path(X)
     elif isinstance(X, Iterator):
         X, *beside = convert_batches(X, *beside)

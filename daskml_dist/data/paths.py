@@ -27,16 +27,18 @@ _TEXT_BLOCK_BYTES = 1 << 25
 Paths = str | list[str]
 
 
-def are_paths(X: Any) -> bool:
-    """Return whether X is a text or path, or a list of paths of files that are read."""
-    if isinstance(X, str | os.PathLike):
-        return True
+def open_listed_paths(X: Any) -> Any:
+    """Return the rows of the files that a list of paths names, lazily; all else as it is.
+
+    For arguments that are rows: a list of labels may look like one of paths.
+    """
     # Texts of documents are told by the first one, which is no path.
-    return (
+    are_paths = (
         isinstance(X, list | tuple)
         and bool(X)
         and all(isinstance(one, str | os.PathLike) and _names_files(one) for one in X)
     )
+    return open_path(X) if are_paths else X
 
 
 def open_path(path: Any) -> Any:

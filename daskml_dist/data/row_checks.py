@@ -39,7 +39,7 @@ from daskml_dist.data.conversion import (
     load_pandas,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
-from daskml_dist.data.paths import make_unread_error
+from daskml_dist.data.paths import make_unread_error, open_listed_paths
 from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
 from daskml_dist.data.table_scans import find_lazy_names
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
@@ -54,7 +54,7 @@ def check_rows(
     """Check what metadata tells of X."""
     # Containers of other libraries first: all that follows knows NumPy, SciPy, pandas and Dask
     # alone.
-    X = convert_foreign(X)
+    X = convert_foreign(open_listed_paths(X))
     check_holds_rows(X)
     X = join_delayed(X, 2)
     if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
@@ -336,7 +336,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     # Workers import this module, and need not load scikit-learn.
     from daskml_dist.sklearn_internals import compare_feature_names
 
-    X = convert_foreign(X)
+    X = convert_foreign(open_listed_paths(X))
     check_unique_names(X)
     if (names := get_column_names(X)) is not None:
         shown = load_pandas().DataFrame(columns=names)

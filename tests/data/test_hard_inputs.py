@@ -26,6 +26,7 @@ from daskml_dist.errors import InvalidDataError, InvalidTypeError
 from daskml_dist.feature_extraction import FieldHasher
 from daskml_dist.inspection import partial_dependence
 from daskml_dist.linear_model import LogisticRegression, Ridge
+from daskml_dist.metrics import accuracy_score
 from daskml_dist.naive_bayes import GaussianNB
 
 # Dask's own, of an index that files have or have not.
@@ -287,6 +288,16 @@ def test_files_are_the_rows(case: str, tmp_path: Path) -> None:
     X, y, _ = _read(FILES[case](tmp_path), "label")
     np.testing.assert_array_equal(X, ROWS)
     np.testing.assert_array_equal(y, LABELS)
+
+
+def test_a_list_of_paths_is_rows_and_no_labels(tmp_path: Path) -> None:
+    paths = _arrow_files(tmp_path)
+    model = Ridge().fit(paths, "label")
+    rows = pa.Table.from_pandas(FRAME[["a", "b"]], preserve_index=False)
+    pa.feather.write_feather(rows, tmp_path / "rows.arrow")
+    answers = model.predict([str(tmp_path / "rows.arrow")])
+    np.testing.assert_allclose(np.asarray(answers), model.predict(FRAME[["a", "b"]]), rtol=1e-12)
+    assert accuracy_score(["a.csv", "b.csv"], ["a.csv", "c.csv"]) == 0.5
 
 
 def test_folders_of_values_are_columns(tmp_path: Path) -> None:
