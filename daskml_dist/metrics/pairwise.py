@@ -19,6 +19,7 @@ from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.block_mapping import map_blocks
 from daskml_dist.metrics._columns import call_sklearn_metric
 
@@ -91,6 +92,7 @@ def pairwise_distances(
     return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
 
 
+@suggest_arguments
 def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
     """Measure Euclidean distances.
 
@@ -164,6 +166,7 @@ def pairwise_kernels(
     return _map_block_pairs(kernel, X, Y)
 
 
+@suggest_arguments
 def pairwise_distances_argmin_min(
     X: Any,
     Y: Any,
@@ -233,6 +236,7 @@ def pairwise_distances_argmin_min(
     return both[:, 0].astype(np.int64), both[:, 1]
 
 
+@suggest_arguments
 def cosine_similarity(X: Any, Y: Any = None) -> Any:
     """Calculate the cosine of the angle between rows.
 
@@ -257,6 +261,7 @@ def cosine_similarity(X: Any, Y: Any = None) -> Any:
     return pairwise_kernels(X, Y, metric="cosine")
 
 
+@suggest_arguments
 def cosine_distances(X: Any, Y: Any = None) -> Any:
     """Measure 1 minus the cosine of the angle between rows.
 
@@ -281,6 +286,7 @@ def cosine_distances(X: Any, Y: Any = None) -> Any:
     return pairwise_distances(X, Y, metric="cosine")
 
 
+@suggest_arguments
 def manhattan_distances(X: Any, Y: Any = None) -> Any:
     """Measure sums of absolute differences.
 
@@ -305,6 +311,7 @@ def manhattan_distances(X: Any, Y: Any = None) -> Any:
     return pairwise_distances(X, Y, metric="manhattan")
 
 
+@suggest_arguments
 def linear_kernel(X: Any, Y: Any = None) -> Any:
     """Calculate the dot products of rows.
 
@@ -329,6 +336,7 @@ def linear_kernel(X: Any, Y: Any = None) -> Any:
     return pairwise_kernels(X, Y, metric="linear")
 
 
+@suggest_arguments
 def rbf_kernel(X: Any, Y: Any = None, gamma: float | None = None) -> Any:
     """Calculate the Gaussian kernel of rows.
 
@@ -356,6 +364,7 @@ def rbf_kernel(X: Any, Y: Any = None, gamma: float | None = None) -> Any:
     return pairwise_kernels(X, Y, metric="rbf", gamma=gamma)
 
 
+@suggest_arguments
 def pairwise_distances_argmin(
     X: Any,
     Y: Any,
