@@ -415,7 +415,11 @@ class TrainingRun:
         """Return whether the generation has done some work: its lanes may then be moved again.
 
         Where workers come and go all the time, moves for their sake would leave no time to work.
+        Those that come during the first one, as a cluster grows, do not wait: nothing was moved
+        yet, and a function that ranks run together ends no pass.
         """
+        if self._generations.number == 0:
+            return True
         has_come_further = self._passes.n_passes > self._passes_at_begin
         return has_come_further or time.monotonic() - self._began > _UNMOVED
 
