@@ -70,7 +70,7 @@ def mean_ndcg(scores: Any, at: Any, k: int) -> float:
 def test_the_same_trees_for_any_chunks_and_lanes(client: Client, objective: str) -> None:
     given = {**GIVEN, "objective": objective, "early_stopping": True}
     alone = bits(HistGradientBoostingRanker(**given, run=ALONE).fit(X, Y, WEIGHT, group=QID))
-    for n, n_lanes in ((97, None), (N, 5), (7, 3)):
+    for n, n_lanes in ((97, None), (N, 5), (13, 3)):
         lazy_X, y, weight, qid = chunked(n, X, Y, WEIGHT, QID)
         model = HistGradientBoostingRanker(**given, run=Run(n_lanes=n_lanes))
         assert bits(model.fit(lazy_X, y, weight, group=qid)) == alone, (n, n_lanes)

@@ -68,7 +68,8 @@ def mnist(data_dir: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("policy", quick(POLICIES, "average"))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.filterwarnings("ignore:Sending large graph")
 def test_mnist(client: Client, mnist: Any, policy: str) -> None:
     X, y, X_test, y_test = mnist
@@ -77,6 +78,7 @@ def test_mnist(client: Client, mnist: Any, policy: str) -> None:
     assert clf.score(X_test, y_test) >= (0.905 if policy == "average" else 0.920)
 
 
+@pytest.mark.slow
 def test_clusters_of_mnist(mnist: Any) -> None:
     """Beside the best of ten runs of scikit-learn 1.9, of inertia 2,352,825."""
     model = KMeans(10, random_state=0).fit(mnist[0])

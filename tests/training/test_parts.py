@@ -125,7 +125,7 @@ def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, rol
     X, y = _rows()
 
     def fit(*callbacks: Any, **params: Any) -> Any:
-        return _machine(BY_PART, *callbacks, max_iter=30, tol=None, **params).fit(*_lazy(X, y))
+        return _machine(BY_PART, *callbacks, max_iter=20, tol=None, **params).fit(*_lazy(X, y))
 
     calm, strike = fit(), Strike(make_killer(crew_client, role))
     struck = fit(strike)

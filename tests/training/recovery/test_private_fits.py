@@ -14,7 +14,9 @@ from tests.training.recovery.strikes import Strike, lazy_rows, make_classifier, 
 
 @pytest.mark.parametrize("policy", ["allreduce", pytest.param("sync", marks=pytest.mark.slow)])
 def test_a_killed_worker_changes_no_bit(crew_client: Client, policy: str) -> None:
-    how: dict[str, Any] = {"privacy": DP(3.0, 1e-5, seed=5), "run__deterministic": True}
+    how: dict[str, Any] = {
+        "privacy": DP(3.0, 1e-5, seed=5), "run__deterministic": True, "max_iter": 7,
+    }  # fmt: skip
     calm = make_classifier(policy).set_params(**how).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, "trainer"))
     struck = make_classifier(policy, strike).set_params(**how).fit(*lazy_rows())

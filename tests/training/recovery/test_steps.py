@@ -90,7 +90,7 @@ def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: 
     """Neither who is drawn, nor a bit."""
     outer, role = case
     policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
-    params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 12}
+    params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 8}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
     strike = Strike(make_killer(crew_client, role))
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
