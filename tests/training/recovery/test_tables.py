@@ -49,7 +49,7 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
 
     def fit(*callbacks: Any) -> Any:
         return FactorizationMachineClassifier(
-            random_state=0, max_iter=40, batch_size=16, callbacks=list(callbacks), admit_after=2,
+            random_state=0, max_iter=60, batch_size=16, callbacks=list(callbacks), admit_after=2,
             run=Run(n_lanes=3, n_servers=2),
         ).fit(X, y)  # fmt: skip
 
