@@ -24,7 +24,8 @@ from daskml_dist.backends.trees import (
     SplitLeaf,
 )
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from daskml_dist.solvers.boosting_scores import BinomialBoostLoss
+from daskml_dist.losses import LogLoss
+from daskml_dist.solvers.boosting_scores import RowBoostLoss
 
 __all__ = ["tree_cases"]
 
@@ -84,8 +85,8 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
 
 def _gradients(on: Device) -> Measured:
     n, gpu, cpu = _lanes(on, EXACT)
-    found, expected = (lane.make_gradients(BinomialBoostLoss(), False) for lane in (gpu, cpu))
-    taken = on.milliseconds(lambda: gpu.make_gradients(BinomialBoostLoss(), False))
+    found, expected = (lane.make_gradients(RowBoostLoss(LogLoss()), False) for lane in (gpu, cpu))
+    taken = on.milliseconds(lambda: gpu.make_gradients(RowBoostLoss(LogLoss()), False))
     return Measured(taken, n * (8 + 8 + 4 + 4), largest_difference(found, expected))
 
 

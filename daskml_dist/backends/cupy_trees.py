@@ -451,7 +451,9 @@ class CupyTreeRows:
         first, *others = parts
         if not others:
             return self._backend.to_device(np.ascontiguousarray(first))
-        out = self._calls.cupy.empty((self.n, *first.shape[1:]), first.dtype)
+        # Lanes without rows have bounds of times in the dtype of other targets.
+        dtype = np.result_type(*parts)
+        out = self._calls.cupy.empty((self.n, *first.shape[1:]), dtype)
         for part, at in zip(parts, self._places, strict=True):
             out[at] = self._backend.to_device(np.ascontiguousarray(part))
         return out

@@ -19,6 +19,7 @@ from daskml_dist.errors import InvalidParameterError
 Array = NDArray[Any]
 #: Takes a target, a raw prediction and the loss's parameters; returns two numbers.
 RowFunction = Callable[[float, float, tuple[float, ...]], tuple[float, float]]
+_FLOAT64 = np.dtype(np.float64)
 
 
 def map_row_function(
@@ -27,9 +28,11 @@ def map_row_function(
     """Return the two results of a function of rows, each of the shape and dtype of `raw`."""
     first, second = np.empty_like(raw), np.empty_like(raw)
     parameters = tuple(float(value) for value in parameters)
-    given = np.ascontiguousarray(np.broadcast_to(y, raw.shape), np.float64).reshape(-1)
+    # Bounds of times are complex numbers (`losses.AFT`).
+    dtype = np.result_type(y, np.float64)
+    given = np.ascontiguousarray(np.broadcast_to(y, raw.shape), dtype).reshape(-1)
     rows = given, np.ascontiguousarray(raw, np.float64).reshape(-1), parameters
-    compiled = _compile(function, len(parameters))
+    compiled = _compile(function, len(parameters), dtype)
     out = np.empty((2, raw.size))
     if compiled is not None:
         compiled(*rows, out[0], out[1])
@@ -51,11 +54,11 @@ def write_row_gradients(
         Of first and second derivatives.
     parameters : tuple of float
     y, raw, weight : ndarray of float64 of shape (n,)
-        `weight` is empty where there is none.
+        `y` may be complex; `weight` is empty where there is none.
     g, h : ndarray of float32 of shape (n,)
     """
     parameters = tuple(float(value) for value in parameters)
-    if _compile(function, len(parameters)) is None:
+    if _compile(function, len(parameters), y.dtype) is None:
         return False
     compiled_with(_write_gradients, exact=True, _evaluate=function)(
         y, raw, weight, parameters, g, h
@@ -64,13 +67,15 @@ def write_row_gradients(
 
 
 @cache
-def _compile(function: RowFunction, n_parameters: int) -> Any | None:
+def _compile(
+    function: RowFunction, n_parameters: int, dtype: np.dtype[Any] = _FLOAT64
+) -> Any | None:
     """Return the loop over rows, compiled with a function; None where numba cannot compile it."""
     row, parameters = np.zeros(1), (1.0,) * n_parameters
     try:
         loop = compiled_with(_map_rows, exact=True, _evaluate=function)
         # One row, whatever comes of it: numba compiles at the first call.
-        loop(row, row, parameters, np.zeros(1), np.zeros(1))
+        loop(row.astype(dtype), row, parameters, np.zeros(1), np.zeros(1))
     except (NumbaError, AttributeError, NotImplementedError):
         return None
     return loop

@@ -54,8 +54,18 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.trees import check_tree_size, is_count
 from daskml_dist.inference.independent_rows import declare_independent_rows
 from daskml_dist.inference.row_mapping import map_rows, write_in_place
-from daskml_dist.losses import Loss, get_loss
-from daskml_dist.losses.margin import LogLoss
+from daskml_dist.losses import (
+    AFT,
+    AbsoluteError,
+    Cox,
+    Gamma,
+    LogLoss,
+    Loss,
+    Poisson,
+    Quantile,
+    SquaredError,
+    get_loss,
+)
 from daskml_dist.models.row_models import TreeRowsModel
 from daskml_dist.models.trees import RawTrees, TreeLeaves, Trees
 from daskml_dist.parameters.checks import (
@@ -70,20 +80,14 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import HoldoutMask, TrailingRows
 from daskml_dist.solvers.boosting_scores import (
-    AbsoluteErrorBoostLoss,
-    BinomialBoostLoss,
     BoostLoss,
-    GammaBoostLoss,
-    MultinomialBoostLoss,
-    PinballBoostLoss,
-    PoissonBoostLoss,
+    RowBoostLoss,
     Scorer,
-    SquaredErrorBoostLoss,
     StoppingRule,
     WatchedScores,
-    make_boost_loss,
 )
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
+from daskml_dist.solvers.risk_sets import CoxBoostLoss
 from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.job import FitJob
@@ -452,7 +456,7 @@ class BaseBoosting(BaseRounds):
             watching=watching,
             begin=begin,
         )
-        return TreeRowsModel(d), solver
+        return TreeRowsModel(d, joins_bounds=isinstance(self._survival_loss, AFT)), solver
 
     def _resume_state(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
         """Return the state of the last fit where this one continues it (`warm_start`)."""
@@ -534,6 +538,12 @@ class BaseBoosting(BaseRounds):
     def _make_scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
         """Return the scorer of raw predictions for a scoring; None for "loss"."""
         # A regressor is scored by predicted targets, a classifier by what raw predictions give.
+        if self._survival_loss is not None and not (isinstance(scoring, str) and scoring == "loss"):
+            raise InvalidParameterError(
+                f"scoring={scoring!r} with loss={self.loss!r}: scorers take targets, and times are "
+                'known by bounds. Leave scoring="loss", the likelihood; the concordance index is '
+                "what score() returns."
+            )
         regressor: Any = self
         inverse_link = regressor._inverse_link() if rows.classes is None else None
         if rows.classes is not None and _is_own_loss(self.loss):
@@ -727,10 +737,10 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
                     "loss='log_loss', or fit a classifier for each class "
                     "(sklearn.multiclass.OneVsRestClassifier)."
                 )
-            return make_boost_loss(self.loss)
+            return RowBoostLoss(self.loss)
         # Friedman (2001): of two classes one tree an iteration, for the log odds of the second
         # (section 4.5); of K classes K trees, of whose sums the softmax is taken (section 4.6).
-        return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
+        return RowBoostLoss(LogLoss(), 1 if n == 2 else n)
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None
@@ -806,15 +816,9 @@ def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 #: Losses of the regressor by their names.
-_LOSSES_BY_NAME: dict[str, type[BoostLoss]] = {
-    "squared_error": SquaredErrorBoostLoss,
-    "absolute_error": AbsoluteErrorBoostLoss,
-    "gamma": GammaBoostLoss,
-    "poisson": PoissonBoostLoss,
-    "quantile": PinballBoostLoss,
+_LOSSES_BY_NAME: dict[str, type[Loss]] = {
+    loss.name: loss for loss in (SquaredError, AbsoluteError, Gamma, Poisson, Quantile)
 }
-#: Losses whose raw predictions are logarithms of targets.
-_LOG_LINK_LOSSES = ("gamma", "poisson")
 
 
 class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
@@ -829,9 +833,11 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     loss : {"squared_error", "absolute_error", "gamma", "poisson", "quantile"} or Loss, \
     default="squared_error"
         ``"gamma"`` and ``"poisson"`` have a log link. Or an object of :mod:`daskml_dist.losses`,
-        such as ``Huber(1.0)``, or a :class:`~daskml_dist.losses.RowLoss` of your own.
+        such as ``Huber(1.0)``, or a :class:`~daskml_dist.losses.RowLoss` of your own. With
+        :class:`~daskml_dist.losses.AFT` and :class:`~daskml_dist.losses.Cox` y holds times, some of
+        them censored.
     quantile : float or None, default=None
-        Quantile that the loss ``"quantile"`` estimates, from 0 to 1.
+        Quantile that the loss ``"quantile"`` estimates, between 0 and 1, both excluded.
 
     Attributes
     ----------
@@ -916,45 +922,54 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def _check_params(self) -> None:
         if isinstance(self.loss, Loss):
-            get_loss(self.loss, "regression")
+            get_loss(self.loss, "regression", censored=True)
         else:
             check_one_of("loss", self.loss, tuple(_LOSSES_BY_NAME))
         if self.loss == "quantile":
             if self.quantile is None:
                 raise InvalidParameterError('loss="quantile" needs a quantile. Set quantile=0.5.')
-            check_number("quantile", self.quantile, lambda v: 0 <= v <= 1, "from 0 to 1")
+            check_number("quantile", self.quantile, lambda v: 0 < v < 1, "between 0 and 1")
         super()._check_params()
 
-    def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
+    def _find_loss(self) -> Loss:
+        """Return the loss as an object."""
         if isinstance(self.loss, Loss):
-            # Of each block the least and the largest target: domains are ranges.
-            self.loss.check_target(rows.summary.target_range)
-            return make_boost_loss(self.loss)
-        # Deviances hold logarithms: of the mean target, and the gamma's of each target too.
-        least = rows.summary.target_range.min()
-        if self.loss == "gamma" and least <= 0:
-            raise InvalidDataError(
-                "loss='gamma' requires strictly positive y. Drop rows whose target is not, or use "
-                "another loss."
-            )
-        if self.loss == "poisson":
-            if least < 0 or rows.summary.target_mean <= 0:
-                raise InvalidDataError(
-                    "loss='poisson' requires non-negative y and sum(y) > 0. Drop rows whose target "
-                    "is negative, or use another loss."
-                )
-        if self.quantile is not None and self.loss == "quantile":
-            return PinballBoostLoss(float(self.quantile))
+            return self.loss
+        if self.loss == "quantile":
+            assert self.quantile is not None
+            return Quantile(float(self.quantile))
         return _LOSSES_BY_NAME[self.loss]()
+
+    @property
+    def _survival_loss(self) -> Any:
+        return self.loss if isinstance(self.loss, AFT | Cox) else None
+
+    def _prepare_inputs(
+        self, X: Any, y: Any, sample_weight: Any, *, labels_stay: bool = False
+    ) -> tuple[Any, Any, Any]:
+        if self._is_encoded and self._survival_loss is not None:
+            return X, y, sample_weight  # times are encoded once
+        return super()._prepare_inputs(X, y, sample_weight, labels_stay=labels_stay)
+
+    def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
+        loss, summary = self._find_loss(), rows.summary
+        # Of each block the least and the largest target: domains are ranges.
+        loss.check_target(summary.target_range)
+        if isinstance(loss, Poisson) and summary.target_mean <= 0:
+            raise InvalidDataError(
+                "All targets y are 0, and the loss 'poisson' takes the logarithm of their mean. "
+                "Give some that are positive, or use another loss."
+            )
+        if isinstance(loss, AFT | Cox):
+            loss.check_events(summary.targets.mean)
+        return CoxBoostLoss(loss) if isinstance(loss, Cox) else RowBoostLoss(loss)
 
     _needs_target = True
     score = score_r2
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return the function of raw predictions that predicts targets."""
-        if isinstance(self.loss, Loss):
-            return self.loss.inverse_link
-        return np.exp if self.loss in _LOG_LINK_LOSSES else _return_raw
+        return self._find_loss().inverse_link
 
     def predict(self, X: Any) -> Any:
         """Predict targets.
@@ -984,8 +999,3 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         self._check_fitted(X)
         for stage in self._iterate_stages():
             yield stage.predict(X)
-
-
-@declare_independent_rows
-def _return_raw(raw: NDArray[Any]) -> NDArray[Any]:
-    return raw

@@ -25,6 +25,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import column_or_1d
 
 from daskml_dist.data.blocks import Block
+from daskml_dist.data.censored_times import encode_times
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import are_device_labels, copy_to_host, warn_of_target_column
 from daskml_dist.data.lazy import is_dask
@@ -100,6 +101,8 @@ class BaseOnRows(BaseEstimator):
     _needs_target: ClassVar[bool] = False
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
+    #: Loss of censored times, whose y is encoded by `encode_times`; None elsewhere.
+    _survival_loss: Any = None
     #: Whether y of one column stays two-dimensional, where it may have several.
     _keeps_single_column: ClassVar[bool] = False
     #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
@@ -279,6 +282,8 @@ class BaseOnRows(BaseEstimator):
                 f"{type(self).__name__} requires y to be passed, but the target y is None. "
                 "Pass y as well."
             )
+        if self._survival_loss is not None:
+            return X, encode_times(y, self._survival_loss), sample_weight
         if not self._multi_output:
             stays = labels_stay and self._classification and are_device_labels(y)
             if not (is_dask(y) or (stays and len(y) > MAX_CHECKED_LABELS)):
@@ -305,7 +310,8 @@ class BaseOnRows(BaseEstimator):
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         """Return X, y and weights as one collection, whose blocks have the same rows of each."""
         return as_collection(
-            X, y, sample_weight, multi_output=self._multi_output,
+            X, y, sample_weight,
+            multi_output=self._multi_output or self._survival_loss is not None,
             classification=self._classification, tensors=self._tensors,
             labels_stay=self._classification,
         )  # fmt: skip

@@ -526,6 +526,11 @@ class BaseSteps(BaseOnRows):
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.job import INLINE
 
+        if self._survival_loss is not None:
+            raise InvalidParameterError(
+                f"loss={self._survival_loss!r} reads times in several forms, and a stream reads "
+                "targets as they come. Learn batch by batch with partial_fit."
+            )
         if client is not None and not (isinstance(client, str) and client == INLINE):
             check_client(client, "a stream", '"inline" or None for a stream in this process')
         else:

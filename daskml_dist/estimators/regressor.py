@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.column_statistics import WeightedMoments
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.survival import Cox
 from daskml_dist.models.base import r2_of_sums
 from daskml_dist.parameters.checks import check_some_weight
 
@@ -33,8 +36,12 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
     -------
     float
         The mean over the targets where there are several. A constant target scores 1 if it is
-        predicted exactly, else 0; fewer than two rows have no score: NaN.
+        predicted exactly, else 0; fewer than two rows have no score: NaN. Of losses of censored
+        times (:class:`daskml_dist.losses.AFT`) it is the concordance index.
     """
+    loss = getattr(self, "_survival_loss", None)
+    if loss is not None:
+        return _score_concordance(self, loss, X, y, sample_weight)
     # The method `score` of every regressor; its `_inverse_link` turns raw predictions into targets.
     statistic = partial(_sum_squares, self._inverse_link())
     sums: _SquareSums = self._sum_over_blocks(statistic, X, y, sample_weight)
@@ -43,6 +50,19 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         return math.nan
     # Moments are of deviations from the mean, whose sum is 0.
     return float(r2_of_sums(sums.targets.weight, sums.errors, 0.0, sums.targets.squares).mean())
+
+
+def _score_concordance(self: Any, loss: Loss, X: Any, y: Any, sample_weight: Any) -> float:
+    """Return how often of two times the longer one is predicted, of those that can be compared."""
+    # Here, so that estimators do not import all metrics.
+    from daskml_dist.metrics.survival import concordance_index
+
+    X, y, sample_weight = take_named_columns(X, y, sample_weight)
+    predicted = self.predict(X)
+    # Of a hazard the larger one means the shorter time.
+    return concordance_index(
+        y, -predicted if isinstance(loss, Cox) else predicted, sample_weight=sample_weight
+    )
 
 
 def partial_fit(

@@ -42,6 +42,11 @@ def declare_independent_rows(function: _Function) -> _Function:
     return function
 
 
+# A link is of single numbers, of however many columns.
+for _link in (Loss.inverse_link, Poisson.inverse_link):
+    declare_independent_rows(_link)
+
+
 def has_independent_rows(call: RowFunctionCall) -> bool:
     """Return whether the bits of an answer never depend on the rows beside its row."""
     return _is_marked_independent(call.function) and (

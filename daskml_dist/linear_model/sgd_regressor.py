@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.base import LinearRegressor, densify, sparsify
 from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.estimators.regressor import partial_fit
+from daskml_dist.losses import AFT, Cox, get_loss
 from daskml_dist.losses.base import Loss
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.parameters.run import Run
@@ -24,6 +26,7 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         ``"squared_error"``, ``"huber"``, ``"epsilon_insensitive"``,
         ``"squared_epsilon_insensitive"``, ``"quantile"``, or with a log link ``"poisson"``,
         ``"gamma"`` or ``"tweedie"``, or an object with other parameters such as ``Quantile(0.9)``.
+        With :class:`~daskml_dist.losses.AFT` y holds times, some of them censored.
     fit_intercept : bool, default=True
         The intercept begins near the targets: at their mean, with losses that resist outliers at a
         rough median, and with a log link at the logarithm of the mean.
@@ -135,6 +138,16 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         self.privacy = privacy
 
     def _loss(self) -> Loss:
-        return set_loss_epsilon(super()._loss(), self.loss, self.epsilon)
+        if isinstance(self.loss, Cox):
+            raise InvalidParameterError(
+                "Cox's partial likelihood is of all rows at risk together, and a step sees few of "
+                "them. Use HistGradientBoostingRegressor(loss=Cox()), or loss=AFT() here."
+            )
+        loss = get_loss(self.loss, "regression", censored=True)
+        return set_loss_epsilon(loss, self.loss, self.epsilon)
+
+    @property
+    def _survival_loss(self) -> Any:
+        return self.loss if isinstance(self.loss, AFT) else None
 
     partial_fit = partial_fit

@@ -7,7 +7,8 @@ of one row, which numba compiles into the steps of single rows (`daskml_dist.bac
 
 Each family is a module, by the argument of its losses: the margin (`margin`, classification), the
 residual (`residual`) or the mean of a distribution (`deviance`, both regression). The classes in a
-module's `__all__` are public here and fill the table `LOSSES`.
+module's `__all__` are public here and fill the table `LOSSES`. Losses of times until an event
+(`survival`) have no names, and are given as objects.
 """
 
 from __future__ import annotations
@@ -19,28 +20,33 @@ from daskml_dist.losses.base import LOSSES, Kind, Loss
 from daskml_dist.losses.deviance import *  # noqa: F403
 from daskml_dist.losses.margin import *  # noqa: F403
 from daskml_dist.losses.residual import *  # noqa: F403
+from daskml_dist.losses.residual import AbsoluteError
 from daskml_dist.losses.row import RowLoss
+from daskml_dist.losses.survival import AFT, Cox
 
-__all__ = ["LOSSES", "Loss", "RowLoss", "get_loss"]
+__all__ = ["AFT", "LOSSES", "Cox", "Loss", "RowLoss", "get_loss"]
 __all__ += margin.__all__
 __all__ += residual.__all__
 __all__ += deviance.__all__
 
+# `AbsoluteError` is for boosting alone.
 LOSSES.update(
     (loss.name, loss)
     for family in (margin, residual, deviance)
     for name, loss in vars(family).items()
-    if name in family.__all__
+    if name in family.__all__ and loss is not AbsoluteError
 )
 
 
-def get_loss(loss: str | Loss, kind: Kind) -> Loss:
+def get_loss(loss: str | Loss, kind: Kind, *, censored: bool = False) -> Loss:
     """Return the loss of a name, or check an object.
 
     Parameters
     ----------
     loss : str or Loss
     kind : {"classification", "regression"}
+    censored : bool, default=False
+        Whether losses of censored times are accepted, too.
 
     Raises
     ------
@@ -55,7 +61,8 @@ def get_loss(loss: str | Loss, kind: Kind) -> Loss:
     """
     if isinstance(loss, str) and loss in LOSSES:
         loss = LOSSES[loss]()
-    if isinstance(loss, Loss) and loss.kind == kind:
+    is_censored = isinstance(loss, Loss) and loss.kind == "survival"
+    if isinstance(loss, Loss) and (censored if is_censored else loss.kind == kind):
         return loss
     names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
     raise InvalidParameterError(

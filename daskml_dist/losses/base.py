@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.errors import InvalidParameterError
@@ -14,6 +17,7 @@ __all__ = [
     "LABEL_LOSS_NAMES",
     "LOSSES",
     "Array",
+    "Exponential",
     "Kind",
     "Loss",
     "Multiclass",
@@ -25,7 +29,9 @@ __all__ = [
 
 #: An array of NumPy, or of another library that follows the array API standard.
 Array = Any
-Kind = Literal["classification", "regression"]
+Kind = Literal["classification", "regression", "survival"]
+#: Returns the exponential of each number of an array, in a new array.
+Exponential = Callable[[Array], Array]
 Multiclass = Literal["softmax", "ovr"]
 
 
@@ -38,7 +44,7 @@ class Loss(NamedParameters, ABC):
     ----------
     name : str
         Value of an estimator's ``loss`` parameter that chooses it.
-    kind : {"classification", "regression"}
+    kind : {"classification", "regression", "survival"}
     multiclass : {"softmax", "ovr"} or None
         Form for more than two classes: one softmax over integer codes, or one -1/+1 problem for
         each class.
@@ -62,6 +68,14 @@ class Loss(NamedParameters, ABC):
         gradient boosting is compiled.
     has_hessian : bool
         Whether :meth:`value_gradient_hessian` is defined.
+    tree_kernel : str or None
+        Name of the loss's gradient in tree_gradients.cu, which has the operations of
+        :meth:`derive`. Not inherited.
+    unit_hessian : bool
+        Whether second derivatives are 1 everywhere. Not inherited.
+    leaf_quantile : float or None
+        A leaf of boosting takes this quantile of its residuals (Friedman 2001, algorithm 3, for the
+        median); None: a Newton step.
 
     Examples
     --------
@@ -80,9 +94,14 @@ class Loss(NamedParameters, ABC):
     evaluate_row: ClassVar[Any] = None
     derive_row: ClassVar[Any] = None
     has_hessian: ClassVar[bool] = False
+    tree_kernel: ClassVar[str | None] = None
+    unit_hessian: ClassVar[bool] = False
+    leaf_quantile: float | None = None
 
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")
+        cls.tree_kernel = vars(cls).get("tree_kernel")
+        cls.unit_hessian = vars(cls).get("unit_hessian", False)
         # A subclass that overrides the array form does not inherit the form for one row.
         forms = {
             "value_and_gradient",
@@ -145,6 +164,36 @@ class Loss(NamedParameters, ABC):
         raise InvalidParameterError(
             f"loss={self.name!r} has no second derivative. Use solver='lbfgs', or one of {names}."
         )
+
+    def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array | None]:
+        """Return first and second derivatives of rows, by which boosting grows its trees.
+
+        But for `exponential` they are made of operations that IEEE 754 rounds, one row at a time:
+        with an exponential of the same bits everywhere the trees are the same on every machine.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n,)
+            Targets; of classification the number of the class.
+        raw : ndarray of shape (n,), or (n_classes, n) of more than two classes
+        exponential : callable
+
+        Returns
+        -------
+        gradient : ndarray of the shape of `raw`
+        hessian : ndarray of the shape of `raw`, or None
+            None: 1 everywhere, which also stands for a second derivative that there is not.
+        """
+        return self.gradient(y, raw), None
+
+    def start(self, mean: Array) -> Array:
+        """Return the raw predictions that boosting starts from.
+
+        `mean` holds the mean of the targets, of classification the shares of classes or, of a loss
+        of your own, the mean of -1 and 1.
+        """
+        # A loss of residuals is least near the mean; others say where they begin.
+        return mean if self.center is not None else np.array([self.constant(float(mean[0]))])
 
     def predict_proba(self, raw: Array) -> Array:
         """Return the probabilities of the classes.

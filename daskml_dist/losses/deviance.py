@@ -18,7 +18,13 @@ from scipy.special import xlogy
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.losses.base import Array, Loss, diagonal_matrices, sum_over_columns
+from daskml_dist.losses.base import (
+    Array,
+    Exponential,
+    Loss,
+    diagonal_matrices,
+    sum_over_columns,
+)
 
 __all__ = ["Gamma", "Poisson", "Tweedie"]
 
@@ -126,12 +132,18 @@ class Poisson(_LogLinkDeviance):
 
     name = "poisson"
     kernel = "poisson"
+    tree_kernel = "poisson"
     power = 1.0
+
+    def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array]:
+        """Return first and second derivatives; the second one is the mean."""
+        mean = exponential(raw)
+        return mean - y, mean
 
     def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         # One exponential serves the value and both derivatives by raw.
-        mean = namespace(raw).exp(raw)
-        return mean - y * raw, mean - y, mean
+        gradient, mean = self.derive(y, raw, namespace(raw).exp)
+        return mean - y * raw, gradient, mean
 
     @staticmethod
     def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -157,11 +169,17 @@ class Gamma(_LogLinkDeviance):
 
     name = "gamma"
     kernel = "gamma"
+    tree_kernel = "gamma"
     power = 2.0
 
+    def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array]:
+        """Return first and second derivatives; the second one is the target over the mean."""
+        ratio = y * exponential(-raw)
+        return 1 - ratio, ratio
+
     def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        ratio = y * namespace(raw).exp(-raw)
-        return raw + ratio, 1 - ratio, ratio
+        gradient, ratio = self.derive(y, raw, namespace(raw).exp)
+        return raw + ratio, gradient, ratio
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total
-from daskml_dist.losses.base import Array, Loss, Multiclass, sum_over_columns
+from daskml_dist.losses.base import Array, Exponential, Loss, Multiclass, sum_over_columns
 
 __all__ = ["Hinge", "LogLoss", "ModifiedHuber", "Perceptron", "SquaredHinge"]
 
@@ -64,6 +64,7 @@ class LogLoss(_MarginLoss):
     multiclass = "softmax"
     proba = True
     kernel = "log_loss"
+    tree_kernel = "log_loss"
     has_hessian = True
 
     def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
@@ -128,6 +129,37 @@ class LogLoss(_MarginLoss):
         pairs[:, :: width + 1] = 0
         pairs[:, :: width + 1] = -total(xp.reshape(pairs, (n, width, width)), axis=2)
         return values, gradient, xp.reshape(pairs, (n, width, width))
+
+    def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array]:
+        """Return first and second derivatives, ``p - 1[y]`` and ``p * (1 - p)``, class by class."""
+        xp = namespace(raw)
+        if raw.ndim == 1:
+            # exp(-|raw|) does not overflow. It gives the larger and the smaller probability of the
+            # two classes.
+            smaller = exponential(-xp.abs(raw))
+            larger = 1 / (1 + smaller)
+            smaller *= larger
+            gradient = xp.where(raw >= 0, larger, smaller)
+            gradient -= y
+            larger *= smaller
+            return gradient, larger
+        proba = exponential(raw - raw.max(axis=0))
+        # A loop, since the order of the additions in numpy.sum depends on the number of rows.
+        sums = proba[0].copy()
+        for other in proba[1:]:
+            sums += other
+        proba /= sums
+        is_class = xp.arange(len(raw))[:, None] == y
+        return proba - is_class, proba * (1 - proba)
+
+    def start(self, mean: Array) -> Array:
+        """Return the log odds of two classes, or logarithms of the shares of more."""
+        eps = float(np.finfo(np.float64).eps)
+        share = np.clip(mean, eps, 1 - eps)
+        if len(share) == 1:
+            return np.asarray(np.log(share / (1 - share)))
+        logs = np.log(share)
+        return np.asarray(logs - logs.mean())
 
     def predict_proba(self, raw: Array) -> Array:
         """Return the logistic function of `raw` (two classes), or softmax over its columns."""

@@ -21,6 +21,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses.base import Array, Loss, diagonal_matrices, sum_over_columns
 
 __all__ = [
+    "AbsoluteError",
     "EpsilonInsensitive",
     "Huber",
     "Quantile",
@@ -61,7 +62,9 @@ class SquaredError(_ResidualLoss):
     name = "squared_error"
     center = "mean"
     kernel = "squared_error"
+    tree_kernel = "squared_error"
     has_hessian = True
+    unit_hessian = True
 
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         values = residual * residual
@@ -237,6 +240,7 @@ class Quantile(_ResidualLoss):
 
     name = "quantile"
     kernel = "quantile"
+    tree_kernel = "quantile"
     quantile: float = 0.5
 
     def __post_init__(self) -> None:
@@ -256,9 +260,40 @@ class Quantile(_ResidualLoss):
         """Return `quantile`."""
         return (float(self.quantile),)
 
+    @property
+    def leaf_quantile(self) -> float:  # type: ignore[override]
+        """Return `quantile`: the best constant of a leaf is this quantile of its targets."""
+        return float(self.quantile)
+
     @staticmethod
     def evaluate_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
         """Return value and derivative of one row."""
         residual = raw - y
         slope = (1.0 if residual > 0 else 0.0) - parameters[0]
         return slope * residual, slope
+
+
+@dataclass(frozen=True)
+class AbsoluteError(_ResidualLoss):
+    """Absolute error ``|raw - y|`` of gradient boosting: a leaf predicts the median.
+
+    Linear models take ``Quantile(0.5)``, which is half of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import AbsoluteError
+    >>> AbsoluteError().value(np.array([1.0, 3.0]), np.array([0.5, 0.5])).tolist()
+    [0.5, 2.5]
+    """
+
+    name = "absolute_error"
+    tree_kernel = "absolute_error"
+    leaf_quantile: ClassVar[float] = 0.5  # type: ignore[misc]
+
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
+        xp = namespace(residual)
+        slope = cast(residual > 0, residual.dtype)
+        slope *= 2
+        slope -= 1
+        return xp.abs(residual), slope

@@ -68,6 +68,7 @@ from daskml_dist.metrics.regression import (
     root_mean_squared_log_error,
 )
 from daskml_dist.metrics.scorers import get_scorer, get_scorer_names, make_scorer
+from daskml_dist.metrics.survival import concordance_index
 
 __all__ = [
     "METRICS",
@@ -83,6 +84,7 @@ __all__ = [
     "class_likelihood_ratios",
     "classification_report",
     "cohen_kappa_score",
+    "concordance_index",
     "confusion_matrix",
     "d2_absolute_error_score",
     "d2_pinball_score",
@@ -135,6 +137,7 @@ __all__ = [
 
 #: Public functions that do not score predictions against targets, row by row.
 _OTHERS = {
+    "concordance_index",
     "dcg_score",
     "euclidean_distances",
     "get_scorer",

@@ -31,6 +31,7 @@ from daskml_dist.backends.namespace import (
 )
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses.base import Loss
+from daskml_dist.losses.survival import AFT
 from daskml_dist.models.base import (
     BatchRows,
     ColumnModel,
@@ -134,11 +135,14 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
         Parameters
         ----------
-        y : ndarray of shape (n,)
+        y : ndarray of shape (n,), or (n, n_columns) of several targets or of bounds of times
         classes : ndarray of shape (n_classes,), sorted, or None for regression
         dtype : numpy dtype of the fit
         """
         if classes is None:
+            if isinstance(self.loss, AFT):
+                bounds: NDArray[Any] = self.loss.join(y, dtype)
+                return bounds
             if self.target_shift:
                 y = y - np.array(self.target_shift if y.ndim == 2 else self.target_shift[0])
             return y.astype(dtype, copy=False)
@@ -350,7 +354,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
         Classification: the weight, and the weight of correct rows, of shape (2,). Regression: the
         weight, then squared errors, targets and squared targets of each output, of shape
-        (1 + 3 * n_targets,).
+        (1 + 3 * n_targets,). Censored times: the weight and the loss.
         """
         return self._sum_scores(self.raw_prediction(w, rows.X, backend), rows)
 
@@ -360,7 +364,10 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         if weight is None:
             weight = ones(y.shape[:1], np.float64, y)
         weight = cast(weight, xp.float64)
-        if self.n_classes:
+        if isinstance(self.loss, AFT):
+            # A time that is known by bounds has no residual.
+            sums = [total(weight), weight @ cast(self.loss.value(y, raw), xp.float64)]
+        elif self.n_classes:
             # Several outputs are compared with class indices, one with signs.
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
             sums = [total(weight), weight @ cast(right, xp.float64)]
@@ -377,10 +384,15 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return np.array([float(value) for value in sums])
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Return accuracy (classification) or R^2 (regression), the mean over several targets."""
+        """Return accuracy (classification) or R^2 (regression), the mean over several targets.
+
+        Of censored times it is minus the mean loss.
+        """
         total = sums[0]
         if total == 0:
             return float("nan")
+        if isinstance(self.loss, AFT):
+            return float(-sums[1] / total)
         if self.n_classes:
             return float(sums[1] / total)
         return float(r2_of_sums(total, *sums[1:].reshape(3, -1)).mean())

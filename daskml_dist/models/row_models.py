@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.losses.survival import AFT
 from daskml_dist.models.base import Model
 
 
@@ -40,10 +41,13 @@ class TreeRowsModel(Model):
     n_features : int
     columns : tuple of ndarray
         Sorted labels of each of several outputs; empty for one output, and in regression.
+    joins_bounds : bool, default=False
+        Whether two columns of the targets are bounds of times, which become one complex number.
     """
 
     n_features: int
     columns: tuple[NDArray[Any], ...] = ()
+    joins_bounds: bool = False
     takes_missing: ClassVar[bool] = True
     #: So that trainers are pinned to their share of the cores.
     starts_threads: ClassVar[bool] = False
@@ -53,6 +57,8 @@ class TreeRowsModel(Model):
         if self.columns:
             found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
             return np.column_stack(found).astype(np.float64)
+        if self.joins_bounds:
+            return np.asarray(AFT.join(y, np.float64))
         if classes is not None:
             y = np.searchsorted(classes, y)
         return np.asarray(y, np.float64)

@@ -424,6 +424,7 @@ class BinnedRows:
     columns : ndarray of uint8 of shape (n_features, n)
         The same by feature, for loops over all rows.
     y : ndarray of float64 of shape (n,)
+        Of complex128 where targets are bounds of times (`losses.AFT`).
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
         Hash of each row's number among all rows.
@@ -470,6 +471,8 @@ class BinnedRows:
                 self._queries = self.allocate_zeros((len(self._y),), np.int64)
             self._queries[at] = read_codes(y)
             y = y[:, 0]
+        if y.dtype.kind == "c" and not self.n:
+            self._y = self.allocate_zeros((len(self._y),), np.complex128)
         self._y[at] = y
         self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:

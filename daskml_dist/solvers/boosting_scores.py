@@ -1,9 +1,10 @@
 """Losses of gradient boosting, and scores after each iteration for early stopping and the user.
 
-A :class:`BoostLoss` computes the losses of scikit-learn's ``HistGradientBoosting``, a tile of rows
-at a time. The gradient of a row has the same bits on every machine and GPU, in any tile: it uses
-only operations that IEEE 754 rounds correctly. Sums of floats are computed in fixed-point integers
-(:func:`sum_exactly`), so they do not depend on the order of the rows or the number of trainers.
+A :class:`RowBoostLoss` computes a loss of `daskml_dist.losses` a tile of rows at a time. The
+gradient of a row has the same bits on every machine and GPU, in any tile: it uses only operations
+that IEEE 754 rounds correctly (:meth:`Loss.derive`). Sums of floats are computed in fixed-point
+integers (:func:`sum_exactly`), so they do not depend on the order of the rows or the number of
+trainers.
 
 Without a scorer, the score is minus the mean loss, an all-reduce. A scorer needs all predictions:
 the rows that it scores are gathered to one trainer (:class:`_GatheredRows`).
@@ -15,17 +16,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import largest_sizes
+from daskml_dist.backends.trees import TreeRows, largest_sizes
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.losses.base import Loss
-from daskml_dist.losses.deviance import Gamma, Poisson
-from daskml_dist.losses.margin import LogLoss
-from daskml_dist.losses.residual import Quantile, SquaredError
 from daskml_dist.models.bins import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows, gather_to_first
@@ -212,11 +211,7 @@ def _values_of_keys(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.where(keys & _SIGN_BIT, keys ^ _SIGN_BIT, ~keys).view(np.float64)
 
 
-#: Least mean, and least distance of a probability from 0 and 1, whose logarithm is taken.
-_EPS = float(np.finfo(np.float64).eps)
-
-
-def _exact_exponential(x: Array) -> Array:
+def exact_exponential(x: Array) -> Array:
     """Return exp(x) in a new array, with the same bits on every machine, unlike ``numpy.exp``."""
     from daskml_dist.backends.elementary_functions import exponential
 
@@ -224,31 +219,29 @@ def _exact_exponential(x: Array) -> Array:
 
 
 class BoostLoss(ABC):
-    """Base class of the losses of boosting, as functions of targets and raw predictions.
+    """Base class of what boosting needs of a loss, as functions of targets and raw predictions.
 
     Attributes
     ----------
     constant_hessian : bool
         Whether the hessian of every row is 1, before it is multiplied by the row's weight.
     kernel : str
-        Name of the loss's gradient in tree_gradients.cu.
+        Name of the loss's gradient in tree_gradients.cu, or another name where the host makes it.
     quantile : float or None
         A leaf's value is this quantile of the residuals of its rows (Friedman 2001, algorithm 3,
         for the median); None: it is a Newton step.
-    by_query : bool
-        Whether the loss is of the order of rows within queries: its gradients and scores are made
-        query by query (`solvers.ranking`), and not row by row.
+    n_outputs : int
+        Columns of a raw prediction.
+    of_sets : bool
+        Whether the loss is of sets of rows, such as those of a query or those at risk: gradients
+        and scores are then made by the four methods below, and not row by row.
     """
 
-    constant_hessian: ClassVar[bool] = False
-    kernel: ClassVar[str]
+    constant_hessian: bool = False
+    kernel: str
     quantile: float | None = None
-    by_query: ClassVar[bool] = False
-
-    @property
-    def n_outputs(self) -> int:
-        """Return the number of columns of a raw prediction."""
-        return 1
+    n_outputs: int = 1
+    of_sets: ClassVar[bool] = False
 
     def of_target(self, y: Array) -> Array:
         """Return the terms of shape (n, n_outputs) whose means :meth:`start` is given."""
@@ -258,19 +251,19 @@ class BoostLoss(ABC):
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the initial raw prediction (before any tree), from the means of `of_target`."""
 
-    @abstractmethod
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         """Return gradients and hessians of rows, of shape (n_outputs, n); a hessian of None is 1.
 
         Parameters
         ----------
-        y : ndarray of float64 of shape (n,)
+        y : ndarray of shape (n,)
         raw : ndarray of float64 of shape (n_outputs, n)
         """
+        raise NotImplementedError("gradients are made set by set")
 
-    @abstractmethod
     def losses(self, y: Array, raw: Array) -> Array:
         """Return the loss of each row, up to terms of `y` alone; arguments as of `gradients`."""
+        raise NotImplementedError("losses are of sets of rows")
 
     def write_gradients(
         self, y: Array, raw: Array, weight: Array | None, g: Array, h: Array
@@ -282,217 +275,111 @@ class BoostLoss(ABC):
         """
         return None
 
+    # -- sets of rows --------------------------------------------------------------------------
 
-class SquaredErrorBoostLoss(BoostLoss):
-    """Half the squared error."""
+    def gather_sets(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+    ) -> Any:
+        """Return rows set by set, those of a range of numbers or all (collective)."""
+        raise NotImplementedError
 
-    kernel = "squared_error"
-    constant_hessian = True
+    def check_held_sets(self, rows: OwnRows, own: Any, held: Sequence[BinnedRows]) -> None:
+        """Raise on all trainers if held-out rows have sets of the others (collective)."""
+        return  # sets of rows that are told apart by nothing overlap nowhere
 
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return mean
+    def make_set_gradients(self, sets: Any, seed: int) -> SetGradients:
+        """Return what makes the gradients of gathered rows."""
+        raise NotImplementedError
 
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        return raw - y, None
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        return np.asarray(0.5 * (raw[0] - y) ** 2)
-
-
-class AbsoluteErrorBoostLoss(BoostLoss):
-    """Absolute error: a leaf predicts the median."""
-
-    kernel = "absolute_error"
-    constant_hessian = True
-    quantile = 0.5
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return mean
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        return np.where(raw > y, 1.0, -1.0), None
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        return np.asarray(np.abs(raw[0] - y))
-
-
-@dataclass
-class PinballBoostLoss(BoostLoss):
-    """Pinball loss: a leaf predicts a quantile.
-
-    Parameters
-    ----------
-    quantile : float
-    """
-
-    quantile: float | None = 0.5
-    constant_hessian: ClassVar[bool] = True
-    kernel: ClassVar[str] = "quantile"
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return mean
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        assert self.quantile is not None
-        return np.where(y >= raw, -self.quantile, 1 - self.quantile), None
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        assert self.quantile is not None
-        over = y - raw[0]
-        return np.asarray(np.where(over >= 0, self.quantile * over, (self.quantile - 1) * over))
-
-
-class PoissonBoostLoss(BoostLoss):
-    """Half the Poisson deviance, with a log link."""
-
-    kernel = "poisson"
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.log(np.maximum(mean, _EPS)))
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        mean = _exact_exponential(raw)
-        return mean - y, mean
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        return np.asarray(np.exp(raw[0]) - y * raw[0])
-
-
-class GammaBoostLoss(BoostLoss):
-    """Half the gamma deviance, with a log link."""
-
-    kernel = "gamma"
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.log(np.maximum(mean, _EPS)))
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        ratio = y * _exact_exponential(-raw)
-        return 1 - ratio, ratio
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        return np.asarray(raw[0] + y * np.exp(-raw[0]))
-
-
-class BinomialBoostLoss(BoostLoss):
-    """Log loss of two classes, 0 and 1."""
-
-    kernel = "binomial"
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        share = np.clip(mean, _EPS, 1 - _EPS)
-        return np.asarray(np.log(share / (1 - share)))
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        # exp(-|raw|) does not overflow. It gives the larger and the smaller probability of the two
-        # classes; the gradient is p - y, the hessian p * (1 - p).
-        smaller = _exact_exponential(-np.abs(raw))
-        larger = 1 / (1 + smaller)
-        smaller *= larger
-        gradient = np.where(raw >= 0, larger, smaller)
-        gradient -= y
-        larger *= smaller
-        return gradient, larger
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        raw = raw[0]
-        # log(1 + exp(raw)) - y * raw, without overflow.
-        return np.asarray(np.maximum(raw, 0) + np.log1p(np.exp(-np.abs(raw))) - y * raw)
-
-
-@dataclass
-class MultinomialBoostLoss(BoostLoss):
-    """Log loss of several classes, numbered from 0.
-
-    Parameters
-    ----------
-    n_classes : int
-    """
-
-    n_classes: int
-    kernel: ClassVar[str] = "multinomial"
-
-    @property
-    def n_outputs(self) -> int:
-        return self.n_classes
-
-    def of_target(self, y: Array) -> Array:
-        return np.asarray(y[:, None] == np.arange(self.n_classes), np.float64)
-
-    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        logs = np.log(np.clip(mean, _EPS, 1 - _EPS))
-        return np.asarray(logs - logs.mean())
-
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        probabilities = _exact_exponential(raw - raw.max(axis=0))
-        # A loop, since the order of the additions in numpy.sum depends on the number of rows.
-        total = probabilities[0].copy()
-        for other in probabilities[1:]:
-            total += other
-        probabilities /= total
-        one_hot = np.arange(self.n_classes)[:, None] == y
-        return probabilities - one_hot, probabilities * (1 - probabilities)
-
-    def losses(self, y: Array, raw: Array) -> Array:
-        # Log-sum-exp, shifted by the largest so that nothing overflows, minus the true class's.
-        largest = raw.max(axis=0)
-        true = np.take_along_axis(raw, y.astype(np.intp)[None], axis=0)[0]
-        return np.asarray(np.log(np.exp(raw - largest).sum(axis=0)) + largest - true)
+    def make_set_scores(self, sets: Any, parts: Sequence[BinnedRows]) -> SetScores:
+        """Return what scores gathered rows."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class OwnBoostLoss(BoostLoss):
-    """A loss of `daskml_dist.losses`, the user's own among them, of one output.
+class RowBoostLoss(BoostLoss):
+    """Loss of `daskml_dist.losses`, the user's own among them, as boosting needs it.
 
     Parameters
     ----------
     loss : Loss
-        Of classification: of two classes, which it sees as -1 and 1.
+        The user's, of classification, are of two classes, which they see as -1 and 1.
+    n_outputs : int, default=1
+        Classes of the log loss of more than two.
     """
 
     loss: Loss
-    kernel: ClassVar[str] = "own"
+    n_outputs: int = 1
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        """Return the name of the kernel, of which classes have two: of two, and of more."""
+        name = self.loss.tree_kernel or "own"
+        return ("multinomial" if self.n_outputs > 1 else "binomial") if name == "log_loss" else name
 
     @property
     def constant_hessian(self) -> bool:  # type: ignore[override]
-        """Return whether the loss has no second derivative: leaves take mean gradients."""
-        return not self.loss.has_hessian
+        """Return whether second derivatives are 1, or none are there: leaves take means."""
+        return self.loss.unit_hessian or not self.loss.has_hessian
+
+    @property
+    def quantile(self) -> float | None:  # type: ignore[override]
+        """Return the quantile that leaves take of their residuals."""
+        return self.loss.leaf_quantile
+
+    @property
+    def _is_known(self) -> bool:
+        """Flag: devices make the gradients, by the operations of :meth:`Loss.derive`."""
+        return self.loss.tree_kernel is not None
 
     def _targets(self, y: Array) -> Array:
         """Return targets as the loss sees them."""
-        return 2.0 * y - 1.0 if self.loss.kind == "classification" else y
+        signs = self.loss.kind == "classification" and not self._is_known
+        return 2.0 * y - 1.0 if signs else y
 
     def of_target(self, y: Array) -> Array:
-        return self._targets(y)[:, None]
+        if self.n_outputs > 1:
+            return np.asarray(y[:, None] == np.arange(self.n_outputs), np.float64)
+        # Bounds of times are complex numbers, of which the real part is in the middle.
+        return self._targets(y).real[:, None]
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        # A loss of residuals is least near the mean; others say where they begin.
-        if self.loss.center is not None:
-            return mean
-        found = self.loss.constant(float(mean[0]))
-        if not isinstance(found, float | int | np.number) or not math.isfinite(found):
+        # Of signs a loss says by `constant` where it begins.
+        start = self.loss.start if self._is_known else partial(Loss.start, self.loss)
+        found = np.asarray(start(mean))
+        if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
             raise InvalidParameterError(
-                f"{self._name}.constant({mean[0]:g}) returned {found!r}, and is to return the raw "
-                "prediction to start from, a finite number."
+                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, and is to "
+                "return the raw prediction to start from, a finite number."
             )
-        return np.array([float(found)])
+        return found.astype(np.float64)
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
+        if self.n_outputs > 1:
+            return self.loss.derive(y, raw, exact_exponential)
         y, raw = self._targets(y), raw[0]
+        if self._is_known:
+            g, h = self.loss.derive(y, raw, exact_exponential)
+            return g[None], None if h is None else h[None]
         if not self.loss.has_hessian:
             return self._checked("gradient", self.loss.value_and_gradient(y, raw)[1], y), None
         _, g, h = self.loss.value_gradient_hessian(y, raw)
         return self._checked("gradient", g, y), self._checked("hessian", h, y)
 
     def losses(self, y: Array, raw: Array) -> Array:
-        y = self._targets(y)
+        if self.n_outputs > 1:
+            return np.asarray(self.loss.value(y.astype(np.intp), raw.T))
+        # A margin is of -1 and 1.
+        y = 2.0 * y - 1.0 if self.loss.kind == "classification" else y
         return np.asarray(self._checked("value", self.loss.value(y, raw[0]), y)[0])
 
     def write_gradients(
         self, y: Array, raw: Array, weight: Array | None, g: Array, h: Array
-    ) -> NDArray[np.float64]:
-        is_written = False
-        if self.loss.derive_row is not None:
+    ) -> NDArray[np.float64] | None:
+        if self._is_known:
+            return None
+        is_written = not len(y)
+        if self.loss.derive_row is not None and not is_written:
             from daskml_dist.backends.own_losses import write_row_gradients
 
             is_written = write_row_gradients(
@@ -538,22 +425,6 @@ class OwnBoostLoss(BoostLoss):
         return values.astype(np.float64)[None]
 
 
-#: Losses of boosting that are those of `daskml_dist.losses`, whose trees devices grow.
-_SAME_LOSSES: dict[type[Loss], Callable[[Any], BoostLoss]] = {
-    Gamma: lambda loss: GammaBoostLoss(),
-    LogLoss: lambda loss: BinomialBoostLoss(),
-    Poisson: lambda loss: PoissonBoostLoss(),
-    Quantile: lambda loss: PinballBoostLoss(loss.quantile),
-    SquaredError: lambda loss: SquaredErrorBoostLoss(),
-}
-
-
-def make_boost_loss(loss: Loss) -> BoostLoss:
-    """Return the loss of boosting that an object of `daskml_dist.losses` stands for."""
-    make = _SAME_LOSSES.get(type(loss), OwnBoostLoss)
-    return make(loss)
-
-
 #: Salt of the hash that draws the scored rows, so that its draws are independent of others' of the
 #: same seed.
 _SCORE_DRAW = 5
@@ -564,6 +435,19 @@ RowRange = tuple[int, int]
 #: Expected number of training rows that a scorer is given (scikit-learn draws as many); a mean
 #: loss is of all rows.
 _MAX_SCORED_ROWS = 10_000
+
+
+class SetGradients(Protocol):
+    """Gradients of rows that are not made row by row, such as those of a ranking."""
+
+    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
+        """Make the gradients of the tree `number`, and hand them to the lanes (collective).
+
+        Returns
+        -------
+        list of ndarray of float64 of shape (2, 1)
+            Largest gradient and hessian of each lane.
+        """
 
 
 class SetScores(Protocol):

@@ -34,19 +34,14 @@ from daskml_dist.solvers.boosting_scores import (
     BoostLoss,
     BoostScores,
     GroupedValues,
+    SetGradients,
+    SetScores,
     StoppingRule,
     WatchedScores,
     group_quantiles,
     sum_exactly,
 )
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
-from daskml_dist.solvers.ranking import (
-    QueryGradients,
-    QueryRows,
-    QueryScores,
-    RankingLoss,
-    check_disjoint,
-)
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
 #: Bits of a gradient and of a hessian: all digits of float32, or few where there are many rows.
@@ -129,7 +124,7 @@ class _BoostingRun:
             scores = {name: kept[name].tolist() for name in scores}
         self._scores = BoostScores(
             rows, solver.stopping, solver.watching, self._loss, scores,
-            self._make_query_scores if self._loss.by_query else None,
+            self._make_set_scores if self._loss.of_sets else None,
         )  # fmt: skip
         self._binned_lanes, self._held = self._bin_own_rows(bins)
         self._check_row_counts()
@@ -165,7 +160,7 @@ class _BoostingRun:
         new = [lane for lane in rows.lanes if lane not in made]
         # Scorers are given rows in the order of their numbers.
         stopping = solver.stopping
-        numbered = solver.watching is not None or self._loss.by_query
+        numbered = solver.watching is not None or self._loss.of_sets
         if stopping is not None:
             numbered |= stopping.scorer is not None or stopping.within is not None
         found = rows.map_lanes(lambda lane: bin_rows(rows, lane, bins, aside, numbered), new)
@@ -185,28 +180,25 @@ class _BoostingRun:
                 "validate with. Change validation_fraction, or set early_stopping=False."
             )
 
-    def _find_queries(self) -> QueryRows | None:
-        """Return the rows that are trained on by query; None for a loss of single rows."""
-        loss = self._loss
-        if not isinstance(loss, RankingLoss):
+    def _find_sets(self) -> Any:
+        """Return the rows that are trained on, set by set; None for a loss of single rows."""
+        if not self._loss.of_sets:
             return None
-        queries = QueryRows(self._rows, self._binned_lanes, loss)
-        # Sets that the user gave may hold queries of the fit; those drawn from it hold none.
+        sets = self._loss.gather_sets(self._rows, self._binned_lanes)
+        # Rows that the user gave may have sets of the fit; those drawn from it have none.
         if self._aside is not None and not self._aside.of_fit:
-            check_disjoint(self._rows, queries, QueryRows(self._rows, self._held, loss))
-        return queries
+            self._loss.check_held_sets(self._rows, sets, self._held)
+        return sets
 
-    def _make_query_scores(
+    def _make_set_scores(
         self, parts: Sequence[BinnedRows], within: tuple[int, int] | None
-    ) -> QueryScores:
-        """Return the scores of queries of a set of rows."""
-        assert isinstance(self._loss, RankingLoss)
-        # The rows that are trained on are sorted by query once for gradients and scores.
-        is_trained_on = self._queries is not None and parts is self._binned_lanes
-        queries = self._queries if is_trained_on else None
-        if queries is None:
-            queries = QueryRows(self._rows, parts, self._loss, within)
-        return QueryScores(queries, parts)
+    ) -> SetScores:
+        """Return the scores of a set of rows that are not scored row by row."""
+        # The rows that are trained on are gathered once for gradients and scores.
+        sets = self._sets if parts is self._binned_lanes else None
+        if sets is None:
+            sets = self._loss.gather_sets(self._rows, parts, within)
+        return self._loss.make_set_scores(sets, parts)
 
     def _find_missing_features(self) -> NDArray[np.uint8]:
         missing = np.max([binned.missing for binned in self._binned_lanes], axis=0)
@@ -281,10 +273,10 @@ class _BoostingRun:
             self._rows, self._binned_lanes, self._bins, solver.growth, self._missing,
             self._constant, self._device,
         )  # fmt: skip
-        self._queries = self._find_queries()
+        self._sets = self._find_sets()
         gradients = _GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train,
-            self._queries,
+            self._sets,
         )  # fmt: skip
         n_iter = len(self._trees) // k
         self._scores.start_scoring(self._binned_lanes, self._held, self._n_train, solver.seed)
@@ -382,28 +374,27 @@ class _GradientPacker:
         Whether all hessians are 1.
     n_rows : int
         Rows of all trainers to train on.
-    queries : QueryRows or None
-        These rows by query, for a loss of the order within queries.
+    sets : object
+        These rows set by set, for a loss of sets of rows; None: of single rows.
     """
 
     def __init__(
         self, rows: OwnRows, lanes: Sequence[TreeRows], loss: BoostLoss, seed: int,
-        constant: bool, n_rows: int, queries: QueryRows | None = None,
+        constant: bool, n_rows: int, sets: Any = None,
     ) -> None:  # fmt: skip
         self._rows, self._lanes, self._loss, self._seed = rows, lanes, loss, seed
         self._constant, self._n_rows = constant, n_rows
-        self._by_query: QueryGradients | None = None
-        if queries is not None:
-            assert isinstance(loss, RankingLoss)
-            self._by_query = QueryGradients(queries, loss, seed)
+        self._of_sets: SetGradients | None = None
+        if sets is not None:
+            self._of_sets = loss.make_set_gradients(sets, seed)
 
     def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
         """Compute and pack all rows' gradients for one tree of each output, from tree `number` on.
 
         Return, for each output, how they are packed, and the units of gradients and hessians.
         """
-        if self._by_query is not None:
-            found = self._by_query.make(self._lanes, number)
+        if self._of_sets is not None:
+            found = self._of_sets.make(self._lanes, number)
         else:
             found = self._rows.map_lanes(
                 lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from daskml_dist.models.bins import draw_by_hash, hash_numbers
 from daskml_dist.models.query_codes import find_query_starts, read_codes
 from daskml_dist.solvers.binning import BinnedRows, HoldoutMask
 from daskml_dist.solvers.boosting_scores import BoostLoss, RowRange, sum_values_exactly
+from daskml_dist.solvers.dealt_rows import DealtRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Objectives of :class:`RankingLoss`.
@@ -67,18 +68,26 @@ class RankingLoss(BoostLoss):
     sigmoid: float = 1.0
     normalizes: bool = True
     label_gain: str | tuple[float, ...] = "exponential"
-    kernel: ClassVar[str] = "ranking"
-    by_query: ClassVar[bool] = True
+    kernel = "ranking"
+    of_sets: ClassVar[bool] = True
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         # Only differences of scores within a query count: no constant is better than another.
         return np.zeros_like(mean)
 
-    def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        raise NotImplementedError("gradients of ranking are made query by query")
+    def gather_sets(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+    ) -> QueryRows:
+        return QueryRows(rows, parts, self, within)
 
-    def losses(self, y: Array, raw: Array) -> Array:
-        raise NotImplementedError("ranking is scored by NDCG, query by query")
+    def check_held_sets(self, rows: OwnRows, own: QueryRows, held: Sequence[BinnedRows]) -> None:
+        _check_disjoint(rows, own, QueryRows(rows, held, self))
+
+    def make_set_gradients(self, sets: QueryRows, seed: int) -> QueryGradients:
+        return QueryGradients(sets, self, seed)
+
+    def make_set_scores(self, sets: QueryRows, parts: Sequence[BinnedRows]) -> QueryScores:
+        return QueryScores(sets, parts)
 
     def gains(self, labels: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gain of each label."""
@@ -144,7 +153,7 @@ class QueryHoldout(HoldoutMask):
         return lambda first, y: draw_by_hash(read_codes(y), self.seed, _HOLDOUT_DRAW) < bound
 
 
-class QueryRows:
+class QueryRows(DealtRows):
     """Rows of the queries that one trainer works on, in the order of query and row number.
 
     Collective: all trainers make theirs at the same time.
@@ -177,17 +186,13 @@ class QueryRows:
         self, rows: OwnRows, parts: Sequence[BinnedRows], loss: RankingLoss,
         within: RowRange | None = None,
     ) -> None:  # fmt: skip
-        self.rows = rows
-        self._at = [_select_numbers(part, within) for part in parts]
-        self._n_of_parts = [part.n for part in parts]
+        super().__init__(rows, parts, within)
         codes = self._join([part.queries for part in parts], np.int64)
         self._codes = codes
         self._places = self._divide(codes)
         numbers = self._send(self._join([part.numbers for part in parts], np.int64))
         codes, labels = self._send(codes), self._send(self._join([part.y for part in parts]))
-        weight = self._send(
-            self._join([np.ones(p.n) if p.weight is None else p.weight for p in parts])
-        )
+        weight = self._send(self._join_weights(parts))
         self._order = _find_order(codes, numbers)
         codes, self.numbers, labels, weight = (
             self._sort(of) for of in (codes, numbers, labels, weight)
@@ -221,30 +226,6 @@ class QueryRows:
         of_row = np.repeat(worker[run], np.diff(starts))
         return [np.flatnonzero(of_row == rank) for rank in range(size)]
 
-    def _join(self, parts: Sequence[Array | None], dtype: Any = np.float64) -> Array:
-        """Return the values of the chosen rows of all own lanes, one lane's behind another's."""
-        chosen = [np.empty(0, dtype)]
-        for values, at in zip(parts, self._at, strict=True):
-            assert values is not None
-            chosen.append(values if at is None else values[at])
-        return np.concatenate(chosen)
-
-    def _send(self, values: Array) -> Array:
-        """Return the values of the rows of the queries that this trainer works on."""
-        if self._places is None:
-            return values
-        # Rows that stay are not sent: an all-to-all of no rows to oneself.
-        rank, none = self.rows.rank, values[:0]
-        sent = [none if i == rank else values[at] for i, at in enumerate(self._places)]
-        found = self.rows.exchange_arrays(sent)
-        found[rank] = values[self._places[rank]]
-        self._n_received = [len(part) for part in found]
-        return np.concatenate(found)
-
-    def _sort(self, values: Array) -> Array:
-        """Return received values in the order of queries and numbers."""
-        return values if self._order is None else values[self._order]
-
     def _find_query_weights(self, weight: Array) -> Array:
         """Return the weight of each query; raise on all trainers if rows of one differ."""
         if not len(weight):
@@ -275,31 +256,6 @@ class QueryRows:
     def own_codes(self) -> Array:
         """Return the codes of the queries of the own lanes' rows."""
         return np.unique(self._codes)
-
-    def collect(self, values: Sequence[Array]) -> Array:
-        """Return values of the rows of each own lane, for the queries worked on (collective)."""
-        return self._sort(self._send(self._join(values)))
-
-    def give_back(self, values: Array) -> list[Array]:
-        """Return values of the queries worked on to the lanes of their rows (collective)."""
-        if self._order is not None:
-            received = np.empty_like(values)
-            received[self._order] = values
-            values = received
-        if self._places is not None:
-            rank, n = self.rows.rank, sum(map(len, self._places))
-            back = np.split(values, np.cumsum(self._n_received)[:-1])
-            own, back[rank] = back[rank], values[:0]
-            found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
-            found[rank] = own
-            values = np.empty(n, values.dtype)
-            for at, part in zip(self._places, found, strict=True):
-                values[at] = part
-        ends = np.cumsum([n if at is None else len(at) for n, at in self._sizes()])
-        return np.split(values, ends[:-1])
-
-    def _sizes(self) -> list[tuple[int, Array | None]]:
-        return list(zip(self._n_of_parts, self._at, strict=True))
 
     def map_queries(self, function: Callable[[int, int], None]) -> None:
         """Call a function of ranges of queries, of some rows each, in the compute threads."""
@@ -391,20 +347,10 @@ class QueryGradients:
         list of ndarray of float64 of shape (2, 1)
             Largest gradient and hessian of each lane.
         """
-        queries, rows = self._queries, self._queries.rows
-        rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), lanes)
-        parts = [binned for lane in lanes for binned in lane.binned_rows]
-        scores = queries.collect([binned.extra["raw"][0] for binned in parts])
+        scores = self._queries.collect_predictions(lanes)
         make = self._make_cross_entropy if self._is_cross_entropy else self._make_pairs
         make(scores, number)
-        g, h = queries.give_back(self._g), queries.give_back(self._h)
-        counts = [len(lane.binned_rows) for lane in lanes]
-        ends = np.cumsum(counts).tolist()
-        given = [
-            (lane, g[end - n : end], h[end - n : end])
-            for lane, n, end in zip(lanes, counts, ends, strict=True)
-        ]
-        return rows.map_lanes(lambda one: one[0].set_gradients(one[1], one[2]), given)
+        return self._queries.hand_gradients(lanes, self._g, self._h)
 
     @property
     def _is_cross_entropy(self) -> bool:
@@ -438,7 +384,7 @@ class QueryGradients:
         )
 
 
-def check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
+def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
     """Raise on all trainers if a query is trained on, and in a validation set (collective)."""
 
     def deal(codes: Array) -> Array:
@@ -471,14 +417,6 @@ def _choose_workers(asked: Sequence[Array]) -> list[Array]:
     worker = np.empty(len(codes), np.int64)
     worker[order] = np.repeat(chosen, counts)
     return np.split(worker, np.cumsum([len(part) for part in asked])[:-1])
-
-
-def _select_numbers(part: BinnedRows, within: RowRange | None) -> Array | None:
-    """Return the positions of a lane's rows whose numbers lie in a range; None: all of them."""
-    if within is None:
-        return None
-    assert part.numbers is not None
-    return np.flatnonzero((part.numbers >= within[0]) & (part.numbers < within[1]))
 
 
 def _find_order(codes: Array, numbers: Array) -> Array | None:

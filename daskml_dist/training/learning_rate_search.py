@@ -186,8 +186,9 @@ _MAX_TOUCHED_PARAMETERS = 1 << 21
 _FAR_UNITS = 10.0
 #: Iterations of the quasi-Newton method at most.
 ITERATIONS = 200
-#: Useful change of a prediction by the first step: in log-odds, or standard deviations of targets.
-_FIRST_MOVES = {"classification": 4.0, "regression": 2.0}
+#: Useful change of a prediction by the first step: in log-odds, standard deviations of targets, or
+#: logarithms of times.
+_FIRST_MOVES = {"classification": 4.0, "regression": 2.0, "survival": 1.0}
 #: Largest rate, for rows that are nearly empty.
 _LARGEST_FIRST_RATE = 0.5
 #: Rows whose size is averaged: enough for two digits.

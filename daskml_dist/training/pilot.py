@@ -688,6 +688,8 @@ class StackedPilot:
         """Return whether `n_columns` pilots like this one can be columns of one matrix."""
         # Columns share dense rows; each has one output, no l1 penalty, and no early stopping.
         model, X = pilot.model, pilot.X
+        if pilot.y.dtype.kind == "c":  # bounds of times, a pair of numbers a row
+            return False
         if not isinstance(X, np.ndarray) or model.width > 1 or model.n_targets is not None:
             return False
         d = X.shape[1]

@@ -20,17 +20,17 @@ from daskml_dist.backends.trees import (
     SplitFacts,
     SplitLeaf,
 )
+from daskml_dist.losses import (
+    AbsoluteError,
+    Gamma,
+    LogLoss,
+    Poisson,
+    Quantile,
+    SquaredError,
+)
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.trees import RawForest, RawTrees, Tree, Trees
-from daskml_dist.solvers.boosting_scores import (
-    AbsoluteErrorBoostLoss,
-    BinomialBoostLoss,
-    GammaBoostLoss,
-    MultinomialBoostLoss,
-    PinballBoostLoss,
-    PoissonBoostLoss,
-    SquaredErrorBoostLoss,
-)
+from daskml_dist.solvers.boosting_scores import RowBoostLoss
 from tests.backends.kernel_problems import needs_compiler
 from tests.cuda_emulation import EmulatedCupy
 
@@ -189,13 +189,13 @@ def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
 
 
 LOSSES = {
-    "squared_error": SquaredErrorBoostLoss(),
-    "absolute_error": AbsoluteErrorBoostLoss(),
-    "quantile": PinballBoostLoss(0.7),
-    "poisson": PoissonBoostLoss(),
-    "gamma": GammaBoostLoss(),
-    "binomial": BinomialBoostLoss(),
-    "multinomial": MultinomialBoostLoss(9),
+    "squared_error": RowBoostLoss(SquaredError()),
+    "absolute_error": RowBoostLoss(AbsoluteError()),
+    "quantile": RowBoostLoss(Quantile(0.7)),
+    "poisson": RowBoostLoss(Poisson()),
+    "gamma": RowBoostLoss(Gamma()),
+    "binomial": RowBoostLoss(LogLoss()),
+    "multinomial": RowBoostLoss(LogLoss(), 9),
 }
 
 

@@ -244,6 +244,7 @@ STAND_INS = {
     "docs/serving.md": Given(_classes),
     "docs/solvers.md": Given(_counts),
     "docs/streams.md": Given(_nothing, slow=True),
+    "docs/survival.md": Given(_nothing, slow=True),
     "docs/topics.md": Given(_topics, slow=True),
     "docs/tuning.md": Given(_classes, slow=True),
     "docs/when_not.md": Given(_in_memory, slow=True),

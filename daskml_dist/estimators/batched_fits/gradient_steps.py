@@ -473,7 +473,8 @@ def group_step_estimators(estimators: Sequence[Any]) -> list[list[int]] | None:
 
 def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
     """Return the key that estimators of one batch share; None where one cannot be batched."""
-    if not isinstance(estimator, BaseSGD):
+    # Bounds of times are two numbers, and a column of a batch reads one target.
+    if not isinstance(estimator, BaseSGD) or estimator._survival_loss is not None:
         return None
     params = estimator._params()
     if any(params.get(name) not in allowed for name, allowed in _FIXED_PARAMETERS.items()):

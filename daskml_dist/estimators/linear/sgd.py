@@ -211,12 +211,16 @@ class BaseSGD(BaseSteps, BaseLinear):
         privacy = params.get("privacy")
         if not self._classification:
             loss.check_target(summary.target_range)
+        if self._survival_loss is not None:
+            self._survival_loss.check_events(summary.targets.mean)
         # A fit that goes on keeps the shift of the first rows: its parameters are relative to it.
         shift = (
             make_target_shift(loss, fit_intercept, summary) if last is None else last.target_shift
         )
         first_intercept: float | tuple[float, ...] = 0.0
-        n_targets = None if self._classification else summary.n_targets
+        # Bounds of times are two columns of one target.
+        has_one = self._classification or self._survival_loss is not None
+        n_targets = None if has_one else summary.n_targets
         if last is not None and last.n_targets != n_targets:
             was, now = _describe_columns(last.n_targets), _describe_columns(n_targets)
             raise InvalidDataError(
@@ -229,7 +233,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         if privacy is not None:
             shift = ()
         elif not self._classification and fit_intercept and not shift:
-            first_intercept = tuple(loss.constant(float(mean)) for mean in summary.targets.mean)
+            means = summary.targets.mean[: n_targets or 1]
+            first_intercept = tuple(loss.constant(float(mean)) for mean in means)
         return LinearModel(
             loss,
             summary.n_features,

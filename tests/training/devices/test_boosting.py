@@ -19,8 +19,9 @@ from daskml_dist.ensemble import (
     HistGradientBoostingRegressor,
 )
 from daskml_dist.errors import DeviceMemoryError
+from daskml_dist.losses import SquaredError
 from daskml_dist.solvers import gradient_boosting
-from daskml_dist.solvers.boosting_scores import SquaredErrorBoostLoss
+from daskml_dist.solvers.boosting_scores import RowBoostLoss
 from daskml_dist.solvers.gradient_boosting import _BoostingRun
 
 rng = np.random.default_rng(0)
@@ -150,7 +151,7 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
     left, expected = (room.extra for room in rooms)
     assert "raw" not in left
     after = object.__new__(_BoostingRun)
-    after._loss, after._baseline = SquaredErrorBoostLoss(), model._baseline
+    after._loss, after._baseline = RowBoostLoss(SquaredError()), model._baseline
     after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
     after._update_predictions(rooms[0])
     np.testing.assert_array_equal(left["raw"], expected["raw"])

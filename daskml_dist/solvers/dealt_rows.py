@@ -1,0 +1,127 @@
+"""Values of rows, dealt to the trainers that work on sets of these, and handed back.
+
+A loss of sets of rows (those of a query, those at risk at a time) needs all rows of a set in one
+trainer, and in an order of its own, wherever the rows lie. :class:`DealtRows` remembers who works
+on which rows; each iteration 8 bytes a row are sent, of the rows that do not stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.trees import TreeRows
+from daskml_dist.solvers.binning import BinnedRows
+from daskml_dist.solvers.boosting_scores import RowRange
+from daskml_dist.solvers.own_rows import Array, OwnRows
+
+
+class DealtRows:
+    """Rows that one trainer works on, of all trainers' rows.
+
+    Collective: all trainers make theirs at the same time. A subclass sets `_places`, the places of
+    the own rows that go to each trainer (None: all stay), before it sends any, and `_order`, the
+    order of the received rows (None: as they come).
+
+    Parameters
+    ----------
+    rows : OwnRows
+    parts : sequence of BinnedRows
+        Of each own lane, with the numbers of their rows.
+    within : RowRange or None, default=None
+        Numbers of the rows that count; None: all.
+    """
+
+    def __init__(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+    ) -> None:
+        self.rows = rows
+        self._at = [_select_numbers(part, within) for part in parts]
+        self._n_of_parts = [part.n for part in parts]
+        self._places: list[Array] | None = None
+        self._order: Array | None = None
+
+    def _join(self, parts: Sequence[Array | None], dtype: type = np.float64) -> Array:
+        """Return the values of the chosen rows of all own lanes, one lane's behind another's."""
+        chosen: list[Array] = [np.empty(0, dtype)]
+        for values, at in zip(parts, self._at, strict=True):
+            assert values is not None
+            chosen.append(values if at is None else values[at])
+        return np.concatenate(chosen)
+
+    def _join_weights(self, parts: Sequence[BinnedRows]) -> Array:
+        """Return the weights of the chosen rows, 1 where rows have none."""
+        return self._join([np.ones(p.n) if p.weight is None else p.weight for p in parts])
+
+    def _send(self, values: Array) -> Array:
+        """Return the values of the rows that this trainer works on."""
+        if self._places is None:
+            return values
+        # Rows that stay are not sent: an all-to-all of no rows to oneself.
+        rank, none = self.rows.rank, values[:0]
+        sent = [none if i == rank else values[at] for i, at in enumerate(self._places)]
+        found = self.rows.exchange_arrays(sent)
+        found[rank] = values[self._places[rank]]
+        self._n_received = [len(part) for part in found]
+        return np.concatenate(found)
+
+    def _sort(self, values: Array) -> Array:
+        """Return received values in the order of this trainer's work."""
+        return values if self._order is None else values[self._order]
+
+    def collect(self, values: Sequence[Array]) -> Array:
+        """Return values of the rows of each own lane, for the rows worked on (collective)."""
+        return self._sort(self._send(self._join(values)))
+
+    def collect_predictions(self, lanes: Sequence[TreeRows]) -> Array:
+        """Return the raw predictions of the rows worked on (collective)."""
+        self.rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), lanes)
+        return self.collect([b.extra["raw"][0] for lane in lanes for b in lane.binned_rows])
+
+    def give_back(self, values: Array) -> list[Array]:
+        """Return values of the rows worked on to the lanes that the rows are of (collective)."""
+        if self._order is not None:
+            received = np.empty_like(values)
+            received[self._order] = values
+            values = received
+        if self._places is not None:
+            rank, n = self.rows.rank, sum(map(len, self._places))
+            back = np.split(values, np.cumsum(self._n_received)[:-1])
+            own, back[rank] = back[rank], values[:0]
+            found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
+            found[rank] = own
+            values = np.empty(n, values.dtype)
+            for at, part in zip(self._places, found, strict=True):
+                values[at] = part
+        counts = [
+            n if at is None else len(at) for n, at in zip(self._n_of_parts, self._at, strict=True)
+        ]
+        return np.split(values, np.cumsum(counts)[:-1])
+
+    def hand_gradients(self, lanes: Sequence[TreeRows], g: Array, h: Array) -> list[Array]:
+        """Hand gradients and hessians of the rows worked on to the lanes (collective).
+
+        Returns
+        -------
+        list of ndarray of float64 of shape (2, 1)
+            Largest gradient and hessian of each lane.
+        """
+        back = self.give_back(g), self.give_back(h)
+        counts = [len(lane.binned_rows) for lane in lanes]
+        ends = np.cumsum(counts).tolist()
+        given: list[Any] = [
+            (lane, *(of[end - n : end] for of in back))
+            for lane, n, end in zip(lanes, counts, ends, strict=True)
+        ]
+        return self.rows.map_lanes(lambda one: one[0].set_gradients(one[1], one[2]), given)
+
+
+def _select_numbers(part: BinnedRows, within: RowRange | None) -> NDArray[np.intp] | None:
+    """Return the positions of a lane's rows whose numbers lie in a range; None: all of them."""
+    if within is None:
+        return None
+    assert part.numbers is not None
+    return np.flatnonzero((part.numbers >= within[0]) & (part.numbers < within[1]))

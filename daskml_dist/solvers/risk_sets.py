@@ -1,0 +1,206 @@
+"""Cox's partial likelihood on the rows of all trainers: the same bits, whoever has which rows.
+
+Each row's gradient needs sums over all rows at risk, and over all events up to its time. Rows are
+dealt to the trainers by ranges of time once (:class:`RiskRows`), and each trainer cumulates its own
+and adds what the others have in front or behind. The sums are of fixed-point integers
+(:func:`cumulate_exactly`), so they do not depend on where ranges end or blocks begin.
+
+References
+----------
+D. R. Cox, "Regression models and life-tables", Journal of the Royal Statistical Society B 34(2),
+1972. N. E. Breslow, contribution to its discussion (equal times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.trees import TreeRows
+from daskml_dist.losses.survival import Cox, RiskOrder
+from daskml_dist.solvers.binning import BinnedRows
+from daskml_dist.solvers.boosting_scores import (
+    BoostLoss,
+    RowRange,
+    exact_exponential,
+    sum_values_exactly,
+)
+from daskml_dist.solvers.dealt_rows import DealtRows
+from daskml_dist.solvers.own_rows import Array, OwnRows
+
+#: Times of each trainer's rows from which the ends of the ranges of time are chosen.
+_SAMPLE_TIMES = 256
+#: Integers that a number is cut into, each with as many bits as sums of all rows leave room for:
+#: together more than 100 for up to 2**27 rows, so that small hazards count beside large ones.
+_N_LIMBS = 3
+
+
+@dataclass(frozen=True)
+class CoxBoostLoss(BoostLoss):
+    """Cox's partial likelihood as boosting needs it; targets are signed times.
+
+    Parameters
+    ----------
+    loss : Cox
+    """
+
+    loss: Cox
+    kernel = "cox"
+    of_sets: ClassVar[bool] = True
+
+    def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        # A constant cancels in each event's share.
+        return np.zeros_like(mean)
+
+    def gather_sets(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+    ) -> RiskRows:
+        return RiskRows(rows, parts, within)
+
+    def make_set_gradients(self, sets: RiskRows, seed: int) -> _CoxGradients:
+        return _CoxGradients(sets, self.loss)
+
+    def make_set_scores(self, sets: RiskRows, parts: Sequence[BinnedRows]) -> _CoxScores:
+        return _CoxScores(sets, self.loss, parts)
+
+
+class RiskRows(DealtRows):
+    """Rows of the range of times that one trainer works on, sorted by time.
+
+    Attributes
+    ----------
+    order : RiskOrder
+        Rows of one time are in one trainer.
+    """
+
+    def __init__(
+        self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
+    ) -> None:
+        super().__init__(rows, parts, within)
+        y = self._join([part.y for part in parts])
+        self._places = self._divide(np.abs(y))
+        y, weight = self._send(y), self._send(self._join_weights(parts))
+        self._order = np.argsort(np.abs(y), kind="stable")
+        self.order = RiskOrder.of_sorted(self._sort(y), self._sort(weight))
+
+    def _divide(self, times: Array) -> list[Array] | None:
+        """Return the places of the own rows that go to each trainer, in the order of times."""
+        rows = self.rows
+        if rows.size == 1:
+            return None
+        # Any ends of ranges give the same sums. Those by samples give trainers as many rows.
+        at = np.linspace(0, max(len(times) - 1, 0), _SAMPLE_TIMES).astype(np.intp)
+        own = np.sort(times)[at] if len(times) else np.empty(0)
+        sample = np.sort(np.concatenate([part for (part,) in rows.gather_arrays([own])]))
+        if not len(sample):
+            return None
+        cuts = sample[np.arange(1, rows.size) * len(sample) // rows.size]
+        # Equal times lie on one side of a cut.
+        place = np.searchsorted(cuts, times, side="right")
+        return [np.flatnonzero(place == rank) for rank in range(rows.size)]
+
+    def cumulate(self, values: Array, backwards: bool) -> Array:
+        """Return exact cumulated sums over the sorted rows of all trainers (collective)."""
+        return cumulate_exactly(self.rows, values, backwards)
+
+    def find_largest(self, raw: Array) -> float:
+        """Return the largest raw prediction of all trainers (collective)."""
+        own = raw.max(initial=-np.finfo(np.float64).max, keepdims=True)
+        return float(self.rows.max_trainers(own)[0])
+
+
+def cumulate_exactly(rows: OwnRows, values: Array, backwards: bool) -> NDArray[np.float64]:
+    """Return cumulated sums of numbers >= 0 over all trainers' rows (collective).
+
+    Each number is rounded to a fixed-point number of some integers, whose sums are exact: the
+    result of a row follows from the rows before it, whatever trainers have them.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    values : ndarray of float64 of shape (n,)
+        In order: all of a trainer's rows come before those of the next.
+    backwards : bool
+        Whether sums run from the last row, rather than from the first.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        NaN if any number is not finite.
+    """
+    largest = float(rows.max_trainers(np.max(values, initial=0.0, keepdims=True))[0])
+    if not np.isfinite(largest):
+        return np.full(len(values), np.nan)
+    bits = 61 - int(rows.n_rows).bit_length()
+    exponent = int(np.frexp(largest)[1])
+    # Of [0, 1). Products with powers of two, and differences to the whole part, are exact.
+    rest = np.ldexp(values, -exponent)
+    limbs = np.empty((_N_LIMBS, len(values)), np.int64)
+    for k in range(_N_LIMBS):
+        rest = np.ldexp(rest, bits)
+        whole = np.rint(rest) if k == _N_LIMBS - 1 else np.floor(rest)
+        limbs[k] = whole
+        rest -= whole
+    if backwards:
+        limbs = limbs[:, ::-1]
+    limbs = limbs.cumsum(axis=1)
+    own = limbs[:, -1] if len(values) else np.zeros(_N_LIMBS, np.int64)
+    totals = [part for (part,) in rows.gather_arrays([np.ascontiguousarray(own)])]
+    others = totals[rows.rank + 1 :] if backwards else totals[: rows.rank]
+    limbs = limbs + np.sum([np.zeros(_N_LIMBS, np.int64), *others], axis=0)[:, None]
+    found = np.zeros(len(values))
+    for k in reversed(range(_N_LIMBS)):
+        found = np.ldexp(found + limbs[k], -bits)
+    return np.ldexp(found[::-1] if backwards else found, exponent)
+
+
+class _CoxGradients:
+    """Gradients of the partial likelihood.
+
+    Parameters
+    ----------
+    risks : RiskRows
+    loss : Cox
+    """
+
+    def __init__(self, risks: RiskRows, loss: Cox) -> None:
+        self._risks, self._loss = risks, loss
+
+    def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
+        """Make the gradients of a tree, and hand them to the lanes (collective)."""
+        risks = self._risks
+        raw = risks.collect_predictions(lanes)
+        g, h = self._loss.derive_sorted(
+            raw, risks.order, exact_exponential, risks.cumulate, risks.find_largest(raw)
+        )
+        return risks.hand_gradients(lanes, g, h)
+
+
+class _CoxScores:
+    """Minus the mean loss of the events of a set of rows, after each iteration.
+
+    Parameters
+    ----------
+    risks : RiskRows
+    loss : Cox
+    parts : sequence of BinnedRows
+        Of each own lane, whose raw predictions are scored.
+    """
+
+    def __init__(self, risks: RiskRows, loss: Cox, parts: Sequence[BinnedRows]) -> None:
+        self._risks, self._loss, self._parts = risks, loss, list(parts)
+
+    def score(self, scorer: Any) -> float:
+        """Return the score of the current predictions, the same in all trainers (collective)."""
+        risks = self._risks
+        raw, order = risks.collect([part.extra["raw"][0] for part in self._parts]), risks.order
+        values = self._loss.value_sorted(
+            raw, order, exact_exponential, risks.cumulate, risks.find_largest(raw)
+        )
+        weight = np.where(order.is_event, order.weight, 0.0)
+        loss, total = sum_values_exactly(risks.rows, [np.stack([values, weight])], 2)
+        return float(-loss / total) if total else 0.0

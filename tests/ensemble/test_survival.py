@@ -1,0 +1,213 @@
+"""Boosting of censored times: any chunks and lanes, forms of y, and errors that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn.base import clone
+
+from daskml_dist import Run
+from daskml_dist.ensemble import HistGradientBoostingRegressor
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.losses import AFT, Cox
+from daskml_dist.metrics import concordance_index
+from daskml_dist.model_selection import cross_val_score
+
+rng = np.random.default_rng(0)
+N = 900
+X = rng.normal(size=(N, 4))
+SCALE = 0.5
+TRUE = 1 + X[:, 0] + np.abs(X[:, 1])
+#: Log-normal times; some are seen until another time only. Whole steps, so that many are equal.
+TIME = np.ceil(4 * np.exp(TRUE + SCALE * rng.normal(size=N))) / 4
+END = np.ceil(4 * rng.exponential(30, N)) / 4
+EVENT = TIME <= END
+SEEN = np.minimum(TIME, END)
+Y = np.where(EVENT, SEEN, -SEEN)
+WEIGHT = rng.integers(1, 4, N).astype(float)
+BOUNDS = np.column_stack([SEEN, np.where(EVENT, SEEN, np.inf)])
+GIVEN: dict[str, Any] = {"max_iter": 5, "random_state": 0, "early_stopping": False}
+LOSSES = (AFT("normal", SCALE), AFT("logistic", 0.3), AFT("extreme", SCALE), Cox())
+every = pytest.mark.parametrize("loss", LOSSES, ids=["normal", "logistic", "extreme", "cox"])
+
+
+def bits(model: Any) -> list[bytes]:
+    """All that a fit found."""
+    found = [array.tobytes() for array in model._trees.packed().values()]
+    return [*found, model.train_score_.tobytes(), model.validation_score_.tobytes()]
+
+
+def fit(loss: Any, y: Any = Y, weight: Any = None, X: Any = X, **more: Any) -> Any:
+    return HistGradientBoostingRegressor(loss, **{**GIVEN, **more}).fit(X, y, weight)
+
+
+@every
+def test_the_same_trees_for_any_chunks_and_lanes(client: Client, loss: Any) -> None:
+    given = {"early_stopping": True, "run": Run(n_lanes=1)}
+    alone = bits(fit(loss, Y, WEIGHT, **given))
+    for n, n_lanes in ((250, None), (177, 5)):
+        lazy = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (Y, WEIGHT, X)]
+        found = fit(loss, *lazy, **{**given, "run": Run(n_lanes=n_lanes)})
+        assert bits(found) == alone, (n, n_lanes)
+
+
+@every
+def test_likelihoods_rise_and_orders_become_right(loss: Any) -> None:
+    model = fit(loss, max_iter=60, early_stopping=True, validation_fraction=None)
+    assert model.train_score_[-1] > model.train_score_[0]
+    assert model.score(X, Y) > 0.85
+    sign = -1 if isinstance(loss, Cox) else 1
+    assert model.score(X, Y) == concordance_index(Y, sign * model.predict(X))
+    if isinstance(loss, AFT):
+        np.testing.assert_allclose(np.log(model.predict(X)), TRUE, atol=2.5)
+        raw = model._raw_prediction()(X)
+        coded = AFT.join(AFT.encode(*BOUNDS.T), "float64")
+        assert model.train_score_[-1] == pytest.approx(-loss.value(coded, raw).mean())
+    else:
+        raw = model._raw_prediction()(X)
+        wanted = loss.value(Y, raw)[EVENT].mean()
+        assert model.train_score_[-1] == pytest.approx(-wanted, rel=1e-9)
+
+
+def test_first_tree_of_cox_has_the_gradients_of_the_likelihood() -> None:
+    """One leaf for each of two groups: the Newton step of the partial likelihood."""
+    group = (X[:, :1] > 0).astype(float)
+    model = fit(Cox(), X=group, max_iter=1, learning_rate=1.0)
+    _, g, h = Cox().value_gradient_hessian(Y, np.zeros(N))
+    for value in (0.0, 1.0):
+        own = group[:, 0] == value
+        step = -g[own].sum() / h[own].sum()
+        found = np.log(model.predict(np.array([[value]]))[0])
+        assert found == pytest.approx(step, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [AFT(), Cox()], ids=["aft", "cox"])
+def test_times_are_given_in_any_form(client: Client, loss: Any) -> None:
+    alone = bits(fit(loss))
+    pairs = np.empty(N, [("event", bool), ("time", float)])
+    pairs["event"], pairs["time"] = EVENT, SEEN
+    frame = pd.DataFrame({"event": EVENT, "time": SEEN})
+    columns = pd.DataFrame(X, columns=list("abcd"))
+    together = columns.assign(event=EVENT, time=SEEN, y=Y)
+    lazy = dd.from_pandas(together, npartitions=3, sort=False)
+    names = list("abcd")
+    forms = {
+        "list": (X, Y.tolist()),
+        "pairs": (X, pairs),
+        "frame": (X, frame),
+        "bounds": (X, BOUNDS),
+        "column": (X, Y[:, None]),
+        "lazy times": tuple(da.from_array(a, chunks=(300, *a.shape[1:])) for a in (X, Y)),
+        "lazy pairs": tuple(da.from_array(a, chunks=(300, *a.shape[1:])) for a in (X, pairs)),
+        "lazy bounds": (da.from_array(X, chunks=(300, 4)), da.from_array(BOUNDS, chunks=(300, 1))),
+        "lazy frames": (lazy[names], lazy[["event", "time"]]),
+        "lazy series": (lazy[names], lazy["y"]),
+        "names": (together.drop(columns="y"), ["event", "time"]),
+        "name": (together[[*names, "y"]], "y"),
+        "lazy names": (lazy[[*names, "event", "time"]], ["event", "time"]),
+    }
+    for name, (rows, y) in forms.items():
+        model = fit(loss, y, X=rows)
+        assert bits(model) == alone, name
+        assert model.n_features_in_ == 4
+    lazy_model = fit(loss, *forms["lazy pairs"][1:], X=forms["lazy pairs"][0])
+    found = lazy_model.predict(forms["lazy pairs"][0])
+    assert isinstance(found, da.Array)
+    scores = [lazy_model.score(*forms[name]) for name in ("pairs", "lazy pairs", "lazy bounds")]
+    assert scores[0] == scores[1] == scores[2]
+
+
+def test_intervals_are_used() -> None:
+    """Bounds around the true time tell as much as the time, nearly."""
+    low, high = TIME * 0.9, TIME * 1.1
+    exact, near = (fit(AFT(scale=SCALE), y, max_iter=30) for y in (TIME, np.stack([low, high], 1)))
+    difference = np.log(near.predict(X)) - np.log(exact.predict(X))
+    assert np.abs(difference).mean() < 0.05
+    left = fit(AFT(scale=SCALE), np.column_stack([np.where(EVENT, SEEN, 0.0), SEEN]))
+    assert np.isfinite(left.predict(X)).all()
+
+
+def test_weights_equal_repeated_rows() -> None:
+    times = np.repeat(np.arange(N), WEIGHT.astype(int))
+    given = {"min_samples_leaf": 1, "max_leaf_nodes": 4, "max_iter": 3}
+    for loss in (AFT(), Cox()):
+        weighted = fit(loss, Y, WEIGHT, **given)
+        repeated = fit(loss, Y[times], X=X[times], **given)
+        np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4)
+
+
+def test_sets_searches_and_copies() -> None:
+    train, held = slice(0, 700), slice(700, N)
+    for loss in (AFT(), Cox()):
+        model = HistGradientBoostingRegressor(loss, **GIVEN)
+        model.fit(X[train], Y[train], eval_set={"held": (X[held], Y[held])})
+        scores = [record["eval_score_held"] for record in model.history_.records]
+        assert len(scores) == 5
+        assert scores[-1] > scores[0]
+        stopped = HistGradientBoostingRegressor(loss, **{**GIVEN, "early_stopping": True})
+        stopped.fit(X[train], Y[train], X_val=X[held], y_val=Y[held])
+        assert len(stopped.validation_score_) == 6
+        warm = HistGradientBoostingRegressor(loss, **{**GIVEN, "max_iter": 2}, warm_start=True)
+        warm.fit(X, Y).set_params(max_iter=5).fit(X, Y)
+        assert bits(warm) == bits(fit(loss))
+        assert clone(model).get_params() == model.get_params()
+        assert cross_val_score(model, X, Y, cv=3).mean() > 0.8
+
+
+def _with(row: int, time: float) -> Any:
+    y = Y.copy()
+    y[row] = time
+    return y
+
+
+def _bounds(row: int, low: float, high: float) -> Any:
+    y = BOUNDS.copy()
+    y[row] = low, high
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "match"),
+    [
+        (_with(3, 0.0), "0 has no sign.*row 3"),
+        (_with(3, np.nan), "missing.*row 3"),
+        (_with(3, np.inf), "infinite time"),
+        (-np.abs(Y), "All times of y are censored"),
+        (_bounds(3, 2.0, 1.0), "1 is an upper bound below the lower one.*row 3"),
+        (_bounds(3, -1.0, 1.0), "negative lower bound"),
+        (_bounds(3, 0.0, 0.0), "no positive time"),
+        (_bounds(3, 0.0, np.inf), "tells nothing"),
+        (_bounds(3, np.nan, 1.0), "missing"),
+        (np.column_stack([SEEN, np.full(N, np.inf)]), "All times of y are censored"),
+        (np.column_stack([BOUNDS, SEEN]), "shape"),
+        (pd.DataFrame({"event": EVENT, "time": -SEEN}), "is not positive"),
+        (np.zeros(N, [("time", float), ("event", bool)]), "tell events by booleans"),
+        (np.zeros(N, [("event", bool), ("time", float), ("more", float)]), "times have two"),
+        (Y.astype(str), "not numeric|numbers"),
+        (None, "requires y"),
+    ],
+    ids=str,
+)
+def test_bad_times_are_named(y: Any, match: str) -> None:
+    with pytest.raises(InvalidDataError, match=match):
+        fit(AFT(), y)
+
+
+def test_what_cannot_be_is_named() -> None:
+    with pytest.raises(InvalidDataError, match="between two bounds"):
+        fit(Cox(), _bounds(3, 1.0, 2.0))
+    with pytest.raises(InvalidDataError, match="All times of y are censored"):
+        fit(Cox(), -np.abs(Y))
+    lazy = da.from_array(X, chunks=(300, 4))
+    with pytest.raises(InvalidDataError, match="has no sign"):
+        fit(AFT(), da.from_array(_with(3, 0.0), chunks=300), X=lazy)
+    with pytest.raises(InvalidParameterError, match='Leave scoring="loss"'):
+        fit(AFT(), scoring="r2", early_stopping=True)
+    with pytest.raises(InvalidParameterError, match='Leave scoring="loss"'):
+        HistGradientBoostingRegressor(Cox(), **GIVEN).fit(X, Y, eval_set=(X, Y), scoring="r2")
