@@ -26,6 +26,7 @@ from daskml_dist.backends.trees import (
     SplitFacts,
     SplitLeaf,
     largest_sizes,
+    order_by_choice,
 )
 from daskml_dist.errors import InvalidDataError
 
@@ -417,7 +418,7 @@ class CupyTreeRows:
         self._backend, self._calls = backend, calls
         ends = np.cumsum([binned.n for binned in binned_rows]).tolist()
         self._places = [slice(a, b) for a, b in pairwise([0, *ends])]
-        self.n = n = int(ends[-1])
+        self.n = self.n_chosen = n = int(ends[-1])
         cp, k = calls.cupy, len(binned_rows[0].extra["raw"])
         if n > _MAX_ROWS:
             raise InvalidDataError(
@@ -488,6 +489,22 @@ class CupyTreeRows:
                 there[0] = self._backend.to_device(here)
         return largest_sizes(*on_host)
 
+    def fetch_gradients(self) -> list[NDArray[np.float32]]:
+        """Return the gradients of each lane, (n_outputs, n), in host memory."""
+        g = self._backend.to_numpy(self._g)
+        return [g[:, place] for place in self._places]
+
+    def multiply_gradients(self, factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Multiply the gradients and hessians of each row by its factor; return largest sizes."""
+        assert self._h is not None, "hessians are 1, and factors are not"
+        if not self.n:
+            return np.zeros((2, len(self._g)))
+        of_rows, cp, found = self._joined(factors), self._calls.cupy, []
+        for values in (self._g, self._h):
+            values *= of_rows
+            found.append(self._backend.to_numpy(cp.abs(values).max(axis=1)))
+        return np.array(found, np.float64)
+
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
@@ -501,10 +518,20 @@ class CupyTreeRows:
         squares, hessians = self._backend.to_numpy(sums).tolist()
         return squares, hessians
 
-    def build_root_histogram(self, mode: int, output: int) -> Any:
-        """Put all rows in one leaf, and return its histogram."""
+    def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
+        """Have trees grow on some rows alone."""
+        order = np.empty(self.n, np.int32)
+        self.n_chosen = order_by_choice(np.concatenate(is_chosen), order)
+        self._first[...] = self._backend.to_device(order)
+
+    def order_rows(self) -> None:
+        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
         self._index[...] = self._first
-        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL_ROWS_SIDE)
+
+    def build_root_histogram(self, mode: int, output: int) -> Any:
+        """Put all rows in one leaf, and return the histogram of those that are chosen."""
+        self.order_rows()
+        every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n_chosen), _ALL_ROWS_SIDE)
         return self._histograms(self._work([every], mode), output)
 
     def partition_leaves(

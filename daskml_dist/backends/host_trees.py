@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf, largest_sizes
+from daskml_dist.backends.trees import (
+    LeafPartition,
+    SplitFacts,
+    SplitLeaf,
+    largest_sizes,
+    order_by_choice,
+)
 
 Array = NDArray[Any]
 
@@ -73,6 +79,7 @@ class HostRows:
         d, _, channels = shape
         self._binned, self._shape = binned, shape
         self.binned_rows, self.n = [binned], int(binned.n)
+        self.n_chosen, self._order = self.n, np.empty(0, np.int32)
         # Packed sums of the bins, of one number or of two: the loops add them to a histogram before
         # they can overflow.
         self._one = np.zeros((d, 256), np.int64)
@@ -122,7 +129,7 @@ class HostRows:
             for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
                 np.maximum(largest[0], end, out=largest[0])
             if not constant:
-                h[:, at] = h_at
+                h[:, at] = 1.0 if h_at is None else h_at
                 np.maximum(largest[1], h[:, at].max(axis=1), out=largest[1])
         return largest
 
@@ -133,6 +140,17 @@ class HostRows:
         own_g, own_h = self._allocate_gradients(1, constant=False)
         own_g[0], own_h[0] = g[0], h[0]
         return largest_sizes(own_g, own_h)
+
+    def fetch_gradients(self) -> list[NDArray[np.float32]]:
+        """Return the gradients of all rows, (n_outputs, n)."""
+        return [self._binned.extra["given"][0]]
+
+    def multiply_gradients(self, factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Multiply the gradients and hessians of each row by its factor; return largest sizes."""
+        g, h = self._binned.extra["given"]
+        for values in (*g, *h):
+            values *= factors[0]
+        return np.hstack([largest_sizes(*both) for both in zip(g, h, strict=True)])
 
     def _allocate_gradients(self, k: int, constant: bool) -> tuple[Array, Array]:
         """Return arrays for gradients and hessians, kept between trees: new pages cost more than
@@ -162,17 +180,33 @@ class HostRows:
         )  # fmt: skip
         return int(squares), int(sums)
 
-    def build_root_histogram(self, mode: int, output: int) -> Array:
-        """Put all rows in one leaf, and return its histogram."""
-        binned = self._binned
+    def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
+        """Have trees grow on some rows alone."""
+        extra = self._binned.extra
+        if "order" not in extra:  # kept, as the index, since new pages are dear
+            extra["order"] = self._binned.allocate_zeros((self.n,), np.int32)
+        self._order = extra["order"]
+        self.n_chosen = order_by_choice(is_chosen[0], self._order)
+
+    def order_rows(self) -> None:
+        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
         # The index names the rows of each leaf, leaf by leaf; before any split they are in order.
-        index = binned.extra["index"]
-        for start in range(0, binned.n, _ROWS_AT_ONCE):
-            stop = min(binned.n, start + _ROWS_AT_ONCE)
+        index = self._binned.extra["index"]
+        if len(self._order):
+            index[:] = self._order
+            return
+        for start in range(0, self.n, _ROWS_AT_ONCE):
+            stop = min(self.n, start + _ROWS_AT_ONCE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
-        # Few rows: the partitioning loop, with a split that sends all left, is compiled anyway.
-        if binned.n <= _MAX_ROWS_IN_NUMPY:
-            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, binned.n), 0)
+
+    def build_root_histogram(self, mode: int, output: int) -> Array:
+        """Put all rows in one leaf, and return the histogram of those that are chosen."""
+        binned = self._binned
+        self.order_rows()
+        # Few rows, or some of all: the partitioning loop, with a split that sends all left, is
+        # compiled anyway.
+        if binned.n <= _MAX_ROWS_IN_NUMPY or len(self._order):
+            everywhere = LeafPartition(0, _ALL_LEFT, slice(0, self.n_chosen), 0)
             return self.partition_leaves([everywhere], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all_rows
 

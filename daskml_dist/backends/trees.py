@@ -47,6 +47,8 @@ def open_tree_device(device: str) -> TreeDevice:
 
 Array = NDArray[Any]
 
+#: Rows that are put in order at once.
+_ROWS_AT_ONCE = 15_000
 #: Ways in which gradients and hessians are packed to whole numbers: hessians are all 1 and left
 #: out; all digits; rounded to 12 bits, up or down by a draw whose mean is the number (stochastic
 #: rounding), so that sums of many are right.
@@ -135,10 +137,13 @@ class TreeRows(Protocol):
         The rows, those of one after those of another.
     n : int
         How many they are.
+    n_chosen : int
+        How many of them trees are grown on; see `choose_rows`.
     """
 
     binned_rows: list[Any]
     n: int
+    n_chosen: int
 
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make the gradients and hessians of all rows, in float32, and keep them."""
@@ -151,13 +156,28 @@ class TreeRows(Protocol):
         Of each of `binned_rows`. The result is that of `make_gradients`.
         """
 
+    def fetch_gradients(self) -> list[NDArray[np.float32]]:
+        """Return the gradients of each of `binned_rows`, (n_outputs, n), in host memory."""
+
+    def multiply_gradients(self, factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Multiply the gradients and hessians of each row, which are kept, by its factor.
+
+        The result is that of `make_gradients`.
+        """
+
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
         """Pack the gradients of an output as whole numbers; see `tree_kernels.pack_gradients`."""
 
+    def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
+        """Have trees grow on some rows alone, by a mask of each of `binned_rows`."""
+
+    def order_rows(self) -> None:
+        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
+
     def build_root_histogram(self, mode: int, output: int) -> Any:
-        """Put all rows in one leaf, and return its histogram.
+        """Put all rows in one leaf, and return the histogram of those that are chosen.
 
         Returns
         -------
@@ -181,7 +201,10 @@ class TreeRows(Protocol):
     def add_leaf_values(
         self, output: int, at: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
-        """Add what leaves answer to the raw predictions of their rows."""
+        """Add what leaves answer to the raw predictions of their rows.
+
+        The places `at` of all leaves are those of all rows.
+        """
 
     def fetch_raw_predictions(self) -> None:
         """Bring raw predictions to ``extra["raw"]`` in host memory."""
@@ -194,6 +217,20 @@ def largest_sizes(g: Array, h: Array) -> NDArray[np.float64]:
     """Return the largest size of gradients and of hessians of one output, of shape (2, 1)."""
     sizes = [float(np.abs(values).max(initial=0.0)) for values in (g, h)]
     return np.array(sizes)[:, None]
+
+
+def order_by_choice(is_chosen: NDArray[np.bool_], out: NDArray[np.int32]) -> int:
+    """Write the numbers of the chosen rows, then those of the others; return how many are first."""
+    n_chosen = int(np.count_nonzero(is_chosen))
+    left, right = 0, n_chosen
+    # By slices, whose temporary arrays a cache holds.
+    for start in range(0, len(is_chosen), _ROWS_AT_ONCE):
+        of_slice = is_chosen[start : start + _ROWS_AT_ONCE]
+        chosen, others = np.flatnonzero(of_slice), np.flatnonzero(~of_slice)
+        out[left : left + len(chosen)] = chosen + start
+        out[right : right + len(others)] = others + start
+        left, right = left + len(chosen), right + len(others)
+    return n_chosen
 
 
 class TreeDevice(Protocol):

@@ -88,6 +88,8 @@ from daskml_dist.solvers.boosting_scores import (
 )
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 from daskml_dist.solvers.risk_sets import CoxBoostLoss
+from daskml_dist.solvers.row_sampling import GradientSampling, RowSampling, UniformSampling
+from daskml_dist.solvers.tree_dropout import TreeDropout
 from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights
 from daskml_dist.training.job import FitJob
@@ -107,16 +109,37 @@ class BaseBoosting(BaseRounds):
         Factor of the leaves' values.
     max_iter : int, default=100
         Most iterations, each of which adds a tree, or a tree for each of several classes.
+    drop_rate : float, default=0.0
+        Probability with which an earlier iteration is dropped before a new one is made (DART),
+        from 0 to 1; 0: none is, and trees stay as they are.
+    skip_drop : float, default=0.0
+        Probability that an iteration drops none.
+    max_drop : int or None, default=50
+        Most iterations that are dropped at once; None: no limit.
     max_leaf_nodes : int or None, default=31
-        Most leaves of a tree; the leaf of the largest gain is split first.
+        Most leaves of a tree.
     max_depth : int or None, default=None
         Most edges from the root to a leaf.
+    grow_policy : {"lossguide", "depthwise"}, default="lossguide"
+        The leaf of the largest gain is split first; or all of a level before any of the next one,
+        those of the largest gains first.
     min_samples_leaf : int, default=20
         Fewest rows of a leaf.
     l2_regularization : float, default=0.0
         Added to the sum of the hessians of a leaf.
+    subsample : float, default=1.0
+        Share of the rows that the trees of an iteration are grown on, in (0, 1], drawn anew for
+        each.
+    sampling_method : {"uniform", "goss"}, default="uniform"
+        How they are drawn: all alike, `subsample` of them; or by one-side sampling (GOSS), those of
+        the largest gradients and a draw of the others, which stands for all of these.
+    top_rate, other_rate : float, default=0.2, 0.1
+        With "goss", share of the rows of the largest gradients, and share of all rows that is drawn
+        of the others.
+    colsample_bytree, colsample_bylevel : float, default=1.0
+        Share of the features that a tree may use, and of these a level of it, in (0, 1].
     max_features : float, default=1.0
-        Share of the features that a split may use; drawn anew at each node.
+        Share of the features, of those left, that a split may use; drawn anew at each node.
     max_bins : int, default=255
         Most bins of a feature, from 2 to 255, beside that of missing values. Their edges come from
         a sample of 200,000 rows.
@@ -164,10 +187,20 @@ class BaseBoosting(BaseRounds):
     loss: Any
     learning_rate: float
     max_iter: int
+    drop_rate: float
+    skip_drop: float
+    max_drop: int | None
     max_leaf_nodes: int | None
     max_depth: int | None
+    grow_policy: str
     min_samples_leaf: int
     l2_regularization: float
+    subsample: float
+    sampling_method: str
+    top_rate: float
+    other_rate: float
+    colsample_bytree: float
+    colsample_bylevel: float
     max_features: float
     max_bins: int
     categorical_features: Any
@@ -198,6 +231,8 @@ class BaseBoosting(BaseRounds):
     _fit_is_weighted: bool = False
     #: Whether rows were weighted; counts of nodes do not tell.
     _has_weights: bool = False
+    #: Of the grid of leaves' values, with dropout, on which a warm start goes on; 0: none.
+    _value_unit: float = 0.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -380,7 +415,14 @@ class BaseBoosting(BaseRounds):
         check_tree_size(p)
         check_count("min_samples_leaf", p["min_samples_leaf"])
         check_number("l2_regularization", p["l2_regularization"])
-        check_number("max_features", p["max_features"], lambda v: 0 < v <= 1, "of (0, 1]")
+        check_one_of("grow_policy", p["grow_policy"], ("lossguide", "depthwise"))
+        for name in ("max_features", "subsample", "colsample_bytree", "colsample_bylevel"):
+            check_number(name, p[name], lambda v: 0 < v <= 1, "of (0, 1]")
+        self._check_sampling(p)
+        for name in ("drop_rate", "skip_drop"):
+            check_number(name, p[name], lambda v: 0 <= v <= 1, "from 0 to 1")
+        if p["max_drop"] is not None:
+            check_count("max_drop", p["max_drop"], "or None for no limit")
         check_flag("warm_start", p["warm_start"])
         if not (isinstance(p["early_stopping"], str) and p["early_stopping"] == "auto"):
             check_flag("early_stopping", p["early_stopping"])
@@ -389,6 +431,22 @@ class BaseBoosting(BaseRounds):
         check_count("n_iter_no_change", p["n_iter_no_change"])
         check_number("tol", p["tol"])
         check_one_of("device", p["device"], DEVICES)
+
+    def _check_sampling(self, p: dict[str, Any]) -> None:
+        """Raise for rules of sampling that contradict each other."""
+        check_one_of("sampling_method", p["sampling_method"], ("uniform", "goss"))
+        for name in ("top_rate", "other_rate"):
+            check_number(name, p[name], lambda v: 0 < v < 1, "of (0, 1)")
+        if p["top_rate"] + p["other_rate"] > 1:
+            raise InvalidParameterError(
+                f"top_rate={p['top_rate']!r} and other_rate={p['other_rate']!r} are shares of the "
+                "rows, and sum to more than 1. Lower them: top_rate=0.2, other_rate=0.1."
+            )
+        if p["sampling_method"] == "goss" and p["subsample"] != 1:
+            raise InvalidParameterError(
+                f"subsample={p['subsample']!r} with sampling_method='goss', which takes top_rate "
+                "and other_rate of the rows. Set subsample=1.0, or sampling_method='uniform'."
+            )
 
     def _check_validation_fraction(self, value: Any) -> None:
         if value is None or (is_count(value) and value >= 1):
@@ -431,7 +489,31 @@ class BaseBoosting(BaseRounds):
             max_features=float(p["max_features"]),
             monotonic_signs=signs,
             interaction_groups=resolve_interaction_cst(p["interaction_cst"], d),
+            by_level=p["grow_policy"] == "depthwise",
+            tree_features=float(p["colsample_bytree"]),
+            level_features=float(p["colsample_bylevel"]),
         )
+
+    def _make_sampling(self, loss: BoostLoss) -> RowSampling | None:
+        """Return the rule by which the rows of an iteration are drawn; None: all are taken."""
+        p = self._params()
+        if p["sampling_method"] == "goss":
+            if loss.quantile is not None:
+                raise InvalidParameterError(
+                    "sampling_method='goss' keeps the rows of the largest gradients, and those of "
+                    "medians and quantiles have no sizes: each is one of two numbers. Take "
+                    "subsample=0.5, sampling_method='uniform', or another loss."
+                )
+            return GradientSampling(float(p["top_rate"]), float(p["other_rate"]))
+        return None if p["subsample"] == 1 else UniformSampling(float(p["subsample"]))
+
+    def _make_dropout(self) -> TreeDropout | None:
+        """Return the rule by which iterations are dropped; None: none is."""
+        p = self._params()
+        if not p["drop_rate"]:
+            return None
+        most = None if p["max_drop"] is None else int(p["max_drop"])
+        return TreeDropout(float(p["drop_rate"]), float(p["skip_drop"]), most)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         """Return the model, which holds binned rows, and the solver of a fit."""
@@ -455,6 +537,8 @@ class BaseBoosting(BaseRounds):
             aside=held_out,
             watching=watching,
             begin=begin,
+            sampling=self._make_sampling(loss),
+            dropout=self._make_dropout(),
         )
         return TreeRowsModel(d, joins_bounds=isinstance(self._survival_loss, AFT)), solver
 
@@ -483,7 +567,8 @@ class BaseBoosting(BaseRounds):
             name: vars(self)[f"{name}_"] if is_same_score else np.empty(0)
             for name in ("train_score", "validation_score")
         }
-        return {**trees.packed(), "baseline": self._baseline, **scores}
+        begin = {"baseline": self._baseline, "value_unit": np.array([self._value_unit])}
+        return {**trees.packed(), **begin, **scores}
 
     def _plan_scores(
         self, rows: DatasetInfo
@@ -553,6 +638,7 @@ class BaseBoosting(BaseRounds):
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         state = solution.extra
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
+        self._value_unit = float(state["value_unit"][0])
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
         # A warm start goes on with these scores only if it is stopped by the same one.
@@ -668,11 +754,23 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Growth of each tree, by the largest gain first.
+        # Earlier trees that an iteration is made without (DART).
+        drop_rate: float = 0.0,
+        skip_drop: float = 0.0,
+        max_drop: int | None = 50,
+        # Growth of each tree, by the largest gain first or level by level.
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
+        grow_policy: str = "lossguide",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
+        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        subsample: float = 1.0,
+        sampling_method: str = "uniform",
+        top_rate: float = 0.2,
+        other_rate: float = 0.1,
+        colsample_bytree: float = 1.0,
+        colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
         # How features are read: bins, categories, and the effects that trees may find.
         max_bins: int = 255,
@@ -697,10 +795,20 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         self.loss = loss
         self.learning_rate = learning_rate
         self.max_iter = max_iter
+        self.drop_rate = drop_rate
+        self.skip_drop = skip_drop
+        self.max_drop = max_drop
         self.max_leaf_nodes = max_leaf_nodes
         self.max_depth = max_depth
+        self.grow_policy = grow_policy
         self.min_samples_leaf = min_samples_leaf
         self.l2_regularization = l2_regularization
+        self.subsample = subsample
+        self.sampling_method = sampling_method
+        self.top_rate = top_rate
+        self.other_rate = other_rate
+        self.colsample_bytree = colsample_bytree
+        self.colsample_bylevel = colsample_bylevel
         self.max_features = max_features
         self.max_bins = max_bins
         self.categorical_features = categorical_features
@@ -870,11 +978,23 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Growth of each tree, by the largest gain first.
+        # Earlier trees that an iteration is made without (DART).
+        drop_rate: float = 0.0,
+        skip_drop: float = 0.0,
+        max_drop: int | None = 50,
+        # Growth of each tree, by the largest gain first or level by level.
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
+        grow_policy: str = "lossguide",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
+        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        subsample: float = 1.0,
+        sampling_method: str = "uniform",
+        top_rate: float = 0.2,
+        other_rate: float = 0.1,
+        colsample_bytree: float = 1.0,
+        colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
         # How features are read: bins, categories, and the effects that trees may find.
         max_bins: int = 255,
@@ -899,10 +1019,20 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         self.quantile = quantile
         self.learning_rate = learning_rate
         self.max_iter = max_iter
+        self.drop_rate = drop_rate
+        self.skip_drop = skip_drop
+        self.max_drop = max_drop
         self.max_leaf_nodes = max_leaf_nodes
         self.max_depth = max_depth
+        self.grow_policy = grow_policy
         self.min_samples_leaf = min_samples_leaf
         self.l2_regularization = l2_regularization
+        self.subsample = subsample
+        self.sampling_method = sampling_method
+        self.top_rate = top_rate
+        self.other_rate = other_rate
+        self.colsample_bytree = colsample_bytree
+        self.colsample_bylevel = colsample_bylevel
         self.max_features = max_features
         self.max_bins = max_bins
         self.categorical_features = categorical_features

@@ -79,6 +79,8 @@ class HistGradientBoostingRanker(BaseBoosting):
     ndcg_eval_at : int, None, or sequence of these, default=10
         Places that NDCG counts (None: all), in early stopping (the first), in the scores of
         `eval_set` (each) and in :meth:`score` (the first).
+    subsample : float, default=1.0
+        Share of the queries whose rows the tree of an iteration is grown on. ("goss" draws rows.)
     validation_fraction : float or None, default=0.1
         Share of the queries that are held out for early stopping, drawn by a hash of the query;
         None: those trained on are scored.
@@ -135,11 +137,23 @@ class HistGradientBoostingRanker(BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Growth of each tree, by the largest gain first.
+        # Earlier trees that an iteration is made without (DART).
+        drop_rate: float = 0.0,
+        skip_drop: float = 0.0,
+        max_drop: int | None = 50,
+        # Growth of each tree, by the largest gain first or level by level.
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
+        grow_policy: str = "lossguide",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
+        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        subsample: float = 1.0,
+        sampling_method: str = "uniform",
+        top_rate: float = 0.2,
+        other_rate: float = 0.1,
+        colsample_bytree: float = 1.0,
+        colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
         # How features are read: bins, categories, and the effects that trees may find.
         max_bins: int = 255,
@@ -168,10 +182,20 @@ class HistGradientBoostingRanker(BaseBoosting):
         self.ndcg_eval_at = ndcg_eval_at
         self.learning_rate = learning_rate
         self.max_iter = max_iter
+        self.drop_rate = drop_rate
+        self.skip_drop = skip_drop
+        self.max_drop = max_drop
         self.max_leaf_nodes = max_leaf_nodes
         self.max_depth = max_depth
+        self.grow_policy = grow_policy
         self.min_samples_leaf = min_samples_leaf
         self.l2_regularization = l2_regularization
+        self.subsample = subsample
+        self.sampling_method = sampling_method
+        self.top_rate = top_rate
+        self.other_rate = other_rate
+        self.colsample_bytree = colsample_bytree
+        self.colsample_bylevel = colsample_bylevel
         self.max_features = max_features
         self.max_bins = max_bins
         self.categorical_features = categorical_features

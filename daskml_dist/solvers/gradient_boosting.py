@@ -7,6 +7,10 @@ and 12 bits are enough: each number is rounded up or down at random, so that sum
 mean, and histograms take half the time (Shi et al., "Quantized training of gradient boosting
 decision trees", NeurIPS 2022).
 
+Trees may be grown on a sample of the rows (`daskml_dist.solvers.row_sampling`); the rows that were
+left out then go down the tree. Trees may be dropped for an iteration
+(`daskml_dist.solvers.tree_dropout`).
+
 References
 ----------
 J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
@@ -17,7 +21,7 @@ steps in the leaves).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +46,8 @@ from daskml_dist.solvers.boosting_scores import (
     sum_exactly,
 )
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
+from daskml_dist.solvers.row_sampling import RowSampler, RowSampling
+from daskml_dist.solvers.tree_dropout import TreeDropout, ValueGrid, sum_largest
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
 #: Bits of a gradient and of a hessian: all digits of float32, or few where there are many rows.
@@ -49,7 +55,10 @@ _EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
 #: Mean squared gradient, and mean hessian, in units of the last bit, from which few bits suffice.
 _MIN_MEAN_SQUARE, _MIN_MEAN_HESSIAN = 256, 4
 #: Hashed with the seed, so that these draws repeat no draws of another kind.
-_ROUNDING_DRAW, _FEATURE_DRAW = 4, 3
+_ROUNDING_DRAW = 4
+#: Number of trees of rows whose raw predictions are to be made anew: those of an iteration in which
+#: trees were dropped, and whose end they have not seen.
+_NO_SUCH_NUMBER = 2**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +84,10 @@ class GradientBoostingSolver(RowSolver):
         Scores of held-out rows for the fit's history.
     begin : mapping of str to ndarray, or None
         State of a fit that is continued (a warm start).
+    sampling : RowSampling or None
+        Rule by which the rows of each iteration are drawn; None: all are taken.
+    dropout : TreeDropout or None
+        Rule by which earlier iterations are dropped; None: none is.
     """
 
     loss: BoostLoss
@@ -88,6 +101,8 @@ class GradientBoostingSolver(RowSolver):
     aside: HoldoutMask | None = None
     watching: WatchedScores | None = None
     begin: Mapping[str, Array] | None = None
+    sampling: RowSampling | None = None
+    dropout: TreeDropout | None = None
 
     @property
     def max_passes(self) -> int:
@@ -134,10 +149,14 @@ class _BoostingRun:
         weights = [binned.weight for binned in self._binned_lanes if binned.weight is not None]
         weighted = float(any((weight != 1).any() for weight in weights))
         self._weighted = bool(rows.max_trainers(np.array([weighted]))[0])
-        self._constant = self._loss.constant_hessian and not self._weighted
+        has_factors = solver.sampling is not None and solver.sampling.has_factors
+        self._constant = self._loss.constant_hessian and not self._weighted and not has_factors
         self._missing = self._find_missing_features()
         self._baseline = self._initial_prediction() if kept is None else kept["baseline"]
         self._trees = self._before
+        self._grid = ValueGrid()
+        if solver.dropout is not None:
+            self._start_dropout(kept)
         rows.map_lanes(self._update_predictions, [*self._binned_lanes, *self._held])
 
     # -- rows ----------------------------------------------------------------------------------
@@ -255,14 +274,17 @@ class _BoostingRun:
 
         def residuals_by_leaf(i: int) -> list[GroupedValues]:
             lanes[i].fetch_raw_predictions()
-            groups = lanes[i].find_row_leaves([leaf.at[i] for leaf in leaves])
+            # Rows that the tree was not grown on are a group of their own.
+            others = slice(lanes[i].n_chosen, lanes[i].n)
+            groups = lanes[i].find_row_leaves([*(leaf.at[i] for leaf in leaves), others])
             return [
                 (binned.y - binned.extra["raw"][0], groups_of_lane, binned.weight)
                 for binned, groups_of_lane in zip(lanes[i].binned_rows, groups, strict=True)
             ]
 
         found = self._rows.map_lanes(residuals_by_leaf, range(len(lanes)))
-        return self._group_quantiles([part for parts in found for part in parts], len(leaves))
+        parts = [part for of_lane in found for part in of_lane]
+        return self._group_quantiles(parts, len(leaves) + 1)[:-1]
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -274,9 +296,15 @@ class _BoostingRun:
             self._constant, self._device,
         )  # fmt: skip
         self._sets = self._find_sets()
+        sampler = None
+        if solver.sampling is not None:
+            sampler = RowSampler(
+                solver.sampling, self._rows, grower.lanes, solver.seed, self._n_train,
+                self._loss.by_query,
+            )  # fmt: skip
         gradients = _GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train,
-            self._sets,
+            self._sets, sampler,
         )  # fmt: skip
         n_iter = len(self._trees) // k
         self._scores.start_scoring(self._binned_lanes, self._held, self._n_train, solver.seed)
@@ -286,11 +314,16 @@ class _BoostingRun:
         # least one more.
         stopped = self._rows.kept is not None and self._scores.is_finished()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
+            dropped = self._drop_trees(n_iter)
             # Gradients of all outputs first: the trees of an iteration do not depend on each other.
             packed = gradients.make(n_iter * k)
+            rate = solver.learning_rate / (len(dropped) + 1)
             trees = [
-                self._grow_tree(output, packed[output], n_iter * k + output) for output in range(k)
+                self._grow_tree(output, packed[output], n_iter * k + output, rate)
+                for output in range(k)
             ]
+            if solver.dropout is not None:
+                self._restore_trees(dropped, trees)
             self._trees = [*self._trees, *trees]
             n_iter += 1
             self._rows.map_lanes(self._update_predictions, self._held)
@@ -299,26 +332,102 @@ class _BoostingRun:
             self._rows.keep(n_iter, self._state(), scores=self._scores.score_watched())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
-    def _grow_tree(self, output: int, packed: Any, number: int) -> Tree:
+    def _grow_tree(self, output: int, packed: Any, number: int, rate: float) -> Tree:
         """Grow the next tree of an output, and add its leaf values to the raw predictions."""
         solver = self._solver
-        tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURE_DRAW, number)
+        tree, leaves = self._grower.grow(output, *packed, solver.seed, number)
         numbers = [leaf.number for leaf in leaves]
         if self._loss.quantile is not None:
             # A quantile has no curvature for a Newton step: leaves take the quantile of their
             # residuals (Friedman, algorithm 3).
             tree.value[numbers, 0] = self._residual_quantiles(leaves)
-        tree.value *= solver.learning_rate
+        tree.value *= rate
+        if solver.dropout is not None:
+            if not self._grid.unit:
+                self._choose_grid([tree])
+            tree = self._grid.scale_tree(tree)
+        # The grower knows the rows of each leaf: only rows that were left out go down the tree.
+        others = None
+        if solver.sampling is not None:
+            others = self._grower.place_rows(tree, others=True)
 
         def add_leaf_values(i: int) -> None:
             lane = self._grower.lanes[i]
             for binned in lane.binned_rows:
                 binned.extra["n_trees"] += 1
-            lane.add_leaf_values(output, [leaf.at[i] for leaf in leaves], tree.value[numbers, 0])
+            at, values = [leaf.at[i] for leaf in leaves], tree.value[numbers, 0]
+            if others is not None:
+                at, values = [*at, *(others[i][node] for node in numbers)], np.tile(values, 2)
+            lane.add_leaf_values(output, at, values)
 
-        # The grower knows the rows of each leaf: no row goes down the tree.
         self._rows.map_lanes(add_leaf_values, range(len(self._grower.lanes)))
         return tree
+
+    # -- dropped trees -------------------------------------------------------------------------
+
+    def _start_dropout(self, kept: Mapping[str, Array] | None) -> None:
+        """Bring the trees so far to the grid of their values, where a fit goes on."""
+        unit = 0.0 if kept is None else float(kept.get("value_unit", np.zeros(1))[0])
+        self._grid = ValueGrid(unit) if unit else ValueGrid.choose(self._trees, self._baseline)
+        # Those of a fit without dropout are rounded here; others are on the grid.
+        self._baseline = self._grid.round(self._baseline)
+        self._trees = [self._grid.scale_tree(tree) for tree in self._trees]
+        self._largest_sum = float(np.abs(self._baseline).max()) + sum_largest(self._trees)
+        for binned in (*self._binned_lanes, *self._held):
+            # Rows that are an iteration behind had the trees as they were then.
+            if binned.extra.get("n_trees") != len(self._trees):
+                binned.extra["n_trees"] = _NO_SUCH_NUMBER
+
+    def _choose_grid(self, trees: Sequence[Tree]) -> None:
+        """Choose the grid by the first trees, and bring the start to it."""
+        self._grid = ValueGrid.choose(trees, self._baseline)
+        start = self._grid.round(self._baseline)
+        # Trees before have answered zero, and all raw predictions are the start: the difference of
+        # two near numbers is exact, and so is the sum.
+        moves, self._baseline = start - self._baseline, start
+        for output, move in enumerate(moves):
+            for lane in self._grower.lanes:
+                lane.add_leaf_values(output, [slice(0, lane.n)], np.array([move]))
+        for binned in self._held:
+            binned.extra["raw"] += moves[:, None]
+
+    def _drop_trees(self, n_iter: int) -> list[int]:
+        """Draw iterations, subtract their trees from the rows that are trained on; return them."""
+        dropout = self._solver.dropout
+        if dropout is None:
+            return []
+        # What follows is undone or gone on from at the end of the iteration alone.
+        for binned in (*self._binned_lanes, *self._held):
+            binned.extra["n_trees"] = _NO_SUCH_NUMBER
+        dropped = dropout.draw(n_iter, self._solver.seed)
+        for number in self._list_trees(dropped):
+            self._grower.add_tree(self._trees[number], number % self._loss.n_outputs, -1.0)
+        return dropped
+
+    def _restore_trees(self, dropped: Sequence[int], new: Sequence[Tree]) -> None:
+        """Add dropped trees again, as much as is left of them beside the new ones."""
+        trees, k = list(self._trees), self._loss.n_outputs
+        for number in self._list_trees(dropped):
+            before, output = trees[number], number % k
+            tree = self._grid.scale_tree(before, len(dropped) / (len(dropped) + 1))
+            trees[number] = tree
+            self._grower.add_tree(tree, output)
+            # Held-out rows have kept the tree: they get the difference, which is on the grid too.
+            change = replace(tree, value=tree.value - before.value)
+            add_change = partial(_add_tree_values, tree=change, output=output)
+            self._rows.map_lanes(add_change, self._held)
+        self._trees = trees
+        self._largest_sum += sum_largest(new)
+        self._grid.check_sum(self._largest_sum)
+        for binned in self._binned_lanes:
+            binned.extra["n_trees"] = len(trees) + len(new)
+        for binned in self._held:
+            binned.extra["n_trees"] = len(trees)
+
+    def _list_trees(self, iterations: Sequence[int]) -> list[int]:
+        """Return the numbers of the trees of some iterations."""
+        k = self._loss.n_outputs
+        return [iteration * k + output for iteration in iterations for output in range(k)]
 
     def _state(self) -> Any:
         """Return a function that packs the state of this moment, for a checkpoint."""
@@ -330,6 +439,7 @@ class _BoostingRun:
             self._bins,
             self._baseline,
             scores,
+            self._grid.unit,
         )
 
     def _score_rows(self) -> None:
@@ -351,11 +461,12 @@ def _add_tree_values(binned: BinnedRows, tree: Tree, output: int) -> None:
 
 def _pack_boosting_state(
     trees: Sequence[Tree], k: int, bins: Bins, baseline: Array,
-    scores: Mapping[str, Sequence[float]],
+    scores: Mapping[str, Sequence[float]], value_unit: float,
 ) -> dict[str, Array]:  # fmt: skip
     return {
         **Trees.of(trees, k, bins).packed(),
         "baseline": baseline,
+        "value_unit": np.array([value_unit]),
         **{name: np.array(values, np.float64) for name, values in scores.items()},
     }
 
@@ -376,14 +487,17 @@ class _GradientPacker:
         Rows of all trainers to train on.
     sets : object
         These rows set by set, for a loss of sets of rows; None: of single rows.
+    sampler : RowSampler or None
+        Of the rows that trees are grown on.
     """
 
     def __init__(
         self, rows: OwnRows, lanes: Sequence[TreeRows], loss: BoostLoss, seed: int,
         constant: bool, n_rows: int, sets: Any = None,
+        sampler: RowSampler | None = None,
     ) -> None:  # fmt: skip
         self._rows, self._lanes, self._loss, self._seed = rows, lanes, loss, seed
-        self._constant, self._n_rows = constant, n_rows
+        self._constant, self._n_rows, self._sampler = constant, n_rows, sampler
         self._of_sets: SetGradients | None = None
         if sets is not None:
             self._of_sets = loss.make_set_gradients(sets, seed)
@@ -399,15 +513,22 @@ class _GradientPacker:
             found = self._rows.map_lanes(
                 lambda lane: lane.make_gradients(self._loss, self._constant), self._lanes
             )
-        # The largest gradient and hessian of all trainers give the units.
+        units = self._find_largest(found)
+        if self._sampler is not None:
+            multiplied = self._sampler.choose(number // self._loss.n_outputs)
+            if multiplied is not None:
+                units = self._find_largest(multiplied)
+        return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
+
+    def _find_largest(self, found: Sequence[Array]) -> Array:
+        """Return the largest gradients and hessians of all trainers, which give the units."""
         largest = self._rows.max_trainers(np.max(found, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
                 "The gradients became NaN or infinite: the targets, or learning_rate, are too "
                 "large. Scale the targets, or lower learning_rate."
             )
-        units = largest.reshape(2, -1)
-        return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
+        return np.asarray(largest.reshape(2, -1))
 
     def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
         """Pack the gradients of an output, into few bits if they suffice; return how, and units."""

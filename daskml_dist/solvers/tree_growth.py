@@ -1,4 +1,4 @@
-"""Growth of a boosted tree, leaf by leaf in the order of gain, on the rows of all trainers.
+"""Growth of a boosted tree, leaf by leaf or level by level, on the rows of all trainers.
 
 Histograms are integers, so their sums do not depend on the order. Each trainer owns a range of the
 features: it gets their summed histograms and finds their best split; then all trainers learn the
@@ -24,12 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.host_trees import HostTrees
-from daskml_dist.backends.trees import LeafPartition, SplitFacts, SplitLeaf, TreeDevice
+from daskml_dist.backends.trees import (
+    CONSTANT,
+    LeafPartition,
+    SplitFacts,
+    SplitLeaf,
+    TreeDevice,
+    TreeRows,
+)
 from daskml_dist.models.bins import Bins, draw_by_hash
 from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
+_NODE_DRAW, _TREE_DRAW, _LEVEL_DRAW = 3, 9, 10
 #: `Leaf.found` of a node that is not split.
 _NO_SPLIT = [-1] * 7
 #: int64 numbers of a best split: the bits of its gain, the 7 of `Leaf.found`, and 4 of categories.
@@ -66,6 +75,10 @@ class TreeParams:
         Groups of features that may occur together on a path from the root to a leaf.
     min_hessian : float
         Least sum of hessians in a leaf.
+    by_level : bool
+        Whether leaves are split level by level; else that of the largest gain is split first.
+    tree_features, level_features : float
+        Share of the features that a tree may use, and of these a level of it.
     """
 
     max_leaf_nodes: int | None
@@ -76,6 +89,9 @@ class TreeParams:
     monotonic_signs: NDArray[np.int8]
     interaction_groups: tuple[tuple[int, ...], ...] | None = None
     min_hessian: float = 1e-3
+    by_level: bool = False
+    tree_features: float = 1.0
+    level_features: float = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -109,6 +125,8 @@ class Leaf:
         Whether the children may be split.
     number : int
         Index among the tree's nodes.
+    level : int
+        Its depth where a tree grows level by level, else 0.
     """
 
     depth: int
@@ -126,6 +144,7 @@ class Leaf:
     children: tuple[Leaf, ...] = ()
     may: list[bool] = field(default_factory=list)
     number: int = -1
+    level: int = 0
 
     @property
     def smaller(self) -> int:
@@ -134,8 +153,8 @@ class Leaf:
         return 0 if left.totals[2] < right.totals[2] else 1
 
     def __lt__(self, other: Leaf) -> bool:
-        """Order leaves by falling gain for a heap; of equal gains the older node is first."""
-        return (-self.gain, self.number) < (-other.gain, other.number)
+        """Order leaves for a heap by level and falling gain; of equal ones the older is first."""
+        return (self.level, -self.gain, self.number) < (other.level, -other.gain, other.number)
 
 
 class _TreeBuilder:
@@ -237,12 +256,66 @@ class TreeGrower:
         )
 
     def grow(
-        self, output: int, mode: int, scales: tuple[float, float], *seed: int
+        self, output: int, mode: int, scales: tuple[float, float], seed: int, number: int
     ) -> tuple[Tree, list[Leaf]]:
-        """Grow a tree on an output's gradients; return it before shrinkage, and its leaves."""
-        self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
+        """Grow the tree of a number on an output's gradients, on the chosen rows.
+
+        Return it before shrinkage, and its leaves.
+        """
+        self._packed, self._scales, self._seed = (mode, output), np.array(scales), (seed, number)
+        self._of_tree = self._draw_features(
+            self._all, self._growth.tree_features, _TREE_DRAW, number
+        )
         with self._device.guard_memory(sum(lane.n for lane in self.lanes)):
             return self._grow_best_first()
+
+    def place_rows(self, tree: Tree, *, others: bool = False) -> list[list[slice]]:
+        """Part the rows of the own lanes by a tree that is grown.
+
+        Parameters
+        ----------
+        tree : Tree
+        others : bool, default=False
+            Only the rows that the tree was not grown on, while the others stay in its leaves.
+
+        Returns
+        -------
+        list of list of slice
+            Of each lane, where the rows of each node are.
+        """
+        # By parts without a histogram: the loops and kernels that part the rows of a growing tree.
+        tables = [tree.goes_left(node, self._bins) for node in range(len(tree.feature))]
+
+        def place(lane: TreeRows) -> list[slice]:
+            if not others:
+                lane.order_rows()
+            at = [slice(0, 0)] * len(tree.feature)
+            at[0] = slice(lane.n_chosen if others else 0, lane.n)
+            level = [0]
+            while level := [i for i in level if tree.feature[i] >= 0 and at[i].start < at[i].stop]:
+                parts = [
+                    LeafPartition(int(tree.feature[i]), tables[i], at[i], side=-1) for i in level
+                ]
+                _, middles = lane.partition_leaves(parts, CONSTANT, 0)
+                for i, middle in zip(level, middles, strict=True):
+                    left = int(tree.left[i])
+                    at[left] = slice(at[i].start, middle)
+                    at[left + 1] = slice(middle, at[i].stop)
+                level = [child for i in level for child in (tree.left[i], tree.left[i] + 1)]
+            return at
+
+        return self._rows.map_lanes(place, self.lanes)
+
+    def add_tree(self, tree: Tree, output: int, sign: float = 1.0) -> None:
+        """Add the values of a tree that is grown to an output of all rows, or subtract them."""
+        leaves = np.flatnonzero(tree.feature < 0)
+        values = sign * tree.value[leaves, 0]
+
+        def add(lane: TreeRows, at: list[slice]) -> None:
+            lane.add_leaf_values(output, [at[leaf] for leaf in leaves], values)
+
+        pairs = list(zip(self.lanes, self.place_rows(tree), strict=True))
+        self._rows.map_lanes(lambda pair: add(*pair), pairs)
 
     def _grow_best_first(self) -> tuple[Tree, list[Leaf]]:
         self._tree = _TreeBuilder(self._bins)
@@ -278,27 +351,32 @@ class TreeGrower:
             waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
 
     def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
-        """Return the leaves of the largest gains, which will probably be among the next splits.
+        """Return the leaves that will be split next, or probably will; the first is the next.
 
         `left` is the number of splits that the tree may still make.
         """
+        open_ = [leaf for leaf in some if leaf.gain > 0 and not leaf.children]
+        if self._growth.by_level:
+            # All of a level are split before any of the next one.
+            open_ = [leaf for leaf in open_ if leaf.level == open_[0].level]
+            return heapq.nsmallest(min(left, self._max_splits_at_once), open_)
         most = min(
             left,
             max(_MIN_SPECULATIVE_SPLITS, left // 2),
             max(_MIN_SPLITS_AT_ONCE, left // _LIKELY_SHARE),
             self._max_splits_at_once,
         )
-        return heapq.nsmallest(most, (leaf for leaf in some if leaf.gain > 0 and not leaf.children))
+        return heapq.nsmallest(most, open_)
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def _make_root(self) -> Leaf:
         """Return the root with its best split."""
-        at = [slice(0, lane.n) for lane in self.lanes]
+        at = [slice(0, lane.n_chosen) for lane in self.lanes]
         hist = self._sum_histograms(
             self._rows.map_lanes(lambda lane: lane.build_root_histogram(*self._packed), self.lanes)
         )
-        # The bins of any one feature sum to the totals of all rows.
+        # The bins of any one feature sum to the totals of all these rows.
         totals = self._rows.sum_trainers(self._device.copy_to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
@@ -391,8 +469,14 @@ class TreeGrower:
         values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
         for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
             depth, path = leaf.depth + 1, 2 * leaf.path
-            left = Leaf(depth, [], of_both[0], both[0], leaf.low, leaf.high, path=path)
-            right = Leaf(depth, [], of_both[1], both[1], leaf.low, leaf.high, path=path + 1)
+            level = depth if self._growth.by_level else 0
+            left, right = (
+                Leaf(
+                    depth, [], of_both[side], both[side], leaf.low, leaf.high, path=path + side,
+                    level=level,
+                )
+                for side in (0, 1)
+            )  # fmt: skip
             leaf.children = left, right
             feature = leaf.found[0]
             if sign := int(self._growth.monotonic_signs[feature]):
@@ -453,16 +537,28 @@ class TreeGrower:
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Return a mask of the features that a leaf may be split by."""
-        growth, allowed = self._growth, self._all
+        growth, number = self._growth, self._seed[1]
+        # Shares of shares, as in XGBoost: of the tree, of the level, of the node.
+        allowed = self._draw_features(
+            self._of_tree, growth.level_features, _LEVEL_DRAW, number, leaf.depth
+        )
         if growth.interaction_groups is not None:
-            allowed = np.zeros_like(allowed)
+            in_groups = np.zeros_like(allowed)
             for i in leaf.groups:
-                allowed[list(growth.interaction_groups[i])] = 1
-        if growth.max_features < 1:
-            (features,) = np.nonzero(allowed)
-            n = max(1, math.ceil(growth.max_features * len(features)))
-            # Hashed from the seed and the path to the node: the same on any trainer.
-            drawn = draw_by_hash(features, *self._seed, leaf.path)
-            allowed = np.zeros_like(allowed)
-            allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
-        return allowed
+                in_groups[list(growth.interaction_groups[i])] = 1
+            allowed = allowed & in_groups
+        return self._draw_features(allowed, growth.max_features, _NODE_DRAW, number, leaf.path)
+
+    def _draw_features(
+        self, allowed: NDArray[np.uint8], share: float, *place: int
+    ) -> NDArray[np.uint8]:
+        """Return a mask of a share of some features, at least one, drawn for a place of a tree."""
+        if share == 1 or not allowed.any():
+            return allowed
+        (features,) = np.nonzero(allowed)
+        n = max(1, math.ceil(share * len(features)))
+        # Hashed from the seed, the tree and the place in it: the same on any trainer.
+        drawn = draw_by_hash(features, self._seed[0], *place)
+        found = np.zeros_like(allowed)
+        found[features[np.argsort(drawn, kind="stable")[:n]]] = 1
+        return found

@@ -19,16 +19,16 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "billion", "boosting", "break_even", "click_quality", "clusters", "cold",
-    "collective", "collective_kills", "columns", "corners", "cv_estimators", "decomposition",
-    "defaults", "dense", "embeddings", "ensembles", "explanations", "factors", "fields", "forests",
-    "goodput", "gpu_once", "growth", "hosts", "http_servers", "kept_ids", "large", "large_trees",
-    "lazy_frames", "least_squares", "logistic", "many_workers", "mixture", "network_accuracy",
-    "network_bytes", "networks", "overhead", "pipeline", "planner", "policies", "policies_by_model",
-    "policy_by_part", "predict", "recommender", "recovery", "retrieval", "row_store", "search",
-    "serving", "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency",
-    "streaming", "sums", "table_kills", "topics", "transform", "transport", "tree_growth", "update",
-    "what_if",
+    "accuracy", "billion", "boosting", "boosting_samples", "break_even", "click_quality",
+    "clusters", "cold", "collective", "collective_kills", "columns", "corners", "cv_estimators",
+    "decomposition", "defaults", "dense", "embeddings", "ensembles", "explanations", "factors",
+    "fields", "forests", "goodput", "gpu_once", "growth", "hosts", "http_servers", "kept_ids",
+    "large", "large_trees", "lazy_frames", "least_squares", "logistic", "many_workers", "mixture",
+    "network_accuracy", "network_bytes", "networks", "overhead", "pipeline", "planner", "policies",
+    "policies_by_model", "policy_by_part", "predict", "recommender", "recovery", "retrieval",
+    "row_store", "search", "serving", "sessions", "simulate", "single_calls", "sparse", "staleness",
+    "step_latency", "streaming", "sums", "table_kills", "topics", "transform", "transport",
+    "tree_growth", "update", "what_if",
 }  # fmt: skip
 
 

@@ -51,6 +51,12 @@ MODELS: dict[str, Any] = {
     ),
     "boosting, 3 classes": HistGradientBoostingClassifier(early_stopping=False, **_BOOSTING),
     "boosting, median": HistGradientBoostingRegressor(loss="absolute_error", **_BOOSTING),
+    "boosting, large gradients": HistGradientBoostingClassifier(
+        sampling_method="goss", early_stopping=False, **_BOOSTING
+    ),
+    "boosting, dropped trees": HistGradientBoostingRegressor(
+        drop_rate=0.2, subsample=0.7, early_stopping=True, n_iter_no_change=50, **_BOOSTING
+    ),
     "ranking": HistGradientBoostingRanker(early_stopping=False, **_BOOSTING),
     "forest, functional": RandomForestClassifier(decomposition="functional", **_FOREST),
     "forest, data": RandomForestClassifier(

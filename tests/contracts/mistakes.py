@@ -920,6 +920,22 @@ PARAMETERS: dict[str, Mistake] = {
         lambda: HistGradientBoostingClassifier(max_bins=1000).fit(X, Y), PARAMETER,
         "use an integer from 2 to 255",
     ),
+    "a sample of more than all rows": (
+        lambda: HistGradientBoostingClassifier(subsample=50).fit(X, Y), PARAMETER,
+        "use a number of (0, 1]",
+    ),
+    "one-side sampling of a share": (
+        lambda: HistGradientBoostingRegressor(sampling_method="goss", subsample=0.3).fit(X, T),
+        PARAMETER, "Set subsample=1.0, or sampling_method='uniform'",
+    ),
+    "one-side sampling of medians": (
+        lambda: HistGradientBoostingRegressor("absolute_error", sampling_method="goss").fit(X, T),
+        PARAMETER, "Take subsample=0.5, sampling_method='uniform', or another loss",
+    ),
+    "leafwise": (
+        lambda: HistGradientBoostingClassifier(grow_policy="leafwise").fit(X, Y), PARAMETER,
+        "use one of ['lossguide', 'depthwise']",
+    ),
     "constraints of other columns": (
         lambda: HistGradientBoostingRegressor(monotonic_cst={"no": 1}).fit(FRAME, T), PARAMETER,
         "X has ['age', 'pay', 'days']",

@@ -45,6 +45,16 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
         CLASS, None,
     ),
     "boosting, median": (HistGradientBoostingRegressor(loss="absolute_error", **BOOSTING), Y, None),
+    "boosting, samples": (
+        HistGradientBoostingClassifier(sampling_method="goss", colsample_bytree=0.8, **BOOSTING),
+        CLASS, None,
+    ),
+    "boosting, dropout": (
+        HistGradientBoostingRegressor(
+            subsample=0.6, drop_rate=0.5, grow_policy="depthwise", early_stopping=True, **BOOSTING
+        ),
+        Y, WEIGHT,
+    ),
     "forest, classes": (
         RandomForestClassifier(class_weight="balanced_subsample", **FOREST),
         CLASS, WEIGHT,

@@ -60,6 +60,9 @@ class BoostingFamily(Family):
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
         levels = min(log2(leaves), p["max_depth"] or 99)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        # Of a sample, histograms are of its rows alone.
+        uniform = p["sampling_method"] == "uniform"
+        sampled = p["subsample"] if uniform else p["top_rate"] + p["other_rate"]
         # Few rows have fewer distinct values, and so bins, than a histogram has room for.
         bins = min(rows.n_rows, _HISTOGRAM_SIZE / 2) * rows.n_features
         # Binning reads each value once, in the processes; rows in memory are sent to them first.
@@ -69,7 +72,7 @@ class BoostingFamily(Family):
             {
                 "pass": float(width),
                 "row": share * width,
-                "entry": share * rows.n_features * levels * width,
+                "entry": share * sampled * rows.n_features * levels * width,
                 "bin": bins * leaves * width,
                 "met": 8.0
                 * _HISTOGRAM_SIZE

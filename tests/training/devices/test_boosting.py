@@ -76,7 +76,22 @@ CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
     ),
     "lanes": (HistGradientBoostingClassifier, THREE > 0, {"run": Run(n_lanes=3)}),
     "rounded": (HistGradientBoostingClassifier, THREE > 0, {"rounded": True}),
-}
+    "samples of classes": (
+        HistGradientBoostingClassifier, THREE, {"subsample": 0.5, "run": Run(n_lanes=3)}
+    ),
+    "samples of medians": (
+        HistGradientBoostingRegressor, Y, {"loss": "absolute_error", "subsample": 0.5}
+    ),
+    "large gradients": (
+        HistGradientBoostingClassifier, THREE,
+        {"sampling_method": "goss", "grow_policy": "depthwise", "run": Run(n_lanes=3)},
+    ),
+    "large residuals": (HistGradientBoostingRegressor, Y, {"sampling_method": "goss"}),
+    "dropped trees": (
+        HistGradientBoostingClassifier, THREE,
+        {"drop_rate": 0.7, "early_stopping": True, "subsample": 0.6},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("kernels")

@@ -1,0 +1,282 @@
+"""Samples of the rows that the trees of an iteration of boosting are grown on.
+
+Rows (or queries, whole) are drawn alike (Friedman 2002), or by the sizes of their gradients
+(gradient-based one-side sampling, GOSS: Ke et al. 2017). A draw is a hash of the seed, the
+iteration and the number of the row, and sizes are compared over all trainers: the sample is the
+same for any chunks and workers.
+
+References
+----------
+J. H. Friedman, "Stochastic gradient boosting", Computational Statistics & Data Analysis 38, 2002.
+G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.trees import TreeRows
+from daskml_dist.models.bins import draw_by_hash, hash_numbers
+from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
+from daskml_dist.solvers.own_rows import Array, OwnRows
+
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
+_ROW_DRAW, _TIE_DRAW = 11, 12
+#: Bits of a digit by which the k-th largest key is found: 65,536 counts are summed four times.
+_DIGIT_BITS = 16
+
+
+class RowSampling(ABC):
+    """Interface of the rules by which rows are drawn."""
+
+    #: Whether gradients of drawn rows are multiplied: hessians are then not all 1.
+    has_factors = False
+
+    @abstractmethod
+    def choose(
+        self, rows: OwnRows, lanes: Sequence[TreeRows], salts: Sequence[Array], seed: int,
+        n_rows: int, iteration: int,
+    ) -> list[Array] | None:  # fmt: skip
+        """Choose the rows that an iteration's trees are grown on (collective).
+
+        Parameters
+        ----------
+        rows : OwnRows
+        lanes : sequence of TreeRows
+            With their gradients.
+        salts : sequence of ndarray of uint32
+            A hash of each row (or of its query), of each `BinnedRows` of the lanes in turn.
+        seed : int
+        n_rows : int
+            Rows of all trainers.
+        iteration : int
+
+        Returns
+        -------
+        list of ndarray of shape (2, n_outputs), or None
+            Largest gradients and hessians of each lane, where these were multiplied.
+        """
+
+
+@dataclass(frozen=True)
+class UniformSampling(RowSampling):
+    """Sampling of rows, or of queries, that all have the same probability.
+
+    Parameters
+    ----------
+    share : float
+        Probability of a row.
+    """
+
+    share: float
+
+    def choose(
+        self, rows: OwnRows, lanes: Sequence[TreeRows], salts: Sequence[Array], seed: int,
+        n_rows: int, iteration: int,
+    ) -> None:  # fmt: skip
+        key, bound = make_key(seed, _ROW_DRAW, iteration), _find_bound(self.share)
+
+        def choose_of_lane(pair: tuple[TreeRows, Sequence[Array]]) -> None:
+            lane, of_lane = pair
+            lane.choose_rows([_draw_mask(salt, key, bound) for salt in of_lane])
+
+        rows.map_lanes(choose_of_lane, _pair_with_lanes(lanes, salts))
+
+
+@dataclass(frozen=True)
+class GradientSampling(RowSampling):
+    """Gradient-based one-side sampling: rows of large gradients, and a draw of the others.
+
+    Those drawn of the others stand for all of these: their gradients are multiplied.
+
+    Parameters
+    ----------
+    top_rate : float
+        Share of the rows, those of the largest gradients (of several outputs, of the largest sum).
+    other_rate : float
+        Share of all rows that is drawn of the others.
+    """
+
+    top_rate: float
+    other_rate: float
+    has_factors = True
+
+    def choose(
+        self, rows: OwnRows, lanes: Sequence[TreeRows], salts: Sequence[Array], seed: int,
+        n_rows: int, iteration: int,
+    ) -> list[Array]:  # fmt: skip
+        n_top = max(1, int(self.top_rate * n_rows))
+        share = min(1.0, self.other_rate * n_rows / max(n_rows - n_top, 1))
+        ties, others = (make_key(seed, draw, iteration) for draw in (_TIE_DRAW, _ROW_DRAW))
+        pairs = _pair_with_lanes(lanes, salts)
+        keys = rows.map_lanes(lambda pair: _make_keys(*pair, ties), pairs)
+        least = select_kth_largest(rows, [key for of_lane in keys for key in of_lane], n_top)
+        bound, factor = _find_bound(share), np.float32(1 / share)
+
+        def choose_of_lane(given: tuple[tuple[TreeRows, Sequence[Array]], list[Array]]) -> Array:
+            (lane, of_lane), keys_of_lane = given
+            is_chosen, factors = [], []
+            for salt, key in zip(of_lane, keys_of_lane, strict=True):
+                is_top = key >= least
+                drawn = _draw_mask(salt, others, bound)
+                is_chosen.append(is_top | drawn)
+                factors.append(np.where(is_top, np.float32(1), factor))
+            lane.choose_rows(is_chosen)
+            return lane.multiply_gradients(factors)
+
+        return rows.map_lanes(choose_of_lane, list(zip(pairs, keys, strict=True)))
+
+
+class RowSampler:
+    """Sampler of the rows of each iteration.
+
+    Parameters
+    ----------
+    rule : RowSampling
+    rows : OwnRows
+    lanes : sequence of TreeRows
+        The own rows.
+    seed : int
+    n_rows : int
+        Rows of all trainers.
+    by_query : bool
+        Whether rows of a query are drawn together.
+    """
+
+    def __init__(
+        self, rule: RowSampling, rows: OwnRows, lanes: Sequence[TreeRows], seed: int, n_rows: int,
+        by_query: bool,
+    ) -> None:  # fmt: skip
+        self._rule, self._rows, self._lanes = rule, rows, lanes
+        self._seed, self._n_rows = seed, n_rows
+        # Rows of large gradients are chosen row by row, whatever their query.
+        whole_queries = by_query and not rule.has_factors
+        self._salts = [
+            _salt_queries(binned) if whole_queries else binned.salt
+            for lane in lanes
+            for binned in lane.binned_rows
+        ]
+
+    def choose(self, iteration: int) -> list[Array] | None:
+        """Choose the rows of an iteration; see `RowSampling.choose` (collective)."""
+        return self._rule.choose(
+            self._rows, self._lanes, self._salts, self._seed, self._n_rows, iteration
+        )
+
+
+def _salt_queries(binned: BinnedRows) -> NDArray[np.uint32]:
+    """Return a hash of the query of each row."""
+    return (hash_numbers(binned.queries.view(np.uint64)) >> np.uint64(32)).astype(np.uint32)
+
+
+def _pair_with_lanes(
+    lanes: Sequence[TreeRows], values: Sequence[Array]
+) -> list[tuple[TreeRows, Sequence[Array]]]:
+    """Return each lane with the values of its `BinnedRows`."""
+    ends = np.cumsum([len(lane.binned_rows) for lane in lanes]).tolist()
+    return [
+        (lane, values[end - len(lane.binned_rows) : end])
+        for lane, end in zip(lanes, ends, strict=True)
+    ]
+
+
+def make_key(*seed: int) -> np.uint32:
+    """Return 32 random bits by which the salts of rows are hashed."""
+    *first, last = seed
+    return np.uint32(draw_by_hash([last], *first)[0] >> np.uint64(32))
+
+
+def _find_bound(share: float) -> np.uint32:
+    """Return the draw below which a share of the rows lies."""
+    return np.uint32(min(int(share * 2.0**32), 2**32 - 1))
+
+
+def draw_rows(salt: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
+    """Return 32 random bits of each row, by the finaliser of MurmurHash3 (A. Appleby, 2011)."""
+    x = salt ^ key
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    return x
+
+
+def _draw_mask(salt: NDArray[np.uint32], key: np.uint32, bound: np.uint32) -> NDArray[np.bool_]:
+    """Return a mask of the rows whose draws are below a bound, or all where it is the largest."""
+    found = np.empty(len(salt), bool)
+    for at in iterate_tiles(len(salt)):
+        drawn = draw_rows(salt[at], key)
+        found[at] = drawn < bound if bound < np.uint32(2**32 - 1) else True
+    return found
+
+
+def _make_keys(lane: TreeRows, salts: Sequence[Array], ties: np.uint32) -> list[Array]:
+    """Return a key of each row that sorts like the size of its gradient, equal ones by a draw."""
+    found = []
+    parts = zip(lane.binned_rows, lane.fetch_gradients(), salts, strict=True)
+    for binned, g, salt in parts:
+        keys = binned.extra.get("keys")
+        if keys is None:  # kept for the next iteration
+            keys = binned.extra["keys"] = binned.allocate_zeros((binned.n,), np.uint64)
+        for at in iterate_tiles(binned.n):
+            sizes = np.abs(g[0, at])
+            # A loop, since the order of the additions in numpy.sum depends on the number of rows.
+            for other in g[1:, at]:
+                sizes += np.abs(other)
+            # Numbers that are not negative sort like their bits.
+            keys[at] = sizes.view(np.uint32)
+            keys[at] <<= np.uint64(32)
+            keys[at] |= draw_rows(salt[at], ties)
+        found.append(keys)
+    return found
+
+
+def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint64:
+    """Return the k-th largest of the keys of all trainers (collective).
+
+    Parameters
+    ----------
+    rows : OwnRows
+    keys : sequence of ndarray of uint64
+        In parts, for a thread each.
+    k : int
+        From 1, and no more than there are keys.
+    """
+    found, mask = 0, (1 << _DIGIT_BITS) - 1
+    parts: list[Array] = list(keys)
+    # Radix select, from the most significant digit; only keys with the digits found so far stay.
+    for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
+
+        def count(part: Array, shift: int = shift) -> NDArray[np.int64]:
+            counts = np.zeros(mask + 1, np.int64)
+            for at in iterate_tiles(len(part)):
+                digits = (part[at] >> np.uint64(shift)) & np.uint64(mask)
+                counts += np.bincount(digits.astype(np.int64), minlength=mask + 1)
+            return counts
+
+        own = np.sum([np.zeros(mask + 1, np.int64), *rows.map_lanes(count, parts)], axis=0)
+        from_top = rows.sum_trainers(own)[::-1].cumsum()
+        at_digit = int(np.searchsorted(from_top, k))
+        k -= int(from_top[at_digit - 1]) if at_digit else 0
+        found |= (mask - at_digit) << shift
+        prefix = np.uint64(found >> shift)
+
+        def stay(part: Array, shift: int = shift, prefix: np.uint64 = prefix) -> Array:
+            return np.concatenate(
+                [part[:0], *(p[p >> np.uint64(shift) == prefix] for p in _tiles(part))]
+            )
+
+        parts = rows.map_lanes(stay, parts)
+    return np.uint64(found)
+
+
+def _tiles(values: Array) -> list[Any]:
+    """Return views of tiles of an array."""
+    return [values[at] for at in iterate_tiles(len(values))]

@@ -1,0 +1,129 @@
+"""Dropout of trees in boosting (DART): each iteration fits a tree to what some of the others leave.
+
+Before an iteration some of the earlier ones are dropped, and the new trees are fitted without
+these. New and dropped trees then share what both predict: with k dropped, the new ones are divided
+by k + 1, and the dropped ones multiplied by k / (k + 1).
+
+Trees change, so raw predictions are added to and subtracted from again and again, while a trainer
+that comes in after a loss adds up all trees once. Both must have the same bits: values of leaves
+are rounded to multiples of a power of two (:class:`ValueGrid`), whose sums in float64 are exact.
+
+References
+----------
+R. K. Vinayak and R. Gilad-Bachrach, "DART: Dropouts meet multiple additive regression trees",
+AISTATS 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.bins import draw_by_hash
+from daskml_dist.models.trees import Tree
+
+#: Hashed with the seed, so that these draws repeat no draws of another kind.
+_DROP_DRAW, _SKIP_DRAW = 13, 14
+#: Bits of the largest value of the first tree. With the 20 that float64 has beside them, raw
+#: predictions may become a million times as large; gradients have 24 bits.
+_VALUE_BITS = 32
+#: Bits of a start, which may be far larger than what trees add to it.
+_START_BITS = 50
+#: Bits of a float64 that are left for a sum, without its sign.
+_SUM_BITS = 52
+
+
+@dataclass(frozen=True)
+class TreeDropout:
+    """Rule by which earlier iterations are dropped.
+
+    Parameters
+    ----------
+    rate : float
+        Probability of an iteration to be dropped.
+    skip : float
+        Probability that nothing is dropped.
+    most : int or None
+        Most iterations that are dropped at once; None: no limit.
+    """
+
+    rate: float
+    skip: float = 0.0
+    most: int | None = None
+
+    def draw(self, n_iter: int, seed: int) -> list[int]:
+        """Return the numbers of the iterations, of `n_iter`, that the next one is made without."""
+        # Hashed from the seed and the number of the iteration alone: after a loss, or in a warm
+        # start, the draws are the same.
+        if _as_shares(draw_by_hash([n_iter], seed, _SKIP_DRAW))[0] < self.skip:
+            return []
+        drawn = _as_shares(draw_by_hash(np.arange(n_iter), seed, _DROP_DRAW, n_iter))
+        order = np.argsort(drawn, kind="stable")[: self.most]
+        found: list[int] = np.sort(order[drawn[order] < self.rate]).tolist()
+        return found
+
+
+def _as_shares(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return draws of 64 bits as numbers of [0, 1)."""
+    return (drawn >> np.uint64(11)) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class ValueGrid:
+    """Multiples of a unit, a power of two: of so few bits that sums of them are exact.
+
+    Parameters
+    ----------
+    unit : float
+        0.0 as long as all trees answer zero: the grid then is not yet chosen.
+    """
+
+    unit: float = 0.0
+
+    @classmethod
+    def choose(cls, trees: Sequence[Tree], start: NDArray[np.float64]) -> ValueGrid:
+        """Return the grid for trees like some, which are added to a start."""
+        largest = max((_largest_leaf(tree) for tree in trees), default=0.0)
+        if not largest or not np.isfinite(largest):
+            return cls()
+        exponents = [int(np.frexp(largest)[1]) - _VALUE_BITS]
+        if of_start := _largest(start):
+            exponents.append(int(np.frexp(of_start)[1]) - _START_BITS)
+        return cls(float(np.ldexp(1.0, max(exponents))))
+
+    def round(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the nearest numbers of the grid, the values themselves without one."""
+        return np.rint(values / self.unit) * self.unit if self.unit else values
+
+    def scale_tree(self, tree: Tree, factor: float = 1.0) -> Tree:
+        """Return a tree whose values are multiplied, and numbers of the grid."""
+        return replace(tree, value=self.round(tree.value * factor))
+
+    def check_sum(self, largest: float) -> None:
+        """Raise if a sum of numbers of the grid, of some largest size, may not be exact."""
+        if self.unit and not largest < self.unit * 2.0**_SUM_BITS:
+            raise DivergedError(
+                "Leaves of the trees grew a million times larger than those of the first tree. "
+                "Lower learning_rate, scale the targets, or raise l2_regularization; without "
+                "dropout (drop_rate=0) there is no such bound."
+            )
+
+
+def sum_largest(trees: Sequence[Tree]) -> float:
+    """Return the sum of the trees' largest values, which no sum of a row's leaves exceeds."""
+    return sum(_largest_leaf(tree) for tree in trees)
+
+
+def _largest_leaf(tree: Tree) -> float:
+    """Return the largest value of a tree's leaves."""
+    return _largest(tree.value[tree.feature < 0])
+
+
+def _largest(values: Any) -> float:
+    """Return the largest size of some values."""
+    return float(np.abs(values).max(initial=0.0))
