@@ -335,7 +335,8 @@ class _BoostingRun:
     def _grow_tree(self, output: int, packed: Any, number: int, rate: float) -> Tree:
         """Grow the next tree of an output, and add its leaf values to the raw predictions."""
         solver = self._solver
-        tree, leaves = self._grower.grow(output, *packed, solver.seed, number)
+        mode, units = packed
+        tree, leaves = self._grower.grow(output, mode, units, solver.seed, number)
         numbers = [leaf.number for leaf in leaves]
         if self._loss.quantile is not None:
             # A quantile has no curvature for a Newton step: leaves take the quantile of their
