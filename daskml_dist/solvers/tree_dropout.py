@@ -98,7 +98,9 @@ class ValueGrid:
 
     def round(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the nearest numbers of the grid, the values themselves without one."""
-        return np.asarray(np.rint(values / self.unit) * self.unit) if self.unit else values
+        if not self.unit:
+            return values
+        return np.asarray(np.rint(values / self.unit) * self.unit, np.float64)
 
     def scale_tree(self, tree: Tree, factor: float = 1.0) -> Tree:
         """Return a tree whose values are multiplied, and numbers of the grid."""
