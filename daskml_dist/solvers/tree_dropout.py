@@ -70,7 +70,7 @@ class TreeDropout:
 
 def _as_shares(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return draws of 64 bits as numbers of [0, 1)."""
-    return (drawn >> np.uint64(11)) * 2.0**-53
+    return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 @dataclass(frozen=True)
