@@ -46,6 +46,7 @@ from daskml_dist.solvers.boosting_scores import (
     sum_exactly,
 )
 from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
+from daskml_dist.solvers.ranking import RankingLoss
 from daskml_dist.solvers.row_sampling import RowSampler, RowSampling
 from daskml_dist.solvers.tree_dropout import TreeDropout, ValueGrid, sum_largest
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
@@ -300,7 +301,7 @@ class _BoostingRun:
         if solver.sampling is not None:
             sampler = RowSampler(
                 solver.sampling, self._rows, grower.lanes, solver.seed, self._n_train,
-                self._loss.by_query,
+                isinstance(self._loss, RankingLoss),
             )  # fmt: skip
         gradients = _GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train,
