@@ -205,6 +205,18 @@ def all_there(client: Client, n_workers: int = WORKERS) -> dict[str, int]:
         time.sleep(0.05)
 
 
+def find_standbys(client: Client, run: Any) -> dict[int, tuple[str, set[int]]]:
+    """The worker of each server's standby, by the server's number, and the places that it keeps."""
+    found = client.run(_list_standbys, run.run_id)
+    return {number: (address, places) for address, some in found.items() for number, places in some}
+
+
+def have_standbys(client: Client, run: Any) -> bool:
+    """Whether lanes in lock-step could go on from the standbys of all servers."""
+    kept = [places for _, places in find_standbys(client, run).values()]
+    return len(kept) == run.n_servers and bool(set.intersection(*kept))
+
+
 # -- on a worker -----------------------------------------------------------------------------------
 
 
@@ -254,3 +266,15 @@ def forget() -> int:
 
 def lives_of_lanes() -> list[Life]:
     return list(_noted)
+
+
+def _list_standbys(run_id: str, dask_worker: Any) -> list[tuple[int, set[int]]]:
+    from daskml_dist.training.worker.host import ServerHost
+
+    hosts = [host for host in dask_worker.state.actors.values() if isinstance(host, ServerHost)]
+    return [
+        (host._number, set(host._server.kept()))
+        for host in hosts
+        # One that has just been made has no server yet.
+        if host.run_id == run_id and "_server" in vars(host) and host._server.generation < 0
+    ]

@@ -13,7 +13,7 @@ from distributed import Client
 from scipy import sparse
 
 from benchmarks._common import markdown
-from benchmarks._strikes import Striker, all_there, open_workers
+from benchmarks._strikes import Striker, all_there, have_standbys, open_workers
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier
 
@@ -23,7 +23,8 @@ FIELDS, N_IDS, N_ROWS, CHUNK_ROWS = 8, 60_000, 48_000, 4_000
 ADMIT_AFTER, EXPIRE_AFTER = 2, 400
 WORKERS, BATCH, PASSES = 3, 64, 60
 KILLS = int(os.environ.get("DASKML_DIST_TABLE_KILLS", 100))
-#: Seconds from the moment at which all workers are there to the next kill, at least and at most.
+#: Seconds from one look whether all workers and standbys are there to the next, at least and at
+#: most: a kill follows at once.
 PAUSE = 0.5, 1.5
 
 
@@ -51,9 +52,9 @@ def run(tiny: bool = False) -> str:
         "ids lost or new", "rows of other bits",
     ]  # fmt: skip
     title = (
-        f"{kills} kills of one of {WORKERS} workers, once all are there, in fits of {n_passes} "
-        f"passes over {N_ROWS:,} rows of {FIELDS} ids on two servers, against a calm fit of "
-        f"{seconds:.0f} s"
+        f"{kills} kills of one of {WORKERS} workers, once all and all standbys are there, in fits "
+        f"of {n_passes} passes over {N_ROWS:,} rows of {FIELDS} ids on two servers, against a calm "
+        f"fit of {seconds:.0f} s"
     )
     return markdown(title, columns, rows)
 
@@ -81,17 +82,22 @@ def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
 
 
 class _Killer(Striker):
-    """Kills a drawn worker soon after all of them are there, from the first pass on."""
+    """Kills a drawn worker soon after all of them, and all standbys, are there."""
 
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client, PAUSE[1])
         self._draw.seed(seed)
+        self._run: Any = None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self._run = run
+        super().on_pass_end(run, record)
 
     def _strike_on(self) -> None:
         while not self._over.wait(self._draw.uniform(*PAUSE)):
             with contextlib.suppress(OSError, ProcessLookupError):
                 pids = sorted(self._client.run(os.getpid).values())
-                if len(pids) == WORKERS:
+                if len(pids) == WORKERS and have_standbys(self._client, self._run):
                     self._strike(self._draw.choice(pids))
 
 

@@ -16,9 +16,9 @@ from distributed import Client
 from scipy import sparse
 from sklearn.metrics import log_loss
 
+from benchmarks._strikes import find_standbys
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.worker.host import ServerHost
 
 N_ROWS, N_PASSES = 6_000, 14
 EXACT = ["sync", "allreduce", "local", "average"]
@@ -139,28 +139,6 @@ def make_killer(client: Client, role: str) -> Callable[[Any], None]:
             kill_worker(client, address)
 
     return kill
-
-
-def find_standbys(client: Client, run: Any) -> dict[int, tuple[str, set[int]]]:
-    """The worker of each server's standby, by the server's number, and the places that it keeps."""
-    found = client.run(_list_standbys, run.run_id)
-    return {number: (address, places) for address, some in found.items() for number, places in some}
-
-
-def _list_standbys(run_id: str, dask_worker: Any) -> list[tuple[int, set[int]]]:
-    hosts = [host for host in dask_worker.state.actors.values() if isinstance(host, ServerHost)]
-    return [
-        (host._number, set(host._server.kept()))
-        for host in hosts
-        # One that has just been made has no server yet.
-        if host.run_id == run_id and "_server" in vars(host) and host._server.generation < 0
-    ]
-
-
-def have_standbys(client: Client, run: Any) -> bool:
-    """Whether lanes in lock-step could go on from the standbys of all servers."""
-    kept = [places for _, places in find_standbys(client, run).values()]
-    return len(kept) == run.n_servers and bool(set.intersection(*kept))
 
 
 def make_killer_of_two(client: Client) -> Callable[[Any], None]:

@@ -13,12 +13,12 @@ import pytest
 from distributed import Client
 from scipy import sparse
 
+from benchmarks._strikes import have_standbys
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier, TwoTower
 from tests.quick import quick
 from tests.training.recovery.strikes import (
     Strike,
-    have_standbys,
     make_killer,
     make_killer_of_two,
 )
