@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+from dask.utils import is_dataframe_like
 
 from daskml_dist.data.field_hashing import shorten_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
-from daskml_dist.inference.table_fields import TableFields, as_table, is_table
+from daskml_dist.inference.table_fields import TableFields, as_table
 from daskml_dist.models.base import N_TABLE_IDS, GrowingTable, Parameters, Part
 from daskml_dist.models.torch_modules.flat import (
     flatten_parameters,
@@ -187,7 +188,7 @@ def find_columns(
     InvalidParameterError, InvalidDataError
         A column is not there, or is of no kind that the module can get.
     """
-    if not is_table(X):
+    if not is_dataframe_like(X):
         raise InvalidDataError(
             f"{reader} with embeddings= reads columns of ids by their names, and X is a "
             f"{type(X).__name__}. Give a dataframe: pandas.DataFrame(X, columns=[...])."
@@ -373,7 +374,7 @@ def check_optimizer(settings: Settings, model: TorchTableModel) -> None:
 
 def select_table(X: Any, names: Sequence[str]) -> Any:
     """Return the columns of the fit of a dataframe."""
-    if not is_table(X):
+    if not is_dataframe_like(X):
         raise InvalidDataError(
             f"X is a {type(X).__name__}, and the fit was to a dataframe with the columns "
             f"{shorten_names(list(names))}. Give a dataframe with these."
