@@ -48,7 +48,7 @@ class ContributionPredictor:
 
     @property
     def maker(self) -> type[ContributionPredictor]:
-        """What makes an equal predictor of a worker's copy of the model."""
+        """Class that makes an equal predictor of a worker's copy of the model."""
         return type(self)
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
