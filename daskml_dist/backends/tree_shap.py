@@ -41,6 +41,7 @@ LANES = VECTOR_BYTES // 8
 GROUP_LANES = 4 * LANES
 #: Numbers of an edge at each point of the quadrature, of `add_path_values`.
 EDGE_NUMBERS = 5
+#: Bytes of these at one point, of float64.
 _EDGE_BYTES = 8 * EDGE_NUMBERS
 
 

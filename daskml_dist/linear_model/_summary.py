@@ -80,7 +80,7 @@ class _Family(ABC):
 
     @property
     def is_fixed_at_one(self) -> bool:
-        """Whether the saturated likelihood is asked for at the dispersion 1 alone."""
+        """Return whether the saturated likelihood is asked for at the dispersion 1 alone."""
         return self.fixed_scale
 
     def sum_null(self, y: Floats, weight: Floats, mean: float) -> float:
@@ -115,17 +115,17 @@ class _TweedieFamily(_Family):
 
     @property
     def fixed_scale(self) -> bool:  # type: ignore[override]
-        """Whether the dispersion is 1, as Poisson's is."""
+        """Return whether the dispersion is 1, as Poisson's is."""
         return self.loss.power == 1
 
     @property
     def is_canonical(self) -> bool:  # type: ignore[override]
-        """Whether the link is that of the natural parameter: of counts log, of numbers none."""
+        """Return whether the link is the natural parameter's: of counts log, of numbers none."""
         return self.loss.power == (0 if self.link == "Identity" else 1)
 
     @property
     def is_fixed_at_one(self) -> bool:
-        """Whether the saturated likelihood is asked for at the dispersion 1 alone."""
+        """Return whether the saturated likelihood is asked for at the dispersion 1 alone."""
         return self.loss.power in (0, 1)
 
     @property
@@ -542,7 +542,7 @@ class RegressionSummary:
 
     @property
     def has_constant(self) -> bool:
-        """Whether there is an intercept."""
+        """Return whether there is an intercept."""
         return self.names[0] == "const" and self.df_model == len(self.params) - 1
 
     @property

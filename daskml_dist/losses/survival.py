@@ -37,6 +37,8 @@ _DISTRIBUTIONS = ("normal", "logistic", "extreme")
 _NORMAL, _LOGISTIC, _EXTREME = 0.0, 1.0, 2.0
 #: Hazards of the extreme distribution are exponentials: beyond it float64 has none.
 _MAX_EXPONENT = 500.0
+#: Logarithm of the root of 2 pi, and the root of a half, of the normal density and its integral:
+#: compiled functions read them as constants.
 _LOG_ROOT_2_PI = 0.9189385332046727
 _ROOT_HALF = 0.7071067811865476
 #: Above it the normal distribution's hazard is a continued fraction, of so many terms.

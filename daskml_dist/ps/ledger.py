@@ -209,9 +209,9 @@ class PassLedger:
             return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
-        for lane, *made in zip(report.lanes, report.busy, report.busy_steps, strict=False):
-            seconds, steps = self.lane_seconds.get(lane, (0.0, 0))
-            self.lane_seconds[lane] = seconds + made[0], steps + int(made[1])
+        for lane, seconds, steps in zip(report.lanes, report.busy, report.busy_steps, strict=False):
+            seconds_before, steps_before = self.lane_seconds.get(lane, (0.0, 0))
+            self.lane_seconds[lane] = seconds_before + seconds, steps_before + steps
         # Passes close in their order, though fast lanes report later ones before.
         while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)

@@ -294,7 +294,8 @@ class DecoupledLane:
                 self._send(s, view.push)
                 done = True
         if memory.clock >= self._end:
-            return self._report_rest() or self._leave_shards() or done
+            # All passes that were counted are reported before the lane leaves.
+            return (self._open_report is None and self._leave_shards()) or done
         if self._must_wait():
             return done
         self._take_steps()
@@ -438,15 +439,6 @@ class DecoupledLane:
     def take_answer(self, ends: bool) -> None:
         """Take the answer to the open report; it is noted in the lane's next turn."""
         self._answer = ends
-
-    def _report_rest(self) -> bool:
-        """Report all passes that the first server has counted; return whether there were any."""
-        number = self._memory.reported
-        self._report_pass()
-        while self._open_report is not None:
-            self._reports.take_answers(all_of_them=True)
-            self._report_pass()
-        return self._memory.reported > number
 
     def _leave_shards(self) -> bool:
         """Leave the servers that have applied all; return whether there were any."""
