@@ -82,6 +82,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What is logged, also while a cluster of the session, silenced, has raised pytest's level."""
+    caplog.handler.setLevel(logging.NOTSET)
+    return caplog
+
+
+@pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """What the user is told, also while a cluster silences its logs."""
     caplog.handler.setLevel(logging.WARNING)

@@ -297,19 +297,19 @@ def test_dask_still_tells_of_a_failed_heartbeat_in_these_words() -> None:
     assert HEARTBEAT_FAILED in inspect.getsource(distributed.Worker.heartbeat)
 
 
-def test_a_loop_of_our_own_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_of_our_own_ends_quietly(told: pytest.LogCaptureFixture) -> None:
     """As where it ends while tornado's `Event.wait` runs out, whose waiter never hears of it."""
     gc.collect()  # what others left has had its say
-    caplog.clear()
+    told.clear()
     engine = ClusterEngine.on_own_cluster(as_collection(np.zeros((2, 1)), np.zeros(2)))
     loop = engine._client.loop.asyncio_loop  # type: ignore[attr-defined]
     engine.close()
     for error in (TimeoutError("Timeout"), OSError("told")):
         loop.create_future().set_exception(error)
     gc.collect()
-    told = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert len(told) == 1
-    assert "told" in told[0]
+    messages = [record.getMessage() for record in told.records if record.name == "asyncio"]
+    assert len(messages) == 1
+    assert "told" in messages[0]
 
 
 def test_clusters_of_our_own_are_silent_in_whatever_order_they_end() -> None:

@@ -216,7 +216,7 @@ def test_lock_step_is_the_same_on_any_servers(client: Client) -> None:
 def test_a_policy_for_each_part(client: Client, policy: Any) -> None:
     X, y = _table()
     model = _classifier(
-        max_iter=80, policy=policy, run=Run(n_lanes=2, n_servers=2), optimizer="adagrad",
+        max_iter=200, policy=policy, run=Run(n_lanes=2, n_servers=2), optimizer="adagrad",
         learning_rate=0.1, embeddings=GrowingEmbeddings(EMBEDDINGS, init_scale=0.3),
     ).fit(*_lazy(X, y), client=client)  # fmt: skip
     assert model.score(X, y) > 0.9
