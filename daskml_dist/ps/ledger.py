@@ -84,24 +84,99 @@ class PassReport:
         self.validation = [a + b for a, b in zip(known, sums, strict=True)] if sums else known
 
 
-@dataclass
+@dataclass(slots=True)
+class _PassSums:
+    """Sums of a pass, of what lanes have reported or of what the server has applied."""
+
+    loss: float = 0.0
+    rows: float = 0.0
+    steps: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Return the sums, in their order."""
+        return self.loss, self.rows, self.steps, self.bytes_pushed, self.bytes_pulled
+
+
+@dataclass(slots=True)
 class _OpenPass:
-    """Pass that some lanes have not reported yet."""
+    """Pass that some lanes have not reported yet.
 
-    #: Lanes that have not reported it.
-    missing: set[int]
-    reports: list[PassReport] = field(default_factory=list)
-    #: What the server has applied in the pass, as a report of no lane.
-    counted: PassReport = field(default_factory=lambda: PassReport([]))
+    Lanes at a pace of their own may be hundreds of passes apart, all of which are open. So reports
+    are added up as they come: what a snapshot holds of a pass is a few numbers.
+    """
+
+    #: Bit mask of the lanes that have not reported it, by their places in the ledger.
+    missing: int
+    reported: _PassSums = field(default_factory=_PassSums)
+    counted: _PassSums = field(default_factory=_PassSums)
+    #: Sums over held-out rows, a row for each lane: they are added up in the order of lanes.
+    validation: NDArray[np.float64] | None = None
+    clients: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
 
 
-def _copy_passes(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
-    """Return a copy of open passes."""
-    # The reports themselves are shared, since they never change once they are in.
-    return {
-        number: _OpenPass(set(entry.missing), list(entry.reports), replace(entry.counted))
-        for number, entry in passes.items()
-    }
+@dataclass(frozen=True)
+class OpenPassesSnapshot:
+    """Copy of the open passes of a ledger, as few arrays: it travels to the standby all the time.
+
+    Parameters
+    ----------
+    numbers : array of int64, of length n
+    missing : list of int
+        Masks of lanes.
+    sums : array of shape (n, 10), float64
+        Those of reports, then those of the server.
+    validation : array of shape (m, n_lanes, n_statistics), float64
+        Of those m passes that have some.
+    validated : list of int
+        Numbers of these passes.
+    clients, scores : dict of int to list
+        Of those passes that have some.
+    """
+
+    numbers: NDArray[np.int64]
+    missing: list[int]
+    sums: NDArray[np.float64]
+    validation: NDArray[np.float64]
+    validated: list[int]
+    clients: dict[int, list[int]]
+    scores: dict[int, list[float]]
+
+    @classmethod
+    def copy(cls, passes: dict[int, _OpenPass]) -> OpenPassesSnapshot:
+        """Return a copy of open passes, by their numbers."""
+        sums = [(*p.reported.values, *p.counted.values) for p in passes.values()]
+        validations = {n: p.validation for n, p in passes.items() if p.validation is not None}
+        return cls(
+            np.array(list(passes), np.int64), [p.missing for p in passes.values()],
+            np.array(sums, np.float64).reshape(-1, 10),
+            np.array(list(validations.values()), np.float64), list(validations),
+            {n: list(p.clients) for n, p in passes.items() if p.clients},
+            {n: list(p.scores) for n, p in passes.items() if p.scores},
+        )  # fmt: skip
+
+    def restore(self) -> dict[int, _OpenPass]:
+        """Return the open passes, by their numbers."""
+        found = {}
+        validations = dict(zip(self.validated, self.validation, strict=True))
+        for number, missing, sums in zip(
+            self.numbers.tolist(), self.missing, self.sums, strict=True
+        ):
+            validation = validations.get(number)
+            found[number] = _OpenPass(
+                missing, _make_sums(*sums[:5]), _make_sums(*sums[5:]),
+                None if validation is None else validation.copy(),
+                list(self.clients.get(number, [])), list(self.scores.get(number, [])),
+            )  # fmt: skip
+        return found
+
+
+def _make_sums(loss: float, rows: float, steps: float, pushed: float, pulled: float) -> _PassSums:
+    """Return the sums of a pass of a row of floats."""
+    return _PassSums(float(loss), float(rows), int(steps), int(pushed), int(pulled))
 
 
 @dataclass(frozen=True)
@@ -112,13 +187,13 @@ class LedgerSnapshot:
     n_records: int
     stopped: bool
     last_pass: int | None
-    open: dict[int, _OpenPass]
+    open: OpenPassesSnapshot
     elapsed: float
     staleness: list[int]
 
 
 #: Classes of the objects in the snapshot of a ledger, which may travel between processes.
-LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, PassStoppingRule, _OpenPass, PassReport)
+LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, PassStoppingRule, OpenPassesSnapshot)
 
 
 class PassLedger:
@@ -154,7 +229,9 @@ class PassLedger:
         score_names: tuple[str, ...] = (),
         describe_pass: Callable[[int], PassRecord] | None = None,
     ) -> None:
-        self.lanes = set(lanes)
+        self.lanes = sorted(lanes)
+        self._places = {lane: place for place, lane in enumerate(self.lanes)}
+        self._all_lanes = (1 << len(self.lanes)) - 1
         self._describe_pass = describe_pass
         self.rule = rule
         self.records: list[PassRecord] = []
@@ -189,7 +266,7 @@ class PassLedger:
     def _open_pass(self, number: int) -> _OpenPass:
         """Return a pass that is not closed, opened if need be."""
         if number not in self._open:
-            self._open[number] = _OpenPass(set(self.lanes))
+            self._open[number] = _OpenPass(self._all_lanes)
         return self._open[number]
 
     def count(self, number: int, rows: float, loss: float, steps: int) -> None:
@@ -204,30 +281,53 @@ class PassLedger:
         if self.is_closed(number):
             return
         entry = self._open_pass(number)
+        reporting = self._mask(report.lanes)
         # A report that was sent again after a loss is known already.
-        if not entry.missing.intersection(report.lanes):
+        if not entry.missing & reporting:
             return
-        entry.missing.difference_update(report.lanes)
-        entry.reports.append(report)
+        entry.missing &= ~reporting
+        self._add_report(entry, report)
         for lane, seconds, steps in zip(report.lanes, report.busy, report.busy_steps, strict=False):
             seconds_before, steps_before = self.lane_seconds.get(lane, (0.0, 0))
             self.lane_seconds[lane] = seconds_before + seconds, steps_before + steps
         # Passes close in their order, though fast lanes report later ones before.
         while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
-            entry = self._open.pop(at)
-            self._close_pass(at, [*entry.reports, entry.counted], age)
+            self._close_pass(at, self._open.pop(at), age)
+
+    def _mask(self, lanes: list[int]) -> int:
+        """Return the bit mask of some lanes."""
+        return sum(1 << self._places[lane] for lane in set(lanes) & self._places.keys())
+
+    def _add_report(self, entry: _OpenPass, report: PassReport) -> None:
+        """Add a report to the sums of an open pass."""
+        sums = entry.reported
+        sums.loss += report.loss
+        sums.rows += report.rows
+        sums.steps = self._join_steps(sums.steps, report.steps)
+        sums.bytes_pushed += report.bytes_pushed
+        sums.bytes_pulled += report.bytes_pulled
+        if report.validation:
+            if entry.validation is None:
+                entry.validation = np.zeros((len(self.lanes), len(report.validation)))
+            # In the row of the first of the lanes, so that arrival does not show in the last digit.
+            entry.validation[self._places[min(report.lanes)]] = report.validation
+        entry.clients += report.clients
+        entry.scores = report.scores or entry.scores
+
+    def _join_steps(self, some: int, others: int) -> int:
+        """Return the steps of two parts of a pass: in lock-step, lanes make the same steps."""
+        return max(some, others) if self._lockstep else some + others
 
     @property
     def partial_rows(self) -> float:
         """Return the rows after the last whole pass; fast lanes may have reported later passes."""
-        parts = [[*entry.reports, entry.counted] for entry in self._open.values()]
-        return float(sum(r.rows for reports in parts for r in reports))
+        return float(sum(p.reported.rows + p.counted.rows for p in self._open.values()))
 
     def renew(self) -> None:
         """Forget the reports of open passes: in lock-step, all lanes make them again."""
         if self._lockstep:
-            for entry in self._open.values():
-                entry.missing, entry.reports = set(self.lanes), []
+            for number, entry in self._open.items():
+                self._open[number] = _OpenPass(self._all_lanes, counted=entry.counted)
 
     def snapshot(self) -> LedgerSnapshot:
         """Return a copy of everything but the records."""
@@ -235,7 +335,7 @@ class PassLedger:
         elapsed = time.perf_counter() - self._since
         return LedgerSnapshot(
             replace(self.rule), len(self.records), self.stopped, self._last_pass,
-            _copy_passes(self._open), elapsed, list(self._staleness),
+            OpenPassesSnapshot.copy(self._open), elapsed, list(self._staleness),
         )  # fmt: skip
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
@@ -243,7 +343,7 @@ class PassLedger:
         del self.records[snapshot.n_records :]
         self.rule, self.stopped = replace(snapshot.rule), snapshot.stopped
         self._last_pass = snapshot.last_pass
-        self._open = _copy_passes(snapshot.open)
+        self._open = snapshot.open.restore()
         self._since = time.perf_counter() - snapshot.elapsed
         self._staleness = list(snapshot.staleness)
 
@@ -270,30 +370,28 @@ class PassLedger:
         """End the fit with the pass that is open."""
         self.stopped = True
 
-    def _close_pass(self, number: int, reports: list[PassReport], age: float) -> None:
+    def _close_pass(self, number: int, entry: _OpenPass, age: float) -> None:
         """Make the record of a pass that all lanes have reported, and decide on the end."""
         now = max(self._since, time.perf_counter() - age)
-        rows = sum(r.rows for r in reports)
+        reported, counted = entry.reported, entry.counted
+        rows = reported.rows + counted.rows
         total, largest, *counts = self._staleness
         record: PassRecord = {
             "pass": number,
-            "loss": sum(r.loss for r in reports) / rows if rows else float("nan"),
+            "loss": (reported.loss + counted.loss) / rows if rows else float("nan"),
             "rows": round(rows),
-            # In lock-step the lanes' steps are the same ones; at their own pace each lane makes its
-            # own.
-            "steps": (max if self._lockstep else sum)(r.steps for r in reports),
+            "steps": self._join_steps(reported.steps, counted.steps),
             "seconds": now - self._since,
-            "bytes_pushed": sum(r.bytes_pushed for r in reports),
-            "bytes_pulled": sum(r.bytes_pulled for r in reports),
+            "bytes_pushed": reported.bytes_pushed,
+            "bytes_pulled": reported.bytes_pulled,
             "staleness_mean": total / sum(counts) if counts else 0.0,
             "staleness_max": largest,
             "staleness_counts": counts,
-            "val_score": self._score_validation(reports),
+            "val_score": self._score_validation(entry.validation),
         }
-        if clients := sorted(n for r in reports for n in r.clients):
-            record["clients"] = clients
-        for report in reports:
-            record.update(zip(self._score_names, report.scores, strict=False))
+        if entry.clients:
+            record["clients"] = sorted(entry.clients)
+        record.update(zip(self._score_names, entry.scores, strict=False))
         if self._score_names:
             record["eval_score"] = record.get(self._score_names[0])
         if self._describe_pass is not None:
@@ -308,12 +406,8 @@ class PassLedger:
             self._last_pass = number
         self._on_record(record)
 
-    def _score_validation(self, reports: list[PassReport]) -> float | None:
+    def _score_validation(self, sums: NDArray[np.float64] | None) -> float | None:
         """Return the validation score of all lanes; None without one, NaN without held-out rows."""
         if self._score is None:
             return None
-        # In the order of lanes, so that arrival does not show in the last digit.
-        total = PassReport([])
-        for report in sorted(reports, key=lambda r: r.lanes):
-            total.add_validation(report.validation)
-        return self._score(np.array(total.validation)) if total.validation else math.nan
+        return math.nan if sums is None else self._score(sums.sum(axis=0))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from typing import Any
 
-import pytest
+import numpy as np
 
+from daskml_dist.comm.packing import join_object, name_classes, split_object
 from daskml_dist.policies import Synchronous
-from daskml_dist.ps import ledger as module
-from daskml_dist.ps.ledger import PassLedger, PassReport, PassStoppingRule
+from daskml_dist.ps.ledger import LEDGER_PARTS, PassLedger, PassReport, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerStatus
 from daskml_dist.ps.server import ShardServer
 
@@ -82,17 +83,36 @@ def test_staleness_is_counted_by_powers_of_two() -> None:
     assert ledger.records[1]["staleness_counts"] == []
 
 
-def test_a_pass_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds all lanes: where each of very many opened it for a count, that was a square."""
-    opened: list[set[int]] = []
-    plain: Any = module._OpenPass
-    monkeypatch.setattr(module, "_OpenPass", lambda lanes: opened.append(lanes) or plain(lanes))
-    _, ledger = _server()
-    for lane in range(3):
-        ledger.count(1, 4.0, 2.0, 1)
-        ledger.report(1, PassReport([lane]))
-    assert len(opened) == 1
-    assert (ledger.records[0]["rows"], ledger.records[0]["loss"]) == (12, 0.5)
+def test_the_snapshot_of_many_open_passes_is_a_few_arrays() -> None:
+    """One lane is hundreds of passes behind; the other 31 have made theirs, each with a report."""
+    lanes = list(range(32))
+    last = PassLedger(lanes, PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
+    rng = np.random.default_rng(0)
+    for number in range(1, 301):
+        for lane in lanes[:-1]:
+            held_out = rng.random(2).tolist()
+            last.report(number, PassReport([lane], 1.0, 4.0, 2, 3, 5, validation=held_out))
+        last.count(number, 8.0, 2.0, 1)
+    snapshot = last.snapshot()
+    tree, arrays = split_object(snapshot, name_classes(LEDGER_PARTS))
+    # A standby reads each of these values, at each outer step: some per pass, none per report.
+    assert len(re.findall(r"[\w.]+", json.dumps(tree))) < 300 * 6
+    copy = join_object(tree, arrays, name_classes(LEDGER_PARTS))
+    other = PassLedger(lanes, PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
+    other.restore(copy)
+    for ledger in (last, other):
+        assert ledger.partial_rows == 300 * (31 * 4 + 8)
+        for number in range(1, 301):
+            ledger.report(number, PassReport([31], 1.0, 4.0, 2, 3, 5, validation=[1.0, 0.0]))
+        assert ledger.n_passes == 300
+        assert ledger.partial_rows == 0
+    different = {"seconds"}
+    for one, restored in zip(last.records, other.records, strict=True):
+        for name in one.keys() - different:
+            assert type(one[name]) is type(restored[name])
+            assert one[name] == restored[name]
+    assert (one["rows"], one["steps"], one["bytes_pushed"]) == (32 * 4 + 8, 32 * 2 + 1, 32 * 3)
+    assert one["loss"] == (32 + 2) / (32 * 4 + 8)
 
 
 def test_a_lane_that_went_back_makes_the_rest_of_a_fit_that_has_ended() -> None:
