@@ -41,11 +41,13 @@ def count_concordant(
     n, size = len(begins), len(tree) - 1
     right, tied, pairs, added = 0.0, 0.0, 0.0, 0.0
     at = n - 1
+    # By falling ends: the rows that come after row i only become more.
     for k in range(n - 1, -1, -1):
         i = end_order[k]
         while at >= 0 and begins[begin_order[at]] >= ends[i]:
             j = begin_order[at]
             place = places[j]
+            # The lowest bit that is set tells how many places a node sums; up to its parents.
             while place <= size:
                 tree[place] += weight[j]
                 place += place & -place
@@ -53,6 +55,7 @@ def count_concordant(
             at -= 1
         if added == 0.0:
             continue
+        # Predictions up to the row's own, and below it: their difference are the equal ones.
         up_to, below = 0.0, 0.0
         place = places[i]
         while place > 0:

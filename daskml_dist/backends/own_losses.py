@@ -85,12 +85,19 @@ def _map_in_python(
     function: RowFunction, y: Array, raw: Array, parameters: tuple[float, ...], out: Array
 ) -> None:
     """Write the two results of a function of rows, row by row, in Python."""
+    name = getattr(function, "__qualname__", repr(function))
     for i, (target, prediction) in enumerate(zip(y.tolist(), raw.tolist(), strict=True)):
-        found = function(target, prediction, parameters)
+        try:
+            found = function(target, prediction, parameters)
+        # Compiled, a division by 0 is infinity, and a logarithm of less than 0 is NaN.
+        except (ArithmeticError, ValueError) as error:
+            raise InvalidParameterError(
+                f"{name} failed for the target {target!r} and the raw prediction {prediction!r}: "
+                f"{error!r}. Let it return two numbers for any two, infinity and NaN among them."
+            ) from error
         try:
             out[0, i], out[1, i] = found
         except (TypeError, ValueError) as error:
-            name = getattr(function, "__qualname__", repr(function))
             raise InvalidParameterError(
                 f"{name} returned {found!r} for a row, and is to return two numbers."
             ) from error

@@ -105,11 +105,13 @@ class HeldOutScorer:
         n = count_rows_of_block(X)
         if not n:
             return None
+        # Members are scikit-learn's too, which know neither pandas' missing values nor GPUs.
         X = convert_missing_to_nan(copy_to_host(X))
         y = self._read_target(y, index, n)
         if self.folds is None:
             tested = [np.arange(n)]
         else:
+            # Of one split the rows that it trains on have no score; of several each row has one.
             roles = [self.folds.assign_roles(codes, k) == TEST for k in range(len(self.fits))]
             if len(roles) > 1 and not (np.sum(roles, axis=0) == 1).all():
                 raise InvalidParameterError(
@@ -357,6 +359,8 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         check_given(y)
         alpha = check_alpha(self.alpha)
         self._check_params()
+        # A fit that fails must not leave the scores of the last one beside other estimators.
+        self.__dict__.pop("tables_", None)
         groups, ratio = self._make_groups(), make_ratio(self.likelihood_ratio)
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         weighted = {} if sample_weight is None else {"sample_weight": sample_weight}
@@ -370,6 +374,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         with report_operation(type(self).__name__, None):
             fits, folds, codes = self._fit_splits(X, y, params)
             pooled = self._pools_fits()
+            # Scores are a lazy collection like the rows: each block is scored where it lies.
             report_phase("calibrating")
             rows = as_collection(
                 X, y, None, numeric=False, classification=self._labels, any_shape=True
@@ -382,6 +387,8 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
                 tables = tabulate_scores(
                     blocks, (alpha / self._n_sides,), self._n_sides, weighted=ratio is not None
                 )
+        # With ratios the weight of a new row decides, and too little of the others makes its
+        # interval infinite.
         if ratio is None:
             tables.check_enough(alpha)
         self.tables_ = tables

@@ -117,7 +117,9 @@ class ScoreTable:
         total = self.weight + ratios
         asked = (1 - alpha) * total
         # Rounded down a little, so that equal weights give the ranks of rows.
-        return self.find_score(asked - _ROUNDING * total + self.error)
+        found = self.find_score(asked - _ROUNDING * total + self.error)
+        # Where no row has a weight, nothing bounds the new one.
+        return np.where(total > 0, found, np.inf)
 
     def find_score(self, asked: Floats) -> Floats:
         """Return the least score that reaches each of some weights; infinity where none does."""
@@ -129,12 +131,14 @@ class ScoreTable:
         """Return the rows whose scores are below each of some scores, at least."""
         at = np.searchsorted(self.values, scores, side="left")
         below = np.append(0.0, self.reached)[at]
+        # Fewer than there may be, so that sets keep a label in doubt.
         return np.asarray(np.maximum(below - self.error, 0.0))
 
 
 def find_conformal_rank(n_rows: float, alpha: float) -> int:
     """Return the rank ``ceil((1 - alpha) * (n_rows + 1))`` of the score that bounds a new row's."""
     n = round(n_rows)
+    # As n + 1 - floor(alpha (n + 1)), in which the small product is rounded and not the large one.
     return int(n + 1 - np.floor(alpha * (n + 1) * (1 + _ROUNDING)))
 
 
@@ -177,6 +181,7 @@ def tabulate_scores(
     if not sketches:
         raise make_no_rows_error(": there is nothing to calibrate by")
     tables = {key: ScoreTable.of(sketch) for key, sketch in sketches.items()}
+    # A sketch without error holds all scores, whose quantiles are exact as they are.
     if not weighted and any(sketch.error for sketch in sketches.values()):
         ranks = {
             key: [find_conformal_rank(table.weight, alpha) for alpha in alphas]
@@ -300,13 +305,12 @@ class ScoreTables:
 
     def check_enough(self, alpha: float) -> None:
         """Raise where the rows of a group are too few for `alpha`."""
-        for group in self.groups:
-            n_rows = sum(
-                table.weight
-                for key, table in self.tables.items()
-                if key.group == group and key.side == 0
-            )
-            check_enough_rows(n_rows, self.share_of_side(alpha), group)
+        n_rows = dict.fromkeys(self.groups, 0.0)
+        for key, table in self.tables.items():
+            if key.side == 0:
+                n_rows[key.group] += table.weight
+        for group, n in n_rows.items():
+            check_enough_rows(n, self.share_of_side(alpha), group)
 
     def limits_of_rows(
         self, side: int, alpha: float, groups: NDArray[Any] | None, ratios: Floats | None,
@@ -329,15 +333,16 @@ def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[
     if groups is None:
         return [(None, slice(None))]
     labels, codes = np.unique(groups, return_inverse=True)
-    found = []
-    for code, label in enumerate(labels.tolist()):
-        if label not in known:
-            raise InvalidDataError(
-                f"group_by gives the group {label!r}, which no calibration row has. Groups of the "
-                f"calibration are {known[:10]}."
-            )
-        found.append((label, np.flatnonzero(codes == code)))
-    return found
+    if strange := set(labels.tolist()).difference(known):
+        raise InvalidDataError(
+            f"group_by gives the group {min(strange)!r}, which no calibration row has. Groups of "
+            f"the calibration are {known[:10]}."
+        )
+    if not len(labels):
+        return []
+    # Rows of a group behind each other, found by one sort: there may be as many groups as rows.
+    order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
+    return list(zip(labels.tolist(), np.split(order, ends[:-1]), strict=True))
 
 
 def check_likelihood_ratios(found: Any, n_rows: int) -> Floats:

@@ -131,6 +131,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         begun = clone(self)
         begun.estimator = self.estimator  # a clone of a fitted one would have forgotten
         begun.partial_fit(X, y)
+        copy_feature_attributes(self, begun)  # names of an earlier stream go
         self.__dict__.update(vars(begun))
         return self
 
@@ -161,6 +162,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         if hasattr(self, "level_"):
             check_feature_names(self, X, reset=False)
         rows = as_collection(X, y, None, numeric=False)
+        # Blocks are computed one by one: each is predicted by what was learned of those before.
         # The state is replaced when the whole batch was taken: one that fails leaves it as it was.
         made = self._copy_state()
         for number, (block, target, _) in enumerate(rows.parts):
@@ -204,6 +206,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         y = found.astype(np.float64)
         if not np.isfinite(y).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+        # The first batch of a model that is not fitted has no predictions, and no errors.
         if is_fitted(self.estimator_):
             scores = np.abs(y - predict_numbers(self.estimator_, X))
             if np.isnan(scores).any():
@@ -219,9 +222,10 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
     def _follow_errors(self, scores: Floats) -> None:
         """Move the level by the errors of rows, one after the other, and keep their scores."""
         kept = deque(self._scores.tolist(), maxlen=int(self.window))
-        ordered = sorted(kept)
+        ordered = sorted(kept)  # kept in order beside the window: a quantile is one look
         for score in scores.tolist():
             is_error = score > _find_width(ordered, self.level_)
+            # The update of Gibbs and Candes (2021): an error makes the next interval wider.
             self.level_ += self.gamma * (self.alpha - is_error)
             self.n_rows_ += 1
             self.n_errors_ += is_error
@@ -260,6 +264,7 @@ def _find_width(ordered: list[float], level: float) -> float:
     """Return the quantile of sorted scores; infinite at levels <= 0, minus infinite from 1 on."""
     if level >= 1:
         return -np.inf
+    # Levels leave [0, 1] by design: at 0 and below the next interval holds whatever comes.
     n = len(ordered)
     rank = n + 1 if level <= 0 else find_conformal_rank(n, level)
     return ordered[rank - 1] if rank <= n else np.inf

@@ -47,6 +47,7 @@ class _ScoredLabels:
 
     def __call__(self, fit: Any, X: Any, y: NDArray[Any]) -> Floats:
         at = np.searchsorted(self.classes, y)
+        # A label above all classes would be looked up behind the last one.
         at = np.minimum(at, len(self.classes) - 1)
         if (self.classes[at] != y).any():
             lacking = np.unique(y[self.classes[at] != y])[:5].tolist()
@@ -185,6 +186,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
                 f"{type(self.estimator).__name__} has no predict_proba. Calibrate it first: "
                 "CalibratedClassifierCV(estimator)."
             )
+        # Kept for predictions, whose random shares must be those of the calibration's draw.
         self._seed = seed_of(self.random_state)
 
     def _prepare_target(self, X: Any, y: Any) -> Any:
@@ -247,6 +249,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
             scores = self._scored_labels().score_all(self.estimator_, X)
             sets = scores <= self._list_limits(X, level)
         if not self.allow_empty:
+            # One more label can only raise the coverage.
             p = np.asarray(self.predict_proba(X))
             empty = np.flatnonzero(~sets.any(axis=1))
             sets[empty, p[empty].argmax(axis=1)] = True
@@ -256,6 +259,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         """Return the largest score that a set holds, by row or label; broadcast to both."""
         tables, n, ratios = self.tables_, X.shape[0], self._ratios_of(X)
         if self._make_groups() is _group_by_class:
+            # The label of a new row is not known: each label has the limit of its own class.
             by_key = tables.tables
             columns = [
                 _list_label_limits(by_key.get(ScoreKey(0, label, 0)), alpha, ratios, n)
@@ -279,6 +283,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
                 ]
                 found = [by_key.get(key) for key in keys]
                 n_rows = sum(table.weight for table in found if table is not None)
+                # A row of fold k is compared with the new one by the fit that saw neither, k's:
+                # the label stays unless too many of them conform better (Romano et al. 2020).
                 below = sum(
                     (
                         table.count_below(score[at, column])

@@ -15,7 +15,6 @@ from sklearn.base import clone
 from daskml_dist.conformal._scores import QuantileScore
 from daskml_dist.conformal.regressor import IntervalRegressor, predict_numbers
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.losses import Quantile
 from daskml_dist.meta_estimators.block_predictions import OnBlocks
 from daskml_dist.parameters.checks import check_flag
@@ -131,6 +130,7 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
                 )
             return list(self.estimator)
         half = float(self.alpha) / 2
+        # The median is for point predictions; scores are of the other two.
         return [
             set_quantile(self.estimator, share, self.quantile_param)
             for share in (half, 1 - half, 0.5)
@@ -151,12 +151,11 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
     def _fit_all(self, *args: Any) -> Any:
         return None  # `_pools_fits` refuses several splits
 
-    def predict(self, X: Any) -> Any:
-        """Return point predictions: of the median, or the middle of two quantiles."""
-        check_fitted(self)
+    def _predict_points(self, X: Any) -> Any:
+        """Return the median, or the middle of two quantiles."""
         if self.estimator_ is not None:
-            return super().predict(X)
-        return np.mean(predict_ends(self.quantile_estimators_, self._read_rows(X)), axis=0)
+            return super()._predict_points(X)
+        return np.mean(predict_ends(self.quantile_estimators_, X), axis=0)
 
     def _make_intervals(self, X: Any, alpha: float) -> Floats:
         low, high = predict_ends(self.quantile_estimators_, X)

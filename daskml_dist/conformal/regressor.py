@@ -64,7 +64,11 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
 
     def predict(self, X: Any) -> Any:
         """Return point predictions, of the estimator alone."""
-        return self.estimator_.predict(self._read_rows(X))
+        return self._predict_points(self._read_rows(X))
+
+    def _predict_points(self, X: Any) -> Any:
+        """Return point predictions of rows in memory."""
+        return self.estimator_.predict(X)
 
     def predict_interval(self, X: Any, alpha: float | None = None) -> Any:
         """Predict intervals that hold the targets of a share ``1 - alpha`` of new rows.
@@ -219,7 +223,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         score = ResidualScore(self.conformity == "relative", self.symmetric)
         if self.n_splits_ > 1 and self.method == "plus":
             return self._join_intervals(X, score, alpha)
-        widths = self._list_limits(X, alpha)
+        widths = self._list_limits(X, alpha)  # one for both sides, or one for each
         # With `minmax` the ends are the outermost of all fits, else those of one.
         is_outermost = self.n_splits_ > 1 and self.method == "minmax"
         fits = self.fold_estimators_ if is_outermost else [self.estimator_]
@@ -235,6 +239,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         from daskml_dist.backends.fold_quantiles import select_shifted
 
         tables, by_key = self.tables_, self.tables_.tables
+        # A row of fold k is compared with the new one by fit k, which has seen neither of them.
         centers = np.column_stack([predict_numbers(fit, X) for fit in self.fold_estimators_])
         units = np.column_stack([score.find_units(column) for column in centers.T])
         ends = np.empty((len(centers), 2))

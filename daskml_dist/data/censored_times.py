@@ -76,6 +76,7 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
                 f"{describe_block(index)}y of times has the shape {array.shape}. {_FORMS}."
             )
         first, second = array.T
+    # Booleans tell pairs of event and time from two bounds, which are numbers both.
     if first.dtype.kind == "b":
         times = _read_numbers(second, index)
         _refuse(times <= 0, times, "is not positive", index)
@@ -86,6 +87,7 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
             f"is to tell events by booleans. {_FORMS}."
         )
     low, high = _read_numbers(first, index), _read_numbers(second, index)
+    # 0 below stands for no lower bound, and infinity above for no upper one; both tell nothing.
     _refuse(low < 0, low, "is a negative lower bound", index)
     _refuse(np.isinf(low), low, "is an infinite lower bound", index)
     _refuse(high < low, high, "is an upper bound below the lower one", index)
@@ -151,6 +153,7 @@ def _map_times(y: Any, of_block: Callable[[Any], Array], has_two: bool) -> Any:
     if not is_dask(y):
         return of_block(y)
     if isinstance(y, da.Array):
+        # Both numbers of a row have to be in one chunk.
         y = y.rechunk({1: -1}) if y.ndim == 2 else y
         axes = {
             "new_axis": 1 if has_two and y.ndim == 1 else None,
@@ -199,6 +202,7 @@ def _encode_signed(y: Any) -> Array:
     """Return the times of a block as `Cox` takes them."""
     low, high = read_bounds(y)
     is_event = low == high
+    # A time between two bounds has no place in the order of events.
     if (np.isfinite(high) & ~is_event).any():
         raise InvalidDataError(
             "y holds times between two bounds, and Cox's partial likelihood takes events, and "

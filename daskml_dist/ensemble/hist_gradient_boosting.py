@@ -672,18 +672,13 @@ class BaseBoosting(BaseRounds):
         ------
         NotFittedError, InvalidDataError
         """
-        self._check_fitted(X)
         return map_rows(
-            TreeLeaves(self._trees), encode_categories(X, self._categories), dtype=np.int64,
+            TreeLeaves(self._trees), self._read_features(X), dtype=np.int64,
             n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
         )  # fmt: skip
 
-    def _map_raw_predictions(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
-        """Return ``then`` of the raw predictions of rows, whose categories are encoded first."""
-        self._check_fitted(X)
-        return super()._map_raw_predictions(
-            then, encode_categories(X, self._categories), dtype, n_outputs
-        )
+    def _read_features(self, X: Any) -> Any:
+        return encode_categories(super()._read_features(X), self._categories)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         # F_0 of Friedman's algorithm 1, a constant, and the sum of the trees.

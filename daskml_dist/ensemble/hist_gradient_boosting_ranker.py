@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.callbacks.eval_monitor import name_eval_sets
 from daskml_dist.data.collection import Collection, as_collection, find_length, take_named_columns
-from daskml_dist.data.conversion import convert_batches
+from daskml_dist.data.conversion import convert_batches, convert_foreign
 from daskml_dist.data.query_ids import join_queries, resolve_sizes, take_group_column
 from daskml_dist.ensemble.hist_gradient_boosting import BaseBoosting
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -337,10 +337,13 @@ class HistGradientBoostingRanker(BaseBoosting):
 
     def _take_features(self, X: Any) -> Any:
         """Return rows without the column of queries."""
-        column = getattr(self, "_query_column", None)
+        X, column = convert_foreign(X), self._query_column
         if is_dataframe_like(X) and column is not None and column in X.columns:
             return X.drop(columns=[column])
         return X
+
+    def _read_features(self, X: Any) -> Any:
+        return super()._read_features(self._take_features(X))
 
     # -- the problem ---------------------------------------------------------------------------
 
@@ -382,20 +385,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         -------
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
-        return self._map_raw_predictions(None, self._take_features(X), np.float64, None)
-
-    def apply(self, X: Any) -> Any:
-        """Return the number of the leaf that each row ends in, in each tree.
-
-        Parameters
-        ----------
-        X : as in :meth:`predict`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of int64 of shape (n_rows, n_trees)
-        """
-        return super().apply(self._take_features(X))
+        return self._map_raw_predictions(None, X, np.float64, None)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Yield the scores after each iteration.

@@ -367,6 +367,11 @@ class BaseOnRows(BaseEstimator):
         if X is not None:
             check_feature_names(self, X, reset=False)
 
+    def _read_features(self, X: Any) -> Any:
+        """Return rows as raw predictions read them, with columns that have been checked."""
+        self._check_fitted(X)
+        return X
+
     def _check_width(self, collection: Collection) -> None:
         """Raise if rows have another shape than those of the fit."""
         check_row_shape(collection.row_shape, self._row_shape, type(self).__name__)
@@ -393,7 +398,7 @@ class BaseOnRows(BaseEstimator):
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
         """Return what `then(raw, out)` writes to `out` for the rows of X; None: raw predictions."""
-        self._check_fitted(X)
+        X = self._read_features(X)
         return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
 
     def _map_rows(

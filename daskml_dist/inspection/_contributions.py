@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.row_checks import check_feature_names
 from daskml_dist.inference.predictor import Predictor
-from daskml_dist.inspection.shap_values import find_trees, make_row_explainer
+from daskml_dist.inspection.shap_values import find_trees, make_row_explainer, read_features
 
 #: Name of the output.
 CONTRIBUTIONS = "contributions"
@@ -53,8 +52,7 @@ class ContributionPredictor:
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
         """Return the contributions to rows, and the base value."""
-        check_feature_names(self.model, X, reset=False)
-        values, base = self._explain(X), self._explain.base
+        values, base = self._explain(read_features(self.model, X)), self._explain.base
         last = np.broadcast_to(
             base[0] if values.ndim == 2 else base, (len(values), *values.shape[2:])
         )

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.collection import as_collection
+from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import (
     as_rows,
     convert_foreign,
     copy_to_host,
     describe_block,
+    join_blocks,
     load_pandas,
 )
 from daskml_dist.data.lazy import is_dask
@@ -128,8 +129,8 @@ def shap_values(
     True
     """
     check_fitted(estimator)
-    X = convert_foreign(X)
-    check_feature_names(estimator, X, reset=False)
+    X = read_features(estimator, X)
+    # Made before any block is explained, so that a wrong argument raises here and now.
     columns = None
     if as_frame:
         columns = [*map(str, name_features(estimator)), "base_value"]
@@ -149,6 +150,16 @@ def shap_values(
         base_values=float(function.base[0]) if n_outputs == 1 else function.base,
         feature_names=name_features(estimator),
     )
+
+
+def read_features(estimator: Any, X: Any) -> Any:
+    """Return rows as the raw prediction of an estimator reads them; raise for other columns."""
+    X = convert_foreign(X)
+    # Of boosting categories become numbers, and a ranker's column of queries goes.
+    if hasattr(estimator, "_read_features"):
+        return estimator._read_features(X)
+    check_feature_names(estimator, X, reset=False)
+    return X
 
 
 def name_features(estimator: Any) -> NDArray[Any]:
@@ -193,6 +204,7 @@ class RowExplainer:
         if not rows.shape[0]:
             return self._convert(np.empty((0, self.n_features, len(self.base))), X)
         found = self.explain(rows)
+        # Trees send missing values somewhere; products with coefficients show them.
         if not np.isfinite(found).all():
             raise InvalidDataError(
                 f"{describe_block(index)}X contains NaN or infinity, which the model cannot take. "
@@ -260,6 +272,7 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
             path = PathShap(explained)
             return path, path.base_values
         rows = _read_background(estimator, background)
+        # Of the same game: a row's values and this mean add up to its prediction exactly.
         base = np.atleast_1d(np.asarray(raw(rows), np.float64).mean(axis=0))
         return InterventionalShap(explained, rows, base), base
     if not hasattr(estimator, "_dense_coef"):
@@ -280,33 +293,43 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
 
 def _read_background(estimator: Any, background: Any) -> Any:
     """Return the background rows of trees, in memory."""
-    background = convert_foreign(background)
-    check_feature_names(estimator, background, reset=False)
-    n = getattr(background, "shape", (len(background),))[0]
-    remedy = "Pass a sample of a few hundred rows."
-    if is_dask(background):
-        if isinstance(n, int | np.integer) and n > _MOST_BACKGROUND:
-            raise InvalidParameterError(f"background has {n} rows. {remedy}")
-        background = background.compute()
-    rows = as_rows(copy_to_host(background))
-    if rows.shape[0] > _MOST_BACKGROUND:
-        raise InvalidParameterError(f"background has {rows.shape[0]} rows. {remedy}")
-    if not rows.shape[0]:
+    collection = _collect_background(estimator, background)
+    rows = reduce_parts(collection, _take_few_rows, _join_few_rows)
+    if rows is None:
         raise make_no_rows_error(": the background is empty")
-    check_row_shape(rows.shape[1:], (estimator.n_features_in_,), type(estimator).__name__)
+    if rows.shape[0] > _MOST_BACKGROUND:
+        raise InvalidParameterError(
+            f"background has more than {_MOST_BACKGROUND} rows, and each row that is explained is "
+            "compared with all of them. Pass a sample of a few hundred rows."
+        )
     return rows.toarray() if hasattr(rows, "toarray") else rows
+
+
+def _take_few_rows(index: int, X: Any, y: Any, w: Any) -> Any:
+    """Return a block's rows, one more than a background may have at most; None without rows."""
+    rows = as_rows(copy_to_host(X), index=index)
+    return rows[: _MOST_BACKGROUND + 1] if rows.shape[0] else None
+
+
+def _join_few_rows(parts: list[Any]) -> Any:
+    """Return the rows of several blocks, as many as `_take_few_rows`."""
+    # However large the collection is, no more rows than these come to the caller.
+    return join_blocks(parts)[: _MOST_BACKGROUND + 1]
 
 
 def _compute_mean(estimator: Any, background: Any) -> Floats:
     """Return the mean of the background rows, in one pass over a collection."""
-    background = convert_foreign(background)
-    check_feature_names(estimator, background, reset=False)
-    collection = as_collection(background)
-    check_row_shape(collection.row_shape, (estimator.n_features_in_,), type(estimator).__name__)
-    found = reduce_parts(collection, _sum_block, _add_sums)
-    if found is None or not found[0]:
+    found = reduce_parts(_collect_background(estimator, background), _sum_block, _add_sums)
+    if found is None:
         raise make_no_rows_error(": the background is empty")
     return np.asarray(found[1] / found[0])
+
+
+def _collect_background(estimator: Any, background: Any) -> Collection:
+    """Return background rows as a collection, with the features of the fit."""
+    collection = as_collection(read_features(estimator, background))
+    check_row_shape(collection.row_shape, (estimator.n_features_in_,), type(estimator).__name__)
+    return collection
 
 
 def _sum_block(index: int, X: Any, y: Any, w: Any) -> tuple[int, Floats] | None:

@@ -45,6 +45,9 @@ _PIECE_ENTRIES = 2**20
 #: Diagonal of the triangular factor, as a share of a column's norm, below which columns count as
 #: dependent.
 _DEPENDENT = 1e-12
+#: Least eigenvalue of correlations of coefficients, as a share of the largest, that is none of
+#: rounding.
+_SINGULAR = 1e-10
 #: Least difference of a row's leverage from 1 that HC2 and HC3 divide by.
 _MIN_REST = 1e-10
 #: Newton step to the optimum, in standard errors, above which a fit counts as not finished.
@@ -569,14 +572,25 @@ class RegressionSummary:
     @property
     def fvalue(self) -> float:
         """Wald's statistic of all coefficients but the intercept, divided by their number."""
-        at = slice(int(self.has_constant), None)
-        b = self.params[at]
-        return float(b @ linalg.solve(self.covariance[at, at], b, assume_a="pos") / len(b))
+        return self._test_slopes()[0]
 
     @property
     def f_pvalue(self) -> float:
         """Probability of a larger `fvalue`."""
-        return float(stats.f.sf(self.fvalue, self.df_model, self.df_inference))
+        value, rank = self._test_slopes()
+        return float(stats.f.sf(value, rank, self.df_inference))
+
+    def _test_slopes(self) -> tuple[float, int]:
+        """Return Wald's statistic of all coefficients but the intercept, and how many it tests."""
+        at = slice(int(self.has_constant), None)
+        ratios, errors = self.tvalues[at], self.bse[at]
+        if not (errors > 0).all():
+            return float("nan"), 0
+        correlations = self.covariance[at, at] / np.outer(errors, errors)
+        # Of no more clusters than coefficients they are singular: Moore and Penrose's inverse tests
+        # as many combinations of coefficients as their rank, in units of the standard errors.
+        inverse, rank = linalg.pinvh(correlations, rtol=_SINGULAR, return_rank=True)
+        return float(ratios @ inverse @ ratios / rank), int(rank)
 
     @property
     def llr(self) -> float:
@@ -592,7 +606,8 @@ class RegressionSummary:
     def prsquared(self) -> float:
         """Pseudo R^2: McFadden's of labels, else that of Cox and Snell."""
         if isinstance(self.family, _BinaryLogit):
-            return 1 - self.llf / self.llnull
+            # Rows of one class alone are as likely as can be without features.
+            return 1 - self.llf / self.llnull if self.llnull else float("nan")
         return float(1 - np.exp(-self.llr / self.nobs))
 
     def __str__(self) -> str:
@@ -678,6 +693,11 @@ def _finish_summary(
     information = inverse @ inverse.T  # inverse of X' W X
     df_resid = n - p
     scale = 1.0 if family.fixed_scale else first.pearson / df_resid
+    if scale == 0:
+        raise InvalidDataError(
+            "The fit predicts every target exactly, and standard errors, which come from errors, "
+            "would be 0. See whether y is constant, or stands among the features, too."
+        )
     _warn_unfinished(information @ first.score, np.sqrt(scale * np.diag(information)))
     # The second pass.
     power = {"HC2": 1.0, "HC3": 2.0}.get(cov_type, 0.0)

@@ -59,6 +59,7 @@ class RowLoss(Loss):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # What a subclass writes down says what boosting and Newton's method may ask of it.
         cls.has_hessian = cls.derive_row is not None
 
     @staticmethod
@@ -93,6 +94,7 @@ class RowLoss(Loss):
                 f"loss={self.name!r} is written for one row, in Python, and computes on the CPU. "
                 "Set device='cpu'; losses of arrays derive from daskml_dist.losses.Loss."
             )
+        # At first use: it loads numba.
         from daskml_dist.backends.own_losses import map_row_function
 
         return map_row_function(function, y, raw, self.parameters)

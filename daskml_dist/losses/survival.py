@@ -27,7 +27,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses.base import Array, Exponential, Loss, sum_over_columns
 from daskml_dist.losses.row import RowLoss
 
-__all__ = ["AFT", "UNBOUNDED", "Cox", "RiskOrder"]
+__all__ = ["AFT", "UNBOUNDED", "Cox", "RiskOrder", "make_no_event_error"]
 
 #: Stands for an infinite logarithm of a time beside finite ones: float32 holds it, and as a power
 #: of two a mean of it alone is itself.
@@ -41,6 +41,10 @@ _MAX_EXPONENT = 500.0
 #: compiled functions read them as constants.
 _LOG_ROOT_2_PI = 0.9189385332046727
 _ROOT_HALF = 0.7071067811865476
+#: Half the width of an interval of residuals below which its probability is the density times the
+#: width, to about this number squared: the difference of two probabilities so near to each other
+#: would have lost more than half of the digits.
+_NARROW = 1e-6
 #: Above it the normal distribution's hazard is a continued fraction, of so many terms.
 _MIN_FRACTION, _FRACTION_TERMS = 4.0, 60
 
@@ -134,7 +138,11 @@ def _evaluate_time(
         value, slope, curve = _evaluate_interval(distribution, -UNBOUNDED, z)
     else:
         half = bounds / scale
-        value, slope, curve = _evaluate_interval(distribution, z - half, z + half)
+        if half < _NARROW:
+            value, slope, curve = _evaluate_event(distribution, z)
+            value -= math.log(2.0 * half)
+        else:
+            value, slope, curve = _evaluate_interval(distribution, z - half, z + half)
     # All densities are log-concave: below 0 there is only rounding.
     return value, -slope / scale, max(curve, 0.0) / (scale * scale)
 
@@ -242,9 +250,14 @@ class AFT(RowLoss):
         return joined
 
     def check_events(self, mean: Array) -> None:
-        """Raise InvalidDataError where no time has an upper bound, by the means of the columns."""
+        """Raise InvalidDataError where all times lack one bound, by the means of the columns."""
         if mean[1] >= UNBOUNDED:
-            raise _make_no_event_error()
+            raise make_no_event_error()
+        if mean[1] <= -UNBOUNDED:
+            raise InvalidDataError(
+                "All times of y have an upper bound alone (the lower one is 0), so the likelihood "
+                "grows without end as the prediction falls. Give rows with events, or lower bounds."
+            )
 
     def constant(self, mean: float) -> float:
         """Return the mean of the logarithms of times and bounds."""
@@ -371,7 +384,8 @@ class Cox(Loss):
         """
         at = np.argsort(np.abs(y), kind="stable")
         order = RiskOrder.of_sorted(y[at], np.ones(len(y)))
-        given = raw[at].astype(np.float64), order, np.exp, _cumulate, float(raw.max(initial=-1e300))
+        sorted_raw = raw[at].astype(np.float64)
+        given = sorted_raw, order, np.exp, _cumulate, float(sorted_raw.max(initial=-1e300))
         found = np.empty((3, len(y)))
         found[0, at] = self.value_sorted(*given)
         found[1, at], found[2, at] = self.derive_sorted(*given)
@@ -384,7 +398,7 @@ class Cox(Loss):
     def check_target(self, y: Array) -> None:
         """Raise InvalidDataError where all times are negative, of no event."""
         if len(y) and y.max() < 0:
-            raise _make_no_event_error()
+            raise make_no_event_error()
 
     def inverse_link(self, raw: Array) -> Array:
         """Return the hazard relative to that of a raw prediction of 0, ``exp(raw)``."""
@@ -396,7 +410,8 @@ def _cumulate(values: Array, backwards: bool) -> Array:
     return np.cumsum(values[::-1])[::-1] if backwards else np.cumsum(values)
 
 
-def _make_no_event_error() -> InvalidDataError:
+def make_no_event_error() -> InvalidDataError:
+    """Return the error of times of which none is that of an event."""
     return InvalidDataError(
         "All times of y are censored: no row has an event, so the likelihood grows with the "
         "prediction without end. Give rows with events: positive times, event=True, or a finite "

@@ -384,6 +384,7 @@ def _score_queries(
     codes = np.concatenate(
         [*found.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
     )
+    # A query that was scored twice lies in pieces, so its scores are of no use.
     if len(np.unique(codes)) == len(codes):
         return _divide_sums(found.sums + _sum_scores(score, open_rows))
     return _divide_sums(_deal_and_score(score, collection))
@@ -440,6 +441,8 @@ def _summarise_block(
     rows = _read_rows(index, y_score, y_true, sample_weight)
     if not len(rows.codes):
         return None
+    # The first and the last query may go on in the blocks beside; all others end here, unless the
+    # rows are in no order, which shows once all blocks are merged.
     first, last = rows.codes[0], rows.codes[-1]
     is_open = (rows.codes == first) | (rows.codes == last)
     inner = rows.select(~is_open).sort_by_query()
@@ -463,6 +466,7 @@ def _merge_blocks(score: _Score, parts: list[_QuerySums]) -> _QuerySums:
 
 def _deal_and_score(score: _Score, collection: Collection) -> Array:
     """Deal all rows to ranges of queries, by hash, and return the sums of the scores of all."""
+    # As many ranges as blocks, so that a range's rows take as much memory as a block's.
     n = min(len(collection.parts), _MAX_RANGES)
     # A range of queries is one reduction, whose rows come together in one task; all share the
     # tasks that read a block.

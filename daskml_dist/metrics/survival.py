@@ -107,6 +107,7 @@ class _TimedRows:
         ends = 2 * np.searchsorted(times, self.high) + is_event
         # No row begins after the end of a time without end.
         ends[np.isinf(self.high)] = 2 * len(times) + 1
+        # Only the order of predictions counts: their ranks are places of the tree.
         ranks, places = np.unique(self.predicted, return_inverse=True)
         right, tied, pairs = count_concordant(
             begins, ends, np.argsort(begins, kind="stable"), np.argsort(ends, kind="stable"),

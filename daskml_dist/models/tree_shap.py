@@ -119,7 +119,9 @@ class ExplainedTrees:
         nodes, found = self.trees.nodes, self.baseline.copy()
         leaf = np.flatnonzero(nodes.feature < 0)
         tree = np.searchsorted(self.trees.roots, leaf, side="right") - 1
-        share = self.cover[leaf] / self.cover[self.trees.roots[tree]]
+        # A tree that was grown on no rows, as of a small sample, is one leaf.
+        of_root = self.cover[self.trees.roots[tree]]
+        share = np.divide(self.cover[leaf], of_root, out=np.ones(len(leaf)), where=of_root > 0)
         if self.value.shape[1] > 1:
             return found + share @ self.value[leaf]
         np.add.at(found, tree % self.n_in_turn, share * self.value[leaf, 0])

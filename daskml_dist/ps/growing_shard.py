@@ -64,9 +64,11 @@ class GrowingShard(Shard):
         """Apply one step to the rows of some ids, which are made where they are not there."""
         assert index is not None
         step = self.version + 1
+        # A look at all rows, once in as many steps as they may lie untouched.
         if self._expire_after is not None and step % self._expire_after == 0:
             self._store.expire(step)
         slots = self._store.slots_for_update(index + self._start, step)
+        # A store that has grown has other arrays than those that the steps write to.
         if self._store.n_grown != self._n_grown:
             self._bind_store()
         # Ids that were not seen often enough have no row yet.
@@ -199,6 +201,7 @@ def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
     """Return the rows of an earlier fit as a store's content; no step has touched them yet."""
     ids = state.ids
     assert ids is not None
+    # A state without the optimizer's, as of another optimizer, begins anew.
     kept = state.opt_state or {
         name: np.full((len(ids), width), settings.state_start[name], settings.dtype)
         for name, width in settings.state_widths.items()

@@ -23,21 +23,19 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import use_client
 from daskml_dist.data.field_hashing import N_COLUMNS
-from daskml_dist.data.plain_rows import RowsPlaceholder
 from daskml_dist.data.row_checks import check_feature_names, check_row_shape, find_row_shape
 from daskml_dist.errors import (
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
-    InvalidTypeError,
 )
 from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.hashed_tables import BaseTableReader
 from daskml_dist.inference.table_fields import (
     TableFields,
     as_table,
     holds_floats_alone,
-    is_hashed,
 )
 from daskml_dist.losses import get_loss
 from daskml_dist.losses.base import Loss
@@ -73,7 +71,7 @@ if TYPE_CHECKING:
 _RUN_UNUSED = {"shard", "compute_dtype"}
 
 
-class BaseEmbeddings(BaseSteps):
+class BaseEmbeddings(BaseTableReader, BaseSteps):
     """Base class of models over ids: a weight and a vector for each, made when it first comes."""
 
     _needs_target = True
@@ -251,22 +249,10 @@ class BaseEmbeddings(BaseSteps):
     def _row_shape(self) -> tuple[int, ...]:
         return super()._row_shape if self._fields is None else (N_COLUMNS,)
 
-    def _hash_table(self, X: Any) -> Any:
-        """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
-        fields = self._fields
-        if fields is None or is_hashed(X):
-            return X
-        if isinstance(X, RowsPlaceholder):
-            raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
+    def _select_table(self, X: Any, fields: TableFields) -> Any:
         X = as_table(X, len(fields.names))
         check_row_shape(find_row_shape(X), (len(fields.names),), type(self).__name__)
-        return fields.hash_rows(X)
-
-    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
-        return super()._align_inputs(self._hash_table(X), y, sample_weight)
-
-    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
-        return super()._map_rows(function, self._hash_table(X), *given, **options)
+        return X
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
         return self._hash_calls(super()._begin_stream(X, y, sample_weight, classes))

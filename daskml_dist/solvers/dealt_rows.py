@@ -78,17 +78,20 @@ class DealtRows:
 
     def collect_predictions(self, lanes: Sequence[TreeRows]) -> Array:
         """Return the raw predictions of the rows worked on (collective)."""
+        # On a GPU predictions lie there; sets of rows are worked on by the host.
         self.rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), lanes)
         return self.collect([b.extra["raw"][0] for lane in lanes for b in lane.binned_rows])
 
     def give_back(self, values: Array) -> list[Array]:
         """Return values of the rows worked on to the lanes that the rows are of (collective)."""
+        # The steps of `collect`, undone from the last to the first.
         if self._order is not None:
             received = np.empty_like(values)
             received[self._order] = values
             values = received
         if self._places is not None:
             rank, n = self.rows.rank, sum(map(len, self._places))
+            # Each trainer gets the values of the rows that came from it, in their order.
             back = np.split(values, np.cumsum(self._n_received)[:-1])
             own, back[rank] = back[rank], values[:0]
             found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
@@ -110,6 +113,7 @@ class DealtRows:
             Largest gradient and hessian of each lane.
         """
         back = self.give_back(g), self.give_back(h)
+        # A device may work on the rows of several lanes as one.
         counts = [len(lane.binned_rows) for lane in lanes]
         ends = np.cumsum(counts).tolist()
         given: list[Any] = [

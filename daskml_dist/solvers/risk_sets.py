@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.trees import TreeRows
-from daskml_dist.losses.survival import Cox, RiskOrder
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.losses.survival import Cox, RiskOrder, make_no_event_error
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_scores import (
     BoostLoss,
@@ -103,6 +104,11 @@ class RiskRows(DealtRows):
         place = np.searchsorted(cuts, times, side="right")
         return [np.flatnonzero(place == rank) for rank in range(rows.size)]
 
+    def have_events(self) -> bool:
+        """Return whether an event of any trainer's rows has a weight (collective)."""
+        own = (self.order.is_event & (self.order.weight > 0)).any(keepdims=True)
+        return bool(self.rows.max_trainers(own.astype(np.float64))[0])
+
     def cumulate(self, values: Array, backwards: bool) -> Array:
         """Return exact cumulated sums over the sorted rows of all trainers (collective)."""
         return cumulate_exactly(self.rows, values, backwards)
@@ -168,6 +174,9 @@ class _CoxGradients:
     """
 
     def __init__(self, risks: RiskRows, loss: Cox) -> None:
+        # Events of no weight, or of held-out rows alone, would leave all gradients 0.
+        if not risks.have_events():
+            raise make_no_event_error()
         self._risks, self._loss = risks, loss
 
     def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
@@ -192,6 +201,12 @@ class _CoxScores:
     """
 
     def __init__(self, risks: RiskRows, loss: Cox, parts: Sequence[BinnedRows]) -> None:
+        # Without events the likelihood is 1 whatever the model, and a fit would stop for nothing.
+        if not risks.have_events():
+            raise InvalidDataError(
+                "Rows that are scored after each iteration have no event: no score follows from "
+                "them. Hold out others, or more (validation_fraction), or set early_stopping=False."
+            )
         self._risks, self._loss, self._parts = risks, loss, list(parts)
 
     def score(self, scorer: Any) -> float:

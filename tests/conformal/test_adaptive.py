@@ -6,6 +6,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.base import BaseEstimator, RegressorMixin
@@ -87,6 +88,15 @@ def test_the_model_learns_after_it_has_predicted() -> None:
     expected.partial_fit(X[100:200], Y[100:200])
     assert_allclose(model.estimator_.coef_, expected.coef_)
     assert not hasattr(member, "coef_")
+
+
+def test_a_new_stream_forgets_the_columns_of_the_last_one() -> None:
+    model = AdaptiveConformalInference(SGDRegressor(random_state=0))
+    model.fit(pd.DataFrame(X[:50], columns=["a", "b"]), Y[:50])
+    assert list(model.feature_names_in_) == ["a", "b"]
+    model.fit(X[:50], Y[:50]).partial_fit(X[50:90], Y[50:90])
+    assert not hasattr(model, "feature_names_in_")
+    assert model.n_rows_ == 40
 
 
 def test_what_cannot_be_is_refused() -> None:

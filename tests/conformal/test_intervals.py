@@ -26,7 +26,7 @@ from daskml_dist.conformal._score_tables import find_conformal_rank
 from daskml_dist.conformal._scores import draw_shares
 from daskml_dist.data import column_statistics
 from daskml_dist.ensemble import HistGradientBoostingRegressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inference import Predictor
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDRegressor
 from daskml_dist.model_selection import KFold
@@ -502,6 +502,43 @@ def test_ratios_of_any_scale_mean_the_same() -> None:
         expected = plain.predict_interval(NEW, alpha=alpha)
         assert_allclose(scaled.predict_interval(NEW, alpha=alpha), expected)
     assert np.isinf(plain.predict_interval(NEW, alpha=1e-4)).all()
+
+
+def test_a_row_that_nothing_bounds_has_an_infinite_interval() -> None:
+    frozen = FrozenEstimator(LinearRegression().fit(X, Y))
+    model = ConformalRegressor(frozen, likelihood_ratio=lambda rows: np.zeros(len(rows)))
+    assert np.isinf(model.fit(X, Y).predict_interval(NEW)).all()
+
+
+def test_as_many_groups_as_rows_are_told_apart() -> None:
+    """Groups of a few rows each, which lie anywhere."""
+    groups = np.random.default_rng(0).permutation(np.arange(N) % (N // 4))
+    rows = np.column_stack([X, groups])
+    frozen = FrozenEstimator(LinearRegression().fit(rows, Y))
+    model = ConformalRegressor(frozen, alpha=0.3, group_by=3).fit(rows, Y)
+    widths = np.diff(model.predict_interval(rows))[:, 0] / 2
+    scores = np.abs(Y - frozen.predict(rows))
+    # ceil(0.7 * 5) = 4: the largest of the four rows of a group.
+    assert_allclose(widths, [scores[groups == of].max() for of in groups])
+    rows[3, 3] = -7
+    with pytest.raises(InvalidDataError, match=r"group -7\.0, which no calibration row has"):
+        model.predict_interval(rows)
+
+
+def test_a_fit_that_fails_leaves_nothing_to_predict_by() -> None:
+    model = ConformalRegressor(LinearRegression(), random_state=0).fit(X, Y)
+    with pytest.raises(InvalidDataError, match="needs 9 or more"):
+        model.fit(X[:12], -Y[:12])
+    with pytest.raises(NotFittedError):
+        model.predict_interval(X)
+
+
+def test_the_middle_of_two_quantiles_is_lazy_too() -> None:
+    pair = tuple(QuantileRegressor(quantile=q, alpha=0) for q in (0.1, 0.9))
+    model = ConformalizedQuantileRegressor(pair, alpha=0.2, random_state=0).fit(X, Y)
+    found = model.predict(lazy(NEW))
+    assert isinstance(found, da.Array)
+    assert_allclose(found, model.predict(NEW))
 
 
 def test_what_nothing_can_be_calibrated_by_is_named() -> None:

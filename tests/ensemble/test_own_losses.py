@@ -200,6 +200,15 @@ class Concave(_Wrong):
         return raw - y, -1.0
 
 
+class Fails(_Wrong):
+    """By functions that numba cannot compile, which raise where the compiled ones would not."""
+
+    @staticmethod
+    def derive_row(y: float, raw: float, parameters: Any) -> tuple[float, float]:
+        found = dict(g=raw - y, h=1 / (raw - raw))
+        return tuple(found.get(letter) for letter in "gh")  # type: ignore[return-value]
+
+
 class NoStart(_Wrong):
     def constant(self, mean: float) -> float:
         return float("nan")
@@ -217,6 +226,7 @@ class OfShape(Loss):
     [
         (OfNaN(), DivergedError, "OfNaN returned NaN or infinity"),
         (Concave(), InvalidParameterError, "Concave returned a negative second derivative, -1"),
+        (Fails(), InvalidParameterError, r"Fails\.derive_row failed for the target .* raw pred"),
         (NoStart(), InvalidParameterError, "constant.*finite number"),
         (OfShape(), InvalidParameterError, r"OfShape returned as gradient.*\(\d+, 1\)"),
         (Logistic(), InvalidParameterError, "not a loss for regression"),

@@ -204,6 +204,12 @@ def test_what_cannot_be_is_named() -> None:
         fit(Cox(), _bounds(3, 1.0, 2.0))
     with pytest.raises(InvalidDataError, match="All times of y are censored"):
         fit(Cox(), -np.abs(Y))
+    with pytest.raises(InvalidDataError, match="All times of y are censored"):
+        fit(Cox(), Y, (Y < 0).astype(float))
+    stopping = HistGradientBoostingRegressor(Cox(), early_stopping=True)
+    for given in ({"X_val": X, "y_val": -SEEN}, {"eval_set": (X, -SEEN)}):
+        with pytest.raises(InvalidDataError, match="scored after each iteration have no event"):
+            stopping.fit(X, Y, **given)
     lazy = da.from_array(X, chunks=(300, 4))
     with pytest.raises(InvalidDataError, match="has no sign"):
         fit(AFT(), da.from_array(_with(3, 0.0), chunks=300), X=lazy)

@@ -167,6 +167,35 @@ def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
         model.summary(X, y, cov_type="cluster", groups=named)
 
 
+def test_fewer_clusters_than_coefficients_have_a_table() -> None:
+    """Their covariance is singular: F is of as many combinations as it has dimensions."""
+    X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
+    model, groups = LinearRegression().fit(X, y), np.arange(21) % 2
+    found = model.summary(X, y, cov_type="cluster", groups=groups)
+    assert np.isfinite([found.fvalue, found.f_pvalue]).all()
+    assert "F-statistic:" in str(found)
+    # Whatever the units of a column.
+    units = X * [1.0, 1000.0, 0.01]
+    other = LinearRegression().fit(units, y).summary(units, y, cov_type="cluster", groups=groups)
+    assert_allclose(other.fvalue, found.fvalue, rtol=1e-6)
+
+
+def test_rows_that_tell_nothing_are_named() -> None:
+    X = DATA["stackloss"][:, 1:]
+    flat = np.full(21, 2.0)
+    model = LinearRegression().fit(X, flat)
+    model.coef_, model.intercept_ = np.zeros(3), 2.0
+    with pytest.raises(InvalidDataError, match="predicts every target exactly"):
+        model.summary(X, flat)
+    table = DATA["spector"]
+    fitted = LogisticRegression(None, **NEWTON).fit(table[:, 1:], table[:, 0])
+    passed = table[table[:, 0] > 0]
+    with pytest.warns(UserWarning, match="standard errors from the optimum"):
+        found = fitted.summary(passed[:, 1:], passed[:, 0])
+    assert np.isnan(found.prsquared)
+    assert "Pseudo R-squ.:" in str(found)
+
+
 def test_a_fit_that_is_not_finished_is_warned_of() -> None:
     X, y = DATA["stackloss"][:, 1:], DATA["stackloss"][:, 0]
     line = LinearRegression().fit(X, y)

@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 from daskml_dist.ensemble import (
     ExtraTreesRegressor,
     HistGradientBoostingClassifier,
+    HistGradientBoostingRanker,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
@@ -252,6 +253,50 @@ def test_values_as_columns() -> None:
     lazy = shap_values(model, dd.from_pandas(frame, npartitions=3), as_frame=True).values
     pd.testing.assert_frame_equal(lazy.compute(), found.values)
     assert_allclose(found.values["a"], shap_values(model, frame).values[:, 0])
+
+
+def test_categories_of_frames_are_read_as_predictions_read_them() -> None:
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    for of in ("low", 10):
+        values = np.array([of * (k + 1) for k in range(5)], dtype=object)
+        frame["c"] = pd.Categorical(values[X[:, 2].astype(int)])
+        model = HistGradientBoostingRegressor(**BOOSTED).fit(frame, np.where(X[:, 2] % 2, 1, -1))
+        assert model.is_categorical_.tolist() == [False, False, True, False]
+        for rows in (frame, dd.from_pandas(frame, npartitions=3)):
+            for background in (None, rows):
+                found = shap_values(model, rows, background=background)
+                total = np.asarray(found.values).sum(axis=1) + found.base_values
+                assert_allclose(total, model.predict(frame), atol=1e-12)
+
+
+def test_a_column_of_queries_is_left_out() -> None:
+    frame = pd.DataFrame(np.nan_to_num(X), columns=list("abcd"))
+    ranked = frame.assign(qid=np.arange(300) // 10)
+    model = HistGradientBoostingRanker(max_iter=3).fit(ranked, LABELS)
+    found = shap_values(model, ranked)
+    assert list(found.feature_names) == list("abcd")
+    assert_allclose(found.values, shap_values(model, frame).values)
+    assert_allclose(found.values.sum(axis=1) + found.base_values, model.predict(ranked))
+
+
+def test_a_tree_that_was_grown_on_no_rows() -> None:
+    model = HistGradientBoostingRegressor(**BOOSTED, subsample=1e-9).fit(X, SUM)
+    for background in (None, X[:9]):
+        found = shap_values(model, X[:5], background=background)
+        assert_allclose(found.values, 0)
+        assert_allclose(found.base_values, model.predict(X[:1])[0])
+
+
+def test_a_background_without_a_known_length_is_not_gathered() -> None:
+    """No more rows of a large one than it may have come here, whatever its blocks hold."""
+    model = MODELS["boosting"]()
+    rows = da.zeros((40_000, D), chunks=(4_000, D))
+    unknown = rows[da.ones(40_000, chunks=4_000, dtype=bool)]
+    for background in (rows, unknown, unknown.to_dask_dataframe(columns=None)):
+        with pytest.raises(InvalidParameterError, match="a few hundred rows"):
+            shap_values(model, X, background=background)
+    with pytest.raises(InvalidDataError, match="the background is empty"):
+        shap_values(model, X, background=X[:0])
 
 
 def test_what_cannot_be_is_refused() -> None:

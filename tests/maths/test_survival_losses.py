@@ -84,6 +84,20 @@ def test_far_tails_are_finite_and_point_back(name: str) -> None:
         np.testing.assert_allclose(values[~wrong], 0, atol=1e-12)
 
 
+@every
+@pytest.mark.parametrize("half", [1e-5, 1e-7, 1e-11, 1e-17])
+def test_intervals_of_almost_no_width_are_events(name: str, half: float) -> None:
+    """The probability is the density times the width, whose derivatives are an event's."""
+    loss, middle = AFT(name, 0.5), np.array([0.3, 0.3, -0.2])
+    raw = np.array([0.0, 1.0, -0.5])
+    narrow = AFT.join(np.column_stack([middle, np.full(3, half)]), "float64")
+    event = AFT.join(np.column_stack([middle, np.zeros(3)]), "float64")
+    found, wanted = (loss.value_gradient_hessian(y, raw) for y in (narrow, event))
+    np.testing.assert_allclose(found[0], wanted[0] - np.log(2 * half), rtol=1e-8)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-7)
+    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-7)
+
+
 def test_times_of_float32_and_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     from daskml_dist.backends import own_losses
 
@@ -132,6 +146,9 @@ def test_partial_likelihood_of_equal_times() -> None:
         high, low, mid = (naive_cox(y, one, ones) for one in (more, less, raw))
         assert gradient[row] == pytest.approx((high - low) / (2 * h), abs=1e-5)
         assert hessian[row] == pytest.approx((high - 2 * mid + low) / h**2, abs=1e-5)
+    small = Cox().value_gradient_hessian(y, raw.astype("float32"))
+    assert {one.dtype for one in small} == {np.dtype("float32")}
+    np.testing.assert_allclose(small, [values, gradient, hessian], rtol=1e-4, atol=1e-6)
     # A constant cancels.
     np.testing.assert_allclose(Cox().gradient(y, raw + 700), gradient, atol=1e-10)
     assert gradient.sum() == pytest.approx(0, abs=1e-10)
@@ -149,5 +166,7 @@ def test_bad_losses_are_named() -> None:
         assert get_loss(loss, "regression", censored=True) is loss
     with pytest.raises(InvalidDataError, match="All times of y are censored"):
         AFT().check_events(AFT.encode(LOW[[1, 1]], HIGH[[1, 1]]).mean(axis=0))
+    with pytest.raises(InvalidDataError, match="an upper bound alone"):
+        AFT().check_events(AFT.encode(np.zeros(2), np.array([1.0, 2.0])).mean(axis=0))
     with pytest.raises(InvalidDataError, match="All times of y are censored"):
         Cox().check_target(np.array([-1.0, -2.0]))

@@ -80,6 +80,7 @@ def replace_embeddings(module: Any, names: Sequence[str]) -> None:
     for name in names:
         part = _check_embedding(module, name, parts)
         lookup = _make_lookup_class()(name, part)
+        # A module may hold one part under several names, and in several of its parts.
         for owner in list(module.modules()):
             for key, child in owner._modules.items():
                 if child is part:

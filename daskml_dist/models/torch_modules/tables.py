@@ -307,6 +307,7 @@ class TorchTableModel(TorchModel):
         """Return the ids of a batch and of the layers; the first piece gets the rows of all."""
         rows = [take_rows(piece.X) for piece in pieces]
         index, placed = self.placing.place_ids(rows, self.own_ids, self.own_last)
+        # One call of the module for all pieces, whose rows are not told apart by ids.
         first, *others = pieces
         weights = [np.empty(0) if piece.weight is None else piece.weight for piece in pieces]
         first.X, first.y = placed, np.concatenate([piece.y for piece in pieces])
@@ -326,9 +327,11 @@ class TorchTableModel(TorchModel):
         X = rows.X
         if not len(X):
             return 0.0
+        # Rows are leaves of torch's graph, whose gradients stand beside those of the layers.
         tensors = self.gather_rows(w, X, trained=True)
         with rows_at_hand(tensors):
             gradient, loss = self._lane(rows, w).gradient_of(self.gather_layers(w, X), rows)
+        # The last row of the layers may have numbers that belong to no parameter.
         own = np.zeros((len(X.of_layers), w.shape[1]), w.dtype)
         own.reshape(-1)[: len(gradient)] = gradient[:, 0]
         out[X.of_layers] += own
@@ -345,7 +348,7 @@ class TorchTableModel(TorchModel):
         """Return the rows of each part by their places, as tensors by the part's name."""
         torch, found = load_torch(), {}
         for name, width, at in zip(self.part_names, self.widths, X.of_parts, strict=True):
-            rows = np.zeros((len(at) + 1, width), w.dtype)
+            rows = np.zeros((len(at) + 1, width), w.dtype)  # the first stands for no id
             rows[1:] = w[at, :width]
             found[name] = torch.from_numpy(rows).requires_grad_(trained)
         return found
@@ -403,7 +406,8 @@ def try_lookups(
     module.eval()
     with torch.enable_grad():
         output = call(clean)
-        output.sum().backward()
+        if output.requires_grad:  # else it depends on no part at all
+            output.sum().backward()
     unused = [key for key, tensor in clean.items() if tensor.grad is None]
     if unused:
         raise InvalidParameterError(

@@ -21,10 +21,10 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.plain_rows import RowsPlaceholder
-from daskml_dist.errors import DivergedError, InvalidParameterError, InvalidTypeError
+from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.inference.table_fields import TableFields, is_hashed
+from daskml_dist.estimators.hashed_tables import BaseTableReader
+from daskml_dist.inference.table_fields import TableFields
 from daskml_dist.models.torch_modules.flat import (
     flatten_parameters,
     lay_out_parameters,
@@ -83,7 +83,7 @@ _TRIAL_ROWS = 4
 _PREFIXES = ("module__", "criterion__")
 
 
-class BaseTorch(BaseNetwork):
+class BaseTorch(BaseTableReader, BaseNetwork):
     """Base class of estimators over a module of torch.
 
     A subclass gives the default criterion.
@@ -226,20 +226,8 @@ class BaseTorch(BaseNetwork):
         missing = "error" if self._growing is None else self._growing.missing
         return fields_of_fit(known["fields_"], known["kinds_"], missing, self.dtype)
 
-    def _hash_table(self, X: Any) -> Any:
-        """Return rows of ids as entries of their fields; all other rows as they are."""
-        fields = self._fields
-        if fields is None or is_hashed(X):
-            return X
-        if isinstance(X, RowsPlaceholder):
-            raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
-        return fields.hash_rows(select_table(X, fields.names))
-
-    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
-        return super()._align_inputs(self._hash_table(X), y, sample_weight)
-
-    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
-        return super()._map_rows(function, self._hash_table(X), *given, **options)
+    def _select_table(self, X: Any, fields: TableFields) -> Any:
+        return select_table(X, fields.names)
 
     def _set_row_shape(self, shape: tuple[int, ...]) -> None:
         super()._set_row_shape(shape)

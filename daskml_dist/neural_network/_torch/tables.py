@@ -196,6 +196,7 @@ def find_columns(
     table = as_table(X)
     if inputs is None:
         inputs = {name: name for name in table.columns}
+    # A column that several arguments read is one field.
     names = list(dict.fromkeys(n for given in inputs.values() for n in _list_columns(given)))
     for name in (*names, *growing.part_of_column):
         if name not in table.columns:
@@ -217,6 +218,7 @@ def find_columns(
         argument: _make_argument(argument, given, fields, parts)
         for argument, given in inputs.items()
     }
+    # What reaches the module as a number is one to the hasher, whole or not.
     kinds = zip(fields.kinds, parts, strict=True)
     fields = replace(fields, kinds=tuple("numeric" if part < 0 else kind for kind, part in kinds))
     return fields, TableInputs(None, None, arguments, tuple(parts), tuple(names))
@@ -234,7 +236,7 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
                 )
             continue
         family = _FAMILIES.get(kind)
-        if family is None:
+        if family is None:  # no value is known yet
             continue
         first = families.setdefault(part, (family, name))
         if first[0] != family:
@@ -293,6 +295,7 @@ class TableTrial(ModuleTrial):
     ) -> tuple[ProbeResult, dict[str, int]]:  # fmt: skip
         """Return what the module shows on the sample, and the length of each part's rows."""
         self._dtype, kind = dtype, torch_dtype(dtype)
+        # Any seed will do: the trial looks at shapes, and at what depends on what.
         module = source.make_seeded(0, kind)
         _check_module(source.name, module)
         widths = find_widths(module, self.inputs, source.lookups)
@@ -335,6 +338,7 @@ def make_table_model(
     source = replace(source, lookups=tuple(growing.columns))
     probe, widths = trial.run_on_table(source, rows, dtype, n_classes, n_targets)
     module = source.make_seeded(seed, torch_dtype(dtype))
+    # All rows of the table are as long as those of the widest part.
     width = max(widths.values())
     if last is not None:
         assert last.table is not None
