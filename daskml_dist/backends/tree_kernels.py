@@ -409,6 +409,21 @@ def pack_gradients(
     return squares, sums
 
 
+@_exact
+def count_digits(keys: Any, shift: Any, counts: Any) -> None:
+    """Count the digits of keys, behind which `shift` bits lie.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64 of shape (n,)
+    shift : uint64
+    counts : ndarray of int64, as many as a digit has values, a power of two
+    """
+    mask = np.uint64(len(counts) - 1)
+    for i in range(len(keys)):
+        counts[(keys[i] >> shift) & mask] += 1
+
+
 @_inside
 def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
     """Add packed sums to a histogram of `out`, and begin anew."""
@@ -655,18 +670,19 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
         Rows of a node.
     spare : ndarray of int32 of shape (at least m,)
     """
-    left, right = np.int64(0), np.int64(0)
+    left, right = np.uintp(0), np.uintp(0)
     for q in range(len(index)):
         i = index[q]
-        goes = np.int64(table[column[i]])
+        goes = np.uintp(table[column[np.uintp(i)]])
         # Without a branch: each row is written to both sides, and one of the counts moves on.
         index[left] = i
         spare[right] = i
         left += goes
-        right += 1 - goes
-    for q in range(right):
-        index[left + q] = spare[q]
-    return left
+        right += _ONE - goes
+    n_left = np.int64(left)
+    for q in range(np.int64(right)):
+        index[n_left + q] = spare[q]
+    return n_left
 
 
 @_exact
@@ -715,4 +731,4 @@ def partition_and_sum(
 def add_to_leaf(raw: Any, index: Any, value: float) -> None:
     """Add a leaf's value to the raw predictions of its rows."""
     for q in range(len(index)):
-        raw[index[q]] += value
+        raw[np.uintp(index[q])] += value

@@ -30,6 +30,9 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 _ROW_DRAW, _TIE_DRAW = 11, 12
 #: Bits of a digit by which the k-th largest key is found: 65,536 counts are summed four times.
 _DIGIT_BITS = 16
+#: Keys up to which a loop is not worth compiling. Of more, `numpy.bincount` would keep the threads
+#: of other lanes waiting, since it holds Python's lock.
+_MAX_KEYS_IN_NUMPY = 1 << 12
 
 
 class RowSampling(ABC):
@@ -255,11 +258,7 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
 
         def count(part: Array, shift: int = shift) -> NDArray[np.int64]:
-            counts = np.zeros(mask + 1, np.int64)
-            for at in iterate_tiles(len(part)):
-                digits = (part[at] >> np.uint64(shift)) & np.uint64(mask)
-                counts += np.bincount(digits.astype(np.int64), minlength=mask + 1)
-            return counts
+            return _count_digits(part, shift, mask)
 
         own = np.sum([np.zeros(mask + 1, np.int64), *rows.map_lanes(count, parts)], axis=0)
         from_top = rows.sum_trainers(own)[::-1].cumsum()
@@ -275,6 +274,18 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
 
         parts = rows.map_lanes(stay, parts)
     return np.uint64(found)
+
+
+def _count_digits(keys: Array, shift: int, mask: int) -> NDArray[np.int64]:
+    """Return how many keys have each digit."""
+    if len(keys) > _MAX_KEYS_IN_NUMPY:
+        from daskml_dist.backends.tree_kernels import count_digits
+
+        counts = np.zeros(mask + 1, np.int64)
+        count_digits(keys, np.uint64(shift), counts)
+        return counts
+    digits = (keys >> np.uint64(shift)) & np.uint64(mask)
+    return np.bincount(digits.astype(np.int64), minlength=mask + 1)
 
 
 def _tiles(values: Array) -> list[Any]:

@@ -20,6 +20,7 @@ from daskml_dist.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from daskml_dist.losses import AFT, Cox
 from daskml_dist.solvers import forest_joint_growth
 
 rng = np.random.default_rng(0)
@@ -31,6 +32,8 @@ CLASS = np.digitize(Y, [-0.5, 0.5])
 X[rng.random(X.shape) < 0.03] = np.nan
 WEIGHT = 3 * rng.random(len(X))
 X[::3, 5] = 0.0  # a heavy value, which leaves edges to spare
+#: Times until an event, negative where none was seen; many are equal, and lie on several workers.
+TIME = np.where(rng.random(len(X)) < 0.7, 1, -1) * np.ceil(4 * np.exp(SIGNAL / 2)) / 4
 
 BOOSTING: dict[str, Any] = {"max_iter": 8, "max_features": 0.7, "random_state": 0}
 FOREST: dict[str, Any] = {"n_estimators": 7, "random_state": 0}
@@ -54,6 +57,25 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
             subsample=0.6, drop_rate=0.5, grow_policy="depthwise", early_stopping=True, **BOOSTING
         ),
         Y, WEIGHT,
+    ),
+    "boosting, failure times": (
+        HistGradientBoostingRegressor(
+            AFT("logistic", 0.5), subsample=0.6, colsample_bytree=0.8, drop_rate=0.3,
+            early_stopping=True, **BOOSTING
+        ),
+        TIME, WEIGHT,
+    ),
+    "boosting, hazards": (
+        HistGradientBoostingRegressor(
+            Cox(), sampling_method="goss", colsample_bylevel=0.8, early_stopping=True, **BOOSTING
+        ),
+        TIME, None,
+    ),
+    "boosting, hazards, dropout": (
+        HistGradientBoostingRegressor(
+            Cox(), subsample=0.6, drop_rate=0.5, early_stopping=True, **BOOSTING
+        ),
+        TIME, WEIGHT,
     ),
     "forest, classes": (
         RandomForestClassifier(class_weight="balanced_subsample", **FOREST),

@@ -10,17 +10,43 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from sklearn.base import clone
 
 from daskml_dist import Run
-from daskml_dist.ensemble import HistGradientBoostingClassifier
+from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from daskml_dist.losses import AFT, Cox
 from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(6_000, 6))
-Y = np.digitize(X[:, 0] + X[:, 1] * X[:, 2], [-0.5, 0.5])
+SIGNAL = X[:, 0] + X[:, 1] * X[:, 2]
+Y = np.digitize(SIGNAL, [-0.5, 0.5])
+#: Times until an event, negative where none was seen.
+TIME = np.where(rng.random(len(X)) < 0.7, 1, -1) * np.ceil(4 * np.exp(SIGNAL / 2)) / 4
+
+GIVEN: dict[str, Any] = {
+    "max_iter": 10, "random_state": 0, "early_stopping": True, "max_features": 0.7
+}  # fmt: skip
+#: Models, their targets, and the number of the sum of an iteration before which one is killed: of
+#: three classes in the second tree, else in the only one.
+MODELS: dict[str, tuple[Any, Any, int]] = {
+    "classes": (HistGradientBoostingClassifier(**GIVEN), Y, 12),
+    "failure times": (
+        HistGradientBoostingRegressor(AFT("normal", 0.5), subsample=0.6, drop_rate=0.3, **GIVEN),
+        TIME, 4,
+    ),
+    "hazards": (
+        HistGradientBoostingRegressor(
+            Cox(), sampling_method="goss", colsample_bytree=0.8, **GIVEN
+        ),
+        TIME, 4,
+    ),
+}  # fmt: skip
 
 
-def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> GradientBoostingSolver:
+def killing(
+    solver: GradientBoostingSolver, folder: Path, at: list[int], n_sums: int
+) -> GradientBoostingSolver:
     """A solver one of whose processes kills itself in some of its iterations, once in each."""
 
     class Killed:
@@ -40,7 +66,7 @@ def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> Grad
 
             self._sums += 1
             mark = folder / f"killed {self._n_iter}"
-            if self._n_iter in at and self._sums == 12 and 1 in self._rows.lanes:
+            if self._n_iter in at and self._sums == n_sums and 1 in self._rows.lanes:
                 if not mark.exists():
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -54,26 +80,32 @@ def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> Grad
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [[0], [5], [2, 7]], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        ("classes", [0]), ("classes", [5]), ("classes", [2, 7]),
+        ("failure times", [0, 4]), ("hazards", [0, 4]),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_kill_in_mid_tree_changes_nothing(
-    crew: LocalCluster, tmp_path: Path, at: list[int], monkeypatch: pytest.MonkeyPatch
+    crew: LocalCluster, tmp_path: Path, kind: str, at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lazy, labels = da.from_array(X, chunks=(700, 6)), da.from_array(Y, chunks=700)
-    model = HistGradientBoostingClassifier(
-        max_iter=10, random_state=0, early_stopping=True, max_features=0.7, run=Run(n_lanes=3)
-    )
+    model, y, n_sums = MODELS[kind]
+    model = clone(model).set_params(run=Run(n_lanes=3))
+    lazy, labels = da.from_array(X, chunks=(700, 6)), da.from_array(y, chunks=700)
     with Client(crew) as client:
         client.wait_for_workers(3)
         model.fit(lazy, labels)
         calm = {name: a.tobytes() for name, a in model._trees.packed().items()}
         scores = model.validation_score_
-        problem = HistGradientBoostingClassifier._problem
+        problem = type(model)._problem
 
         def struck(self: Any, rows: Any) -> Any:
             of_rows, solver = problem(self, rows)
-            return of_rows, killing(solver, tmp_path, at)
+            return of_rows, killing(solver, tmp_path, at, n_sums)
 
-        monkeypatch.setattr(HistGradientBoostingClassifier, "_problem", struck)
+        monkeypatch.setattr(type(model), "_problem", struck)
         model.fit(lazy, labels)
     assert len(list(tmp_path.iterdir())) == len(at)
     assert model.history_.extra["generations"]

@@ -18,6 +18,8 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.losses import AFT, Cox
 from daskml_dist.metrics import concordance_index
 from daskml_dist.model_selection import cross_val_score
+from daskml_dist.models.bins import draw_by_hash
+from daskml_dist.solvers.row_sampling import draw_rows, make_key
 
 rng = np.random.default_rng(0)
 N = 900
@@ -55,6 +57,55 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, loss: Any) -> N
         lazy = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (Y, WEIGHT, X)]
         found = fit(loss, *lazy, **{**given, "run": Run(n_lanes=n_lanes)})
         assert bits(found) == alone, (n, n_lanes)
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        {"subsample": 0.5, "colsample_bytree": 0.8, "colsample_bylevel": 0.7},
+        {"sampling_method": "goss", "other_rate": 0.2, "drop_rate": 0.5},
+    ],
+    ids=["subsample", "goss and dart"],
+)
+@pytest.mark.parametrize("loss", [AFT("normal", SCALE), Cox()], ids=["normal", "cox"])
+def test_samples_are_the_same_for_any_chunks_and_lanes(
+    client: Client, loss: Any, draws: dict[str, Any]
+) -> None:
+    given = {"early_stopping": True, **draws}
+    alone = bits(fit(loss, Y, WEIGHT, run=Run(n_lanes=1), **given))
+    assert alone != bits(fit(loss, Y, WEIGHT, early_stopping=True))
+    for n, run in ((250, Run()), (177, Run(n_lanes=5)), (250, Run(memory_budget="40 kB"))):
+        lazy = [da.from_array(a, chunks=(n, *a.shape[1:])) for a in (Y, WEIGHT, X)]
+        assert bits(fit(loss, *lazy, run=run, **given)) == alone, n
+    warm = fit(loss, Y, WEIGHT, warm_start=True, **{**given, "max_iter": 2})
+    assert bits(warm.set_params(max_iter=GIVEN["max_iter"]).fit(X, Y, WEIGHT)) == alone
+
+
+@pytest.mark.parametrize("draws", [{"subsample": 0.5}, {"sampling_method": "goss"}], ids=str)
+def test_gradients_of_hazards_are_of_all_rows(draws: dict[str, Any]) -> None:
+    """Who is at risk does not depend on the draw: a stump of a sample has the gradients of all."""
+    group = (X[:, :1] > 0).astype(float)
+    given = {"max_iter": 1, "learning_rate": 1.0, "min_samples_leaf": 1, "run": Run(n_lanes=1)}
+    model = fit(Cox(), X=group, **given, **draws)
+    _, g, h = Cox().value_gradient_hessian(Y, np.zeros(N))
+    salt = (draw_by_hash(np.arange(N)) >> np.uint64(32)).astype(np.uint32)
+    drawn = draw_rows(salt, make_key(model._seed, 11, 0)) / 2.0**32
+    times = np.ones(N)
+    if "subsample" in draws:
+        used = drawn < 0.5
+    else:
+        n_top = int(0.2 * N)
+        ties = draw_rows(salt, make_key(model._seed, 12, 0))
+        is_top = np.zeros(N, bool)
+        is_top[np.lexsort((ties, np.abs(g.astype(np.float32))))[N - n_top :]] = True
+        share = 0.1 * N / (N - n_top)
+        used = is_top | (drawn < share)
+        times = np.where(is_top, 1.0, 1 / share)
+    for value in (0.0, 1.0):
+        own = used & (group[:, 0] == value)
+        step = -(g * times)[own].sum() / (h * times)[own].sum()
+        found = np.log(model.predict(np.array([[value]]))[0])
+        assert found == pytest.approx(step, rel=1e-4)
 
 
 @every
