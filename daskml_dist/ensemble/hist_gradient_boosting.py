@@ -672,8 +672,9 @@ class BaseBoosting(BaseRounds):
         ------
         NotFittedError, InvalidDataError
         """
+        X = self._read_features(X)
         return map_rows(
-            TreeLeaves(self._trees), self._read_features(X), dtype=np.int64,
+            TreeLeaves(self._trees), X, dtype=np.int64,
             n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ in memory or of Dask, of which nothing is read but where its types do not tell w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -32,6 +32,7 @@ from daskml_dist.data.field_hashing import (
     make_empty_rows,
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.plain_rows import RowsPlaceholder
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_holds_rows, check_rows, find_row_shape
 from daskml_dist.diagnostics.operation_progress import report_reading
@@ -138,6 +139,26 @@ def holds_floats_alone(X: Any) -> bool:
 def is_hashed(X: Any) -> bool:
     """Return whether X is a sparse matrix over the virtual columns already."""
     return bool(getattr(X, "shape", ())[1:] == (N_COLUMNS,))
+
+
+def hash_table(
+    X: Any, fields: TableFields | None, select: Callable[[Any, TableFields], Any]
+) -> Any:
+    """Return the rows of a table as entries of its fields' ids; all other rows as they are.
+
+    Parameters
+    ----------
+    X : DataFrame or array-like
+    fields : TableFields or None
+        Those of the fit; None where it was not to a table.
+    select : callable
+        Returns the columns of the fit of a table, or raises if it lacks some.
+    """
+    if fields is None or is_hashed(X):
+        return X
+    if isinstance(X, RowsPlaceholder):
+        raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
+    return fields.hash_rows(select(X, fields))
 
 
 def as_table(X: Any, n_columns: float = np.nan) -> Any:

@@ -31,10 +31,10 @@ from daskml_dist.errors import (
 )
 from daskml_dist.estimators.classifier import BaseClassifier, partial_fit
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.estimators.hashed_tables import BaseTableReader
 from daskml_dist.inference.table_fields import (
     TableFields,
     as_table,
+    hash_table,
     holds_floats_alone,
 )
 from daskml_dist.losses import get_loss
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _RUN_UNUSED = {"shard", "compute_dtype"}
 
 
-class BaseEmbeddings(BaseTableReader, BaseSteps):
+class BaseEmbeddings(BaseSteps):
     """Base class of models over ids: a weight and a vector for each, made when it first comes."""
 
     _needs_target = True
@@ -248,6 +248,16 @@ class BaseEmbeddings(BaseTableReader, BaseSteps):
     @property
     def _row_shape(self) -> tuple[int, ...]:
         return super()._row_shape if self._fields is None else (N_COLUMNS,)
+
+    def _hash_table(self, X: Any) -> Any:
+        """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
+        return hash_table(X, self._fields, self._select_table)
+
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._align_inputs(self._hash_table(X), y, sample_weight)
+
+    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *given, **options)
 
     def _select_table(self, X: Any, fields: TableFields) -> Any:
         X = as_table(X, len(fields.names))

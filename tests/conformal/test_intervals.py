@@ -536,7 +536,7 @@ def test_a_fit_that_fails_leaves_nothing_to_predict_by() -> None:
 def test_the_middle_of_two_quantiles_is_lazy_too() -> None:
     pair = tuple(QuantileRegressor(quantile=q, alpha=0) for q in (0.1, 0.9))
     model = ConformalizedQuantileRegressor(pair, alpha=0.2, random_state=0).fit(X, Y)
-    found = model.predict(lazy(NEW))
+    found = model.predict(lazy(NEW, (20, 30)))
     assert isinstance(found, da.Array)
     assert_allclose(found, model.predict(NEW))
 

@@ -295,7 +295,7 @@ def test_a_background_without_a_known_length_is_not_gathered() -> None:
     for background in (rows, unknown, unknown.to_dask_dataframe(columns=None)):
         with pytest.raises(InvalidParameterError, match="a few hundred rows"):
             shap_values(model, X, background=background)
-    with pytest.raises(InvalidDataError, match="the background is empty"):
+    with pytest.raises(InvalidDataError, match="0 sample"):
         shap_values(model, X, background=X[:0])
 
 

@@ -23,8 +23,7 @@ from daskml_dist.data.computing import use_client
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.estimators.hashed_tables import BaseTableReader
-from daskml_dist.inference.table_fields import TableFields
+from daskml_dist.inference.table_fields import TableFields, hash_table
 from daskml_dist.models.torch_modules.flat import (
     flatten_parameters,
     lay_out_parameters,
@@ -83,7 +82,7 @@ _TRIAL_ROWS = 4
 _PREFIXES = ("module__", "criterion__")
 
 
-class BaseTorch(BaseTableReader, BaseNetwork):
+class BaseTorch(BaseNetwork):
     """Base class of estimators over a module of torch.
 
     A subclass gives the default criterion.
@@ -225,6 +224,16 @@ class BaseTorch(BaseTableReader, BaseNetwork):
             return None
         missing = "error" if self._growing is None else self._growing.missing
         return fields_of_fit(known["fields_"], known["kinds_"], missing, self.dtype)
+
+    def _hash_table(self, X: Any) -> Any:
+        """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
+        return hash_table(X, self._fields, self._select_table)
+
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return super()._align_inputs(self._hash_table(X), y, sample_weight)
+
+    def _map_rows(self, function: Any, X: Any, *given: Any, **options: Any) -> Any:
+        return super()._map_rows(function, self._hash_table(X), *given, **options)
 
     def _select_table(self, X: Any, fields: TableFields) -> Any:
         return select_table(X, fields.names)
