@@ -23,7 +23,7 @@ EVERY, ABSENT = 64, 8
 FAULT_EVERY = 1800 / 62
 #: Seconds of a calm fit, of one under faults, and of the policy that is to bear them: as long as
 #: that experiment.
-CALM, STRUCK, LONG = 40.0, 60.0, 1800.0
+CALM, STRUCK, LONG = 60.0, 60.0, 1800.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
@@ -44,22 +44,27 @@ def run(tiny: bool = False) -> str:
         if tiny and i:
             break
         seconds = 4.0 if tiny else STRUCK if i else LONG
+        # A machine shared with others is faster at some minutes than at others: calm fits come both
+        # before and after the long one.
         calm = _fit(policy, 4.0 if tiny else CALM, faults=False, tiny=tiny)
         struck = _fit(policy, seconds, faults=True, tiny=tiny)
+        after = _fit(policy, 4.0 if tiny else CALM, faults=False, tiny=tiny)
+        calm_rate = (calm.rate + after.rate) / 2
         # A pass closes at other times under faults: what a user waits for is a loss by the clock.
         n = sum(at <= calm.closed[-1] for at in struck.closed)
         rows.append([
             name,
             f"{seconds:,.0f}",
-            f"{calm.rate:,.0f}",
+            f"{calm.rate:,.0f}, {after.rate:,.0f}",
             f"{struck.rate:,.0f}",
-            f"{struck.rate / calm.rate:.1%}",
+            f"{struck.rate / calm_rate:.1%}",
             f"{struck.kills} + {struck.stops}",
             struck.generations,
             f"{struck.losses[n - 1] / calm.losses[-1] - 1:+.2%}",
         ])  # fmt: skip
     columns = [
-        "policy", "seconds of faults", "rows/s, calm", "rows/s, under faults", "kept",
+        "policy", "seconds of faults", "rows/s, calm, before and after", "rows/s, under faults",
+        "kept",
         "kills + stops", "generations", "loss after as long as the calm fit",
     ]  # fmt: skip
     title = (
