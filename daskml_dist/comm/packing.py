@@ -292,8 +292,12 @@ class MessageBounds:
 
     @property
     def most_array(self) -> int:
-        """Return the most bytes of an array of a control call: one number for each parameter."""
-        return 8 * self.most_rows * self.width + _SMALL_MESSAGE_BYTES
+        """Return the most bytes of an array of a control call.
+
+        One number for each parameter; or, however small the model, the sums of all passes that are
+        open, of which there may be as many as records in a text.
+        """
+        return max(8 * self.most_rows * self.width + _SMALL_MESSAGE_BYTES, self.most_text)
 
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:

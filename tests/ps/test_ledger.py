@@ -8,11 +8,23 @@ import time
 
 import numpy as np
 
-from daskml_dist.comm.packing import join_object, name_classes, split_object
+from daskml_dist.comm.packing import MessageBounds, join_object, name_classes, split_object
+from daskml_dist.comm.wire import FrameReader, encode_call
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps.ledger import LEDGER_PARTS, PassLedger, PassReport, PassStoppingRule
 from daskml_dist.ps.messages import CallPayload, ServerStatus
 from daskml_dist.ps.server import ShardServer
+
+
+class ByteSource:
+    """Source of the bytes of frames, as a socket is."""
+
+    def __init__(self, sent: bytes) -> None:
+        self._left = memoryview(sent)
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill a buffer with the next bytes."""
+        buffer[:], self._left = self._left[: len(buffer)], self._left[len(buffer) :]
 
 
 def _server(max_iter: int = 100) -> tuple[ShardServer, PassLedger]:
@@ -113,6 +125,19 @@ def test_the_snapshot_of_many_open_passes_is_a_few_arrays() -> None:
             assert one[name] == restored[name]
     assert (one["rows"], one["steps"], one["bytes_pushed"]) == (32 * 4 + 8, 32 * 2 + 1, 32 * 3)
     assert one["loss"] == (32 + 2) / (32 * 4 + 8)
+
+
+def test_a_lane_may_be_any_number_of_passes_behind_however_small_the_model() -> None:
+    """A snapshot of 20,000 open passes fits into a message of a fit of three parameters."""
+    ledger = PassLedger([0, 1], PassStoppingRule(10**6, tol=None), lockstep=False, score=np.sum)
+    for number in range(1, 20_001):
+        ledger.report(number, PassReport([1], 1.0, 4.0, 2, validation=[1.0, 2.0]))
+    sent = b"".join(map(bytes, encode_call({"snapshot": ledger.snapshot()})))
+    bounds = MessageBounds("float32", n_rows=3, width=1, n_lanes=2)
+    received = FrameReader(ByteSource(sent), bounds).read()
+    assert isinstance(received, dict)
+    ledger.restore(received["snapshot"])
+    assert ledger.partial_rows == 20_000 * 4
 
 
 def test_a_lane_that_went_back_makes_the_rest_of_a_fit_that_has_ended() -> None:
