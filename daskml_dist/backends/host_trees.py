@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.trees import (
+    VECTOR,
     LeafPartition,
     SplitFacts,
     SplitLeaf,
@@ -50,6 +51,9 @@ class HostTrees:
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, one after the other."""
+        if scales.ndim == 2:
+            self._find_best_vector_splits(leaves, first, facts, scales, told)
+            return
         from daskml_dist.backends.tree_kernels import compiled_search
 
         best_split = compiled_search(bool(facts.categorical.any()))
@@ -63,6 +67,22 @@ class HostTrees:
                 own[8:].view(np.uint64),
             )  # fmt: skip
             own[:1].view(np.float64)[0] = gain
+
+    def _find_best_vector_splits(
+        self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
+        scales: NDArray[np.float64], told: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Find the best split of leaves of several outputs, which share it."""
+        from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
+
+        best_split = compiled_vector_search(bool(facts.categorical.any()))
+        limits = np.array([facts.l2, facts.least_hessian, facts.least_rows])
+        for leaf, own in zip(leaves, told, strict=True):
+            own[:1].view(np.float64)[0] = best_split(
+                leaf.hist, first, facts.counts, facts.missing, facts.categorical, leaf.allowed,
+                leaf.totals, scales, np.array(leaf.value), limits, own[1:-4],
+                own[-4:].view(np.uint64),
+            )  # fmt: skip
 
 
 class HostRows:
@@ -180,6 +200,13 @@ class HostRows:
         )  # fmt: skip
         return int(squares), int(sums)
 
+    def pack_vectors(self, g_scales: NDArray[np.float64], h_scales: NDArray[np.float64]) -> None:
+        """Round the gradients of all outputs to whole numbers."""
+        from daskml_dist.backends.vector_tree_kernels import round_gradients
+
+        extra = self._binned.extra
+        round_gradients(*extra["given"], g_scales, h_scales, extra["packed"])
+
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
         """Have trees grow on some rows alone."""
         extra = self._binned.extra
@@ -205,7 +232,7 @@ class HostRows:
         self.order_rows()
         # Few rows, or some of all: the partitioning loop, with a split that sends all left, is
         # compiled anyway.
-        if binned.n <= _MAX_ROWS_IN_NUMPY or len(self._order):
+        if mode == VECTOR or binned.n <= _MAX_ROWS_IN_NUMPY or len(self._order):
             everywhere = LeafPartition(0, _ALL_LEFT, slice(0, self.n_chosen), 0)
             return self.partition_leaves([everywhere], mode, output)[0]
         from daskml_dist.backends.tree_kernels import sum_all_rows
@@ -219,15 +246,23 @@ class HostRows:
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Array, list[int]]:
         """Partition the rows of some leaves; return histograms and where right children begin."""
-        from daskml_dist.backends.tree_kernels import partition_and_sum
-
         binned, extra = self._binned, self._binned.extra
         hist = self._allocate_histograms(sum(part.side >= 0 for part in parts))
         tasks = np.array([(p.feature, p.at.start, p.at.stop, p.side) for p in parts])
+        tables = np.stack([part.table for part in parts])
+        if mode == VECTOR:
+            from daskml_dist.backends.vector_tree_kernels import partition_and_sum_vectors
+
+            partition_and_sum_vectors(
+                binned.columns, binned.rows, extra["packed"], extra["index"], extra["spare"],
+                tasks, tables, hist,
+            )  # fmt: skip
+            return hist, tasks[:, 1].tolist()
+        from daskml_dist.backends.tree_kernels import partition_and_sum
+
         partition_and_sum(
             mode, binned.columns, binned.rows, extra["packed"][output], extra["index"],
-            extra["spare"], tasks, np.stack([part.table for part in parts]), self._one,
-            self._two, hist,
+            extra["spare"], tasks, tables, self._one, self._two, hist,
         )  # fmt: skip
         return hist, tasks[:, 1].tolist()
 

@@ -51,8 +51,21 @@ Array = NDArray[Any]
 _ROWS_AT_ONCE = 15_000
 #: Ways in which gradients and hessians are packed to whole numbers: hessians are all 1 and left
 #: out; all digits; rounded to 12 bits, up or down by a draw whose mean is the number (stochastic
-#: rounding), so that sums of many are right.
-CONSTANT, EXACT, ROUNDED = 0, 1, 2
+#: rounding), so that sums of many are right. Last, of trees whose leaves are vectors: all digits of
+#: all outputs, which are not packed but lie behind each other.
+CONSTANT, EXACT, ROUNDED, VECTOR = 0, 1, 2, 3
+#: Channels of a histogram of several outputs are a multiple of this number: 256 bits of int64, a
+#: register of AVX2.
+_VECTOR_CHANNELS = 4
+
+
+def count_channels(n_outputs: int, constant: bool) -> int:
+    """Return the channels of a histogram: gradients, hessians unless all are 1, and rows.
+
+    Of several outputs those of zeros follow, up to the end of a vector register.
+    """
+    n = (n_outputs if constant else 2 * n_outputs) + 1
+    return n if n_outputs == 1 else -(-n // _VECTOR_CHANNELS) * _VECTOR_CHANNELS
 
 
 @dataclass(eq=False, slots=True)
@@ -90,16 +103,18 @@ class SplitLeaf:
         Of the first of some features on; where a device keeps it, or NumPy's.
     allowed : ndarray of uint8 of shape (n_features,)
         Whether it may be split by a feature.
-    totals : ndarray of int64 of shape (3,)
+    totals : ndarray of int64 of shape (2 * n_outputs + 1,)
         Sums of gradients, hessians and rows.
-    value, low, high : float
-        What it answers, and bounds of what its children may.
+    value : float, or list of float of several outputs
+        What it answers.
+    low, high : float
+        Bounds of what its children may answer.
     """
 
     hist: Any
     allowed: NDArray[np.uint8]
     totals: NDArray[np.int64]
-    value: float
+    value: Any
     low: float
     high: float
 
@@ -170,6 +185,12 @@ class TreeRows(Protocol):
     ) -> tuple[int, int]:
         """Pack the gradients of an output as whole numbers; see `tree_kernels.pack_gradients`."""
 
+    def pack_vectors(self, g_scales: NDArray[np.float64], h_scales: NDArray[np.float64]) -> None:
+        """Round the gradients of all outputs to whole numbers, for trees of vectors.
+
+        CPUs alone grow these.
+        """
+
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
         """Have trees grow on some rows alone, by a mask of each of `binned_rows`."""
 
@@ -181,7 +202,7 @@ class TreeRows(Protocol):
 
         Returns
         -------
-        array of int64 of shape (n_features, 1, n_bins, 2 or 3)
+        array of int64 of shape (n_features, 1, n_bins, n_channels)
             Where the device keeps it; good until the next call.
         """
 
@@ -192,7 +213,7 @@ class TreeRows(Protocol):
 
         Returns
         -------
-        array of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
+        array of int64 of shape (n_features, n_asked, n_bins, n_channels)
             Histograms of the sides that are asked for; good until the next call.
         list of int
             Where the rows of the right children begin.
@@ -265,9 +286,9 @@ class TreeDevice(Protocol):
         first : int
             Number of the first feature that their histograms have.
         facts : SplitFacts
-        scales : ndarray of float64 of shape (2,)
+        scales : ndarray of float64 of shape (2,), or (2, n_outputs) of several outputs
             What a unit of gradients, and of hessians, is.
-        told : ndarray of int64 of shape (n_leaves, 12)
+        told : ndarray of int64 of shape (n_leaves, 10 + 2 * n_outputs)
             Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
             `tree_kernels.find_best_split` found, categories that go left.
         """

@@ -203,8 +203,9 @@ def resolve_monotonic_cst(
     # one tree makes them monotonic.
     if n_outputs > 1:
         raise InvalidParameterError(
-            "monotonic constraints are not supported for multiclass classification. Leave "
-            "monotonic_cst out, or fit a classifier a class."
+            "monotonic constraints are not supported for multiclass classification, or for several "
+            "targets in one tree. Leave monotonic_cst out, or fit a classifier a class (for "
+            'targets: multi_strategy="one_output_per_tree").'
         )
     if isinstance(given, dict):
         return _resolve_cst_by_name(estimator, given, n_features)

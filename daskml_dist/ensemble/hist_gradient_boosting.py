@@ -123,6 +123,9 @@ class BaseBoosting(BaseRounds):
     grow_policy : {"lossguide", "depthwise"}, default="lossguide"
         The leaf of the largest gain is split first; or all of a level before any of the next one,
         those of the largest gains first.
+    multi_strategy : {"one_output_per_tree", "multi_output_tree"}, default="one_output_per_tree"
+        Of several classes or targets an iteration grows a tree for each; or one tree, in whose
+        leaves each has a value, by gains that are summed over them (vector leaves).
     min_samples_leaf : int, default=20
         Fewest rows of a leaf.
     l2_regularization : float, default=0.0
@@ -178,7 +181,7 @@ class BaseBoosting(BaseRounds):
     n_iter_ : int
         Number of iterations made.
     n_trees_per_iteration_ : int
-        Number of trees of an iteration: 1, or 1 for each of several classes.
+        Number of trees of an iteration: 1, or 1 for each of several classes or targets.
     do_early_stopping_ : bool
     is_categorical_ : ndarray of bool of shape (n_features,), or None
         Mask of the categorical features; None where there are none.
@@ -193,6 +196,8 @@ class BaseBoosting(BaseRounds):
     max_leaf_nodes: int | None
     max_depth: int | None
     grow_policy: str
+    #: A ranker has one output.
+    multi_strategy: str = "one_output_per_tree"
     min_samples_leaf: int
     l2_regularization: float
     subsample: float
@@ -416,6 +421,9 @@ class BaseBoosting(BaseRounds):
         check_count("min_samples_leaf", p["min_samples_leaf"])
         check_number("l2_regularization", p["l2_regularization"])
         check_one_of("grow_policy", p["grow_policy"], ("lossguide", "depthwise"))
+        check_one_of(
+            "multi_strategy", self.multi_strategy, ("one_output_per_tree", "multi_output_tree")
+        )
         for name in ("max_features", "subsample", "colsample_bytree", "colsample_bylevel"):
             check_number(name, p[name], lambda v: 0 < v <= 1, "of (0, 1]")
         self._check_sampling(p)
@@ -519,8 +527,13 @@ class BaseBoosting(BaseRounds):
         """Return the model, which holds binned rows, and the solver of a fit."""
         p, d = self._params(), rows.summary.n_features
         loss = self._make_boosting_loss(rows)
-        growth = self._make_growth_params(d, loss.n_outputs)
-        begin = self._resume_state(loss, rows)  # None: a new ensemble
+        has_vectors = self.multi_strategy == "multi_output_tree" and loss.n_outputs > 1
+        if has_vectors:
+            self._check_vector_leaves()
+        # Trees of one target each are apart: what holds for one of them holds for its prediction.
+        is_apart = rows.classes is None and not has_vectors
+        growth = self._make_growth_params(d, 1 if is_apart else loss.n_outputs)
+        begin = self._resume_state(loss, rows, has_vectors)  # None: a new ensemble
         if begin is None:
             # A warm start keeps the seed, by which the same rows are held out again.
             self._seed = seed_of(self.random_state)
@@ -539,10 +552,27 @@ class BaseBoosting(BaseRounds):
             begin=begin,
             sampling=self._make_sampling(loss),
             dropout=self._make_dropout(),
+            vector_leaves=has_vectors,
         )
         return TreeRowsModel(d, joins_bounds=isinstance(self._survival_loss, AFT)), solver
 
-    def _resume_state(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
+    def _check_vector_leaves(self) -> None:
+        """Raise for parameters that trees of several outputs do not have."""
+        p, remedy = self._params(), 'multi_strategy="one_output_per_tree"'
+        if p["drop_rate"]:
+            raise InvalidParameterError(
+                f"drop_rate={p['drop_rate']!r} with multi_strategy='multi_output_tree': trees of "
+                f"several outputs are not dropped. Set drop_rate=0.0, or {remedy}."
+            )
+        if p["device"] == "gpu":
+            raise InvalidParameterError(
+                'device="gpu" with multi_strategy="multi_output_tree": CPUs alone grow trees of '
+                f'several outputs. Use device="cpu" or "auto", or {remedy}.'
+            )
+
+    def _resume_state(
+        self, loss: BoostLoss, rows: DatasetInfo, has_vectors: bool
+    ) -> dict[str, NDArray[Any]] | None:
         """Return the state of the last fit where this one continues it (`warm_start`)."""
         if not self._continues_last_fit:
             return None
@@ -554,12 +584,18 @@ class BaseBoosting(BaseRounds):
             )
         # One tree per class and iteration: other classes would need other trees.
         known = vars(self).get("classes_", np.empty(0))
-        if trees.n_per_iteration != loss.n_outputs or (
+        if len(self._baseline) != loss.n_outputs or (
             rows.classes is not None and not np.array_equal(known, rows.classes)
         ):
+            what = "targets" if rows.classes is None else "classes"
             raise InvalidDataError(
-                "warm_start=True goes on with the classes of the fit before, and y has others. "
+                f"warm_start=True goes on with the {what} of the fit before, and y has others. "
                 "Set warm_start=False."
+            )
+        if (trees.n_per_iteration != loss.n_outputs) != has_vectors:
+            raise InvalidParameterError(
+                f"multi_strategy={self.multi_strategy!r} with warm_start=True: the fit before had "
+                "the other one. Leave it as it was, or set warm_start=False."
             )
         # Scores by another scorer cannot be compared with the new ones.
         is_same_score = self._scored_by == self._stop_scoring
@@ -649,7 +685,7 @@ class BaseBoosting(BaseRounds):
 
     @property
     def n_trees_per_iteration_(self) -> int:
-        """Number of trees of an iteration: 1, or 1 for each class."""
+        """Number of trees of an iteration: 1, or 1 for each class or target."""
         self._check_fitted()
         return self._trees.n_per_iteration
 
@@ -665,8 +701,8 @@ class BaseBoosting(BaseRounds):
         Returns
         -------
         ndarray or lazy dask Array of int64 of shape (n_rows, n_trees)
-            Trees in the order in which they were grown; trees of the classes of one iteration are
-            consecutive.
+            Trees in the order in which they were grown; trees of the classes or targets of one
+            iteration are consecutive.
 
         Raises
         ------
@@ -710,7 +746,8 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
 
     Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
     are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
-    are scikit-learn's. With more than two classes an iteration grows a tree for each.
+    are scikit-learn's. With more than two classes an iteration grows a tree for each, or one for
+    all (`multi_strategy`).
 
     Parameters
     ----------
@@ -758,6 +795,8 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         grow_policy: str = "lossguide",
+        # Of several outputs, a tree for each or one with a value of each in its leaves.
+        multi_strategy: str = "one_output_per_tree",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
         # Rows that an iteration sees, and features that a tree, a level and a node see.
@@ -797,6 +836,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         self.max_leaf_nodes = max_leaf_nodes
         self.max_depth = max_depth
         self.grow_policy = grow_policy
+        self.multi_strategy = multi_strategy
         self.min_samples_leaf = min_samples_leaf
         self.l2_regularization = l2_regularization
         self.subsample = subsample
@@ -930,7 +970,8 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
     are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
-    are scikit-learn's.
+    are scikit-learn's. y may have several columns: an iteration grows a tree for each, or one for
+    all (`multi_strategy`).
 
     Parameters
     ----------
@@ -982,6 +1023,8 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         grow_policy: str = "lossguide",
+        # Of several outputs, a tree for each or one with a value of each in its leaves.
+        multi_strategy: str = "one_output_per_tree",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
         # Rows that an iteration sees, and features that a tree, a level and a node see.
@@ -1021,6 +1064,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         self.max_leaf_nodes = max_leaf_nodes
         self.max_depth = max_depth
         self.grow_policy = grow_policy
+        self.multi_strategy = multi_strategy
         self.min_samples_leaf = min_samples_leaf
         self.l2_regularization = l2_regularization
         self.subsample = subsample
@@ -1081,16 +1125,36 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         loss, summary = self._find_loss(), rows.summary
         # Of each block the least and the largest target: domains are ranges.
         loss.check_target(summary.target_range)
-        if isinstance(loss, Poisson) and summary.target_mean <= 0:
+        if isinstance(loss, Poisson) and summary.targets.mean.min() <= 0:
+            which = "of a column of y" if summary.n_targets else "y"
             raise InvalidDataError(
-                "All targets y are 0, and the loss 'poisson' takes the logarithm of their mean. "
-                "Give some that are positive, or use another loss."
+                f"All targets {which} are 0, and the loss 'poisson' takes the logarithm of their "
+                "mean. Give some that are positive, or use another loss."
             )
         if isinstance(loss, AFT | Cox):
             loss.check_events(summary.targets.mean)
-        return CoxBoostLoss(loss) if isinstance(loss, Cox) else RowBoostLoss(loss)
+            return CoxBoostLoss(loss) if isinstance(loss, Cox) else RowBoostLoss(loss)
+        n_targets = summary.n_targets or 1
+        if n_targets > 1:
+            self._check_several_targets(loss, n_targets)
+        return RowBoostLoss(loss, n_targets)
+
+    def _check_several_targets(self, loss: Loss, n_targets: int) -> None:
+        """Raise for a loss, or a device, that takes one target alone."""
+        if loss.tree_kernel is None or loss.leaf_quantile is not None:
+            raise InvalidParameterError(
+                f"y has {n_targets} columns, and loss={self.loss!r} of boosting takes one. Take "
+                'loss="squared_error", "poisson" or "gamma", or fit a model for each column '
+                "(sklearn.multioutput.MultiOutputRegressor)."
+            )
+        if self.device == "gpu":
+            raise InvalidParameterError(
+                f'y has {n_targets} columns, and boosting with device="gpu" takes one. Use '
+                'device="cpu" or "auto".'
+            )
 
     _needs_target = True
+    _multi_output = True
     score = score_r2
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -1106,10 +1170,13 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
         Returns
         -------
-        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        ndarray or lazy dask Array of float64 of shape (n_rows,), or (n_rows, n_targets)
         """
         self._check_fitted(X)
-        return self._map_raw_predictions(write_in_place(self._inverse_link()), X, np.float64, None)
+        n = len(self._baseline)
+        return self._map_raw_predictions(
+            write_in_place(self._inverse_link()), X, np.float64, n if n > 1 else None
+        )
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Yield the predicted targets after each iteration.
@@ -1120,7 +1187,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
         Yields
         ------
-        ndarray or lazy dask Array of float64 of shape (n_rows,)
+        ndarray or lazy dask Array of float64 of shape (n_rows,), or (n_rows, n_targets)
         """
         self._check_fitted(X)
         for stage in self._iterate_stages():

@@ -70,7 +70,7 @@ class ExplainedTrees:
         """Return what the raw predictions of boosting or of a forest are made of."""
         trees = raw.trees
         if isinstance(raw, RawTrees):
-            value = np.ascontiguousarray(trees.nodes.value[:, :1])
+            value = np.ascontiguousarray(trees.nodes.value)
             # Weights of boosting are Hessians: rows are counted.
             return cls(trees, value, raw.baseline, trees.nodes.count.astype(np.float64))
         value = np.ascontiguousarray(trees.nodes.value / len(trees))

@@ -115,7 +115,8 @@ class Trees:
     nodes : Tree
         All nodes; `left` and `category` are indices in the whole ensemble.
     n_per_iteration : int
-        Trees of one iteration of boosting, one for each column of the raw predictions.
+        Trees of one iteration of boosting: one for each column of the raw predictions, or one whose
+        leaves have a value for each.
     bins : Bins
     """
 
@@ -275,6 +276,11 @@ class RawTrees:
 
         X = np.ascontiguousarray(X)
         n, d = X.shape
+        if self.trees.nodes.value.shape[1] > 1:
+            run_over_threads(
+                lambda at: self._add_vectors(X[at], first, last, out[at]), n, _ROWS_A_THREAD
+            )
+            return
         many = n >= _MIN_MASKED_ROWS and d <= _FEATURES_A_TREE * (last - first)
         masked = many and self._word is not None and _walk_counter.add(n * (last - first))
         add = self._add_masked if masked else self._add_walked
@@ -288,6 +294,19 @@ class RawTrees:
             number_categories(self.trees, X), self.trees.roots, first, last,
             self.trees.n_per_iteration, nodes.feature, nodes.threshold, nodes.left,
             nodes.missing_left, nodes.category, nodes.bitsets, self._values, out,
+        )  # fmt: skip
+
+    def _add_vectors(
+        self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]
+    ) -> None:
+        """Add the predictions of some trees, whose leaves have a value of each output, to `out`."""
+        from daskml_dist.backends.vector_tree_kernels import add_vector_values
+
+        nodes = self.trees.nodes
+        add_vector_values(
+            number_categories(self.trees, X), self.trees.roots, first, last, nodes.feature,
+            nodes.threshold, nodes.left, nodes.missing_left, nodes.category, nodes.bitsets,
+            nodes.value, out,
         )  # fmt: skip
 
     def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:

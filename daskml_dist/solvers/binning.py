@@ -412,6 +412,8 @@ class BinnedRows:
         As `OwnRows.allocate_zeros`.
     numbered : bool, default=False
         Whether the numbers of the rows are kept.
+    n_targets : int, default=1
+        Columns of the targets, if there are several.
 
     Attributes
     ----------
@@ -423,7 +425,7 @@ class BinnedRows:
         The bins of each row, padded with zeros, for loops over the rows of a node.
     columns : ndarray of uint8 of shape (n_features, n)
         The same by feature, for loops over all rows.
-    y : ndarray of float64 of shape (n,)
+    y : ndarray of float64 of shape (n,), or (n, n_targets) of several
         Of complex128 where targets are bounds of times (`losses.AFT`).
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
@@ -438,7 +440,7 @@ class BinnedRows:
 
     def __init__(
         self, most: int, bins: Bins, allocate_zeros: Callable[[tuple[int, ...], Any], NDArray[Any]],
-        numbered: bool = False,
+        numbered: bool = False, n_targets: int = 1,
     ) -> None:  # fmt: skip
         d = bins.n_features
         self.n = 0
@@ -447,7 +449,7 @@ class BinnedRows:
         self.allocate_zeros = allocate_zeros
         self._rows = allocate_zeros((most, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8)
         self._columns = allocate_zeros((d, most), np.uint8)
-        self._y = allocate_zeros((most,), np.float64)
+        self._y = allocate_zeros((most,) if n_targets == 1 else (most, n_targets), np.float64)
         self._weight: NDArray[Any] | None = None
         self._salt = allocate_zeros((most,), np.uint32)
         self._numbers = allocate_zeros((most,), np.int64) if numbered else None
@@ -466,7 +468,7 @@ class BinnedRows:
             np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
             self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip
-        if y.ndim == 2:  # with the codes of queries beside the targets
+        if y.ndim > self._y.ndim:  # with the codes of queries beside the targets
             if self._queries is None:
                 self._queries = self.allocate_zeros((len(self._y),), np.int64)
             self._queries[at] = read_codes(y)
@@ -513,17 +515,18 @@ class BinnedRows:
 
 
 def bin_rows(
-    rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False
-) -> tuple[BinnedRows, BinnedRows | None]:
+    rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False,
+    n_targets: int = 1,
+) -> tuple[BinnedRows, BinnedRows | None]:  # fmt: skip
     """Return the binned rows of a lane, and those that are held out for validation."""
     most = rows.count_rows(lane)
-    own = BinnedRows(most, bins, rows.allocate_zeros, numbered)
+    own = BinnedRows(most, bins, rows.allocate_zeros, numbered, n_targets)
     if aside is None:
         for first, block in rows.iterate_blocks(lane):
             numbers = np.arange(first, first + len(block.X))
             own.add(block.X, block.y, block.weight, numbers)
         return own, None
-    held = BinnedRows(most, bins, rows.allocate_zeros, numbered)
+    held = BinnedRows(most, bins, rows.allocate_zeros, numbered, n_targets)
     is_aside = aside.make_reader()
     for first, block in rows.iterate_blocks(lane):
         numbers = np.arange(first, first + len(block.X))

@@ -232,6 +232,8 @@ class BoostLoss(ABC):
         for the median); None: it is a Newton step.
     n_outputs : int
         Columns of a raw prediction.
+    n_targets : int
+        Columns of the targets; 1 of one dimension.
     of_sets : bool
         Whether the loss is of sets of rows, such as those of a query or those at risk: gradients
         and scores are then made by the four methods below, and not row by row.
@@ -241,6 +243,7 @@ class BoostLoss(ABC):
     kernel: str
     quantile: float | None = None
     n_outputs: int = 1
+    n_targets: int = 1
     of_sets: ClassVar[bool] = False
 
     def of_target(self, y: Array) -> Array:
@@ -256,7 +259,7 @@ class BoostLoss(ABC):
 
         Parameters
         ----------
-        y : ndarray of shape (n,)
+        y : ndarray of shape (n,), or (n, n_targets) of several
         raw : ndarray of float64 of shape (n_outputs, n)
         """
         raise NotImplementedError("gradients are made set by set")
@@ -305,11 +308,17 @@ class RowBoostLoss(BoostLoss):
     loss : Loss
         The user's, of classification, are of two classes, which they see as -1 and 1.
     n_outputs : int, default=1
-        Classes of the log loss of more than two.
+        Classes of the log loss of more than two; of regression the columns of the targets, whose
+        losses are averaged.
     """
 
     loss: Loss
     n_outputs: int = 1
+
+    @property
+    def n_targets(self) -> int:  # type: ignore[override]
+        """Return the number of columns of the targets."""
+        return 1 if self.loss.kind == "classification" else self.n_outputs
 
     @property
     def kernel(self) -> str:  # type: ignore[override]
@@ -338,6 +347,8 @@ class RowBoostLoss(BoostLoss):
         return 2.0 * y - 1.0 if signs else y
 
     def of_target(self, y: Array) -> Array:
+        if self.n_targets > 1:
+            return y
         if self.n_outputs > 1:
             return np.asarray(y[:, None] == np.arange(self.n_outputs), np.float64)
         # Bounds of times are complex numbers, of which the real part is in the middle.
@@ -346,7 +357,8 @@ class RowBoostLoss(BoostLoss):
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         # Of signs a loss says by `constant` where it begins.
         start = self.loss.start if self._is_known else partial(Loss.start, self.loss)
-        found = np.asarray(start(mean))
+        means = mean[:, None] if self.n_targets > 1 else [mean]
+        found = np.concatenate([np.asarray(start(of_target)) for of_target in means])
         if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
             raise InvalidParameterError(
                 f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, and is to "
@@ -356,7 +368,7 @@ class RowBoostLoss(BoostLoss):
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         if self.n_outputs > 1:
-            return self.loss.derive(y, raw, exact_exponential)
+            return self.loss.derive(y.T, raw, exact_exponential)
         y, raw = self._targets(y), raw[0]
         if self._is_known:
             g, h = self.loss.derive(y, raw, exact_exponential)
@@ -367,6 +379,12 @@ class RowBoostLoss(BoostLoss):
         return self._checked("gradient", g, y), self._checked("hessian", h, y)
 
     def losses(self, y: Array, raw: Array) -> Array:
+        if self.n_targets > 1:
+            # A loop, since the order of the additions in numpy.sum depends on the layout.
+            total = self.loss.value(y[:, 0], raw[0])
+            for of_target, of_output in zip(y.T[1:], raw[1:], strict=True):
+                total = total + self.loss.value(of_target, of_output)
+            return np.asarray(total / self.n_targets)
         if self.n_outputs > 1:
             return np.asarray(self.loss.value(y.astype(np.intp), raw.T))
         # A margin is of -1 and 1.

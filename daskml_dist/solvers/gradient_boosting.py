@@ -28,7 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows, open_tree_device
+from daskml_dist.backends.trees import (
+    CONSTANT,
+    EXACT,
+    ROUNDED,
+    VECTOR,
+    TreeRows,
+    count_channels,
+    open_tree_device,
+)
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.bins import Bins, draw_by_hash
 from daskml_dist.models.trees import Tree, Trees
@@ -89,6 +97,9 @@ class GradientBoostingSolver(RowSolver):
         Rule by which the rows of each iteration are drawn; None: all are taken.
     dropout : TreeDropout or None
         Rule by which earlier iterations are dropped; None: none is.
+    vector_leaves : bool
+        Whether an iteration grows one tree, whose leaves have a value of each of several outputs;
+        else a tree for each. Such trees have no dropout, and no monotonic constraints.
     """
 
     loss: BoostLoss
@@ -104,6 +115,7 @@ class GradientBoostingSolver(RowSolver):
     begin: Mapping[str, Array] | None = None
     sampling: RowSampling | None = None
     dropout: TreeDropout | None = None
+    vector_leaves: bool = False
 
     @property
     def max_passes(self) -> int:
@@ -129,7 +141,11 @@ class _BoostingRun:
 
     def __init__(self, solver: GradientBoostingSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
-        self._device = open_tree_device(rows.device)
+        k, on_host = self._loss.n_outputs, solver.vector_leaves or self._loss.n_targets > 1
+        #: Outputs that each tree of an iteration has values of.
+        self._outputs = [range(k)] if solver.vector_leaves else [range(i, i + 1) for i in range(k)]
+        # Kernels of GPUs take one target a row, and leaves of one value.
+        self._device = open_tree_device("cpu" if on_host else rows.device)
         self._aside = None if solver.aside is None else solver.aside.located(rows)
         kept = rows.kept or solver.begin
         self._before: list[Tree] = []
@@ -183,7 +199,10 @@ class _BoostingRun:
         numbered = solver.watching is not None or self._loss.of_sets
         if stopping is not None:
             numbered |= stopping.scorer is not None or stopping.within is not None
-        found = rows.map_lanes(lambda lane: bin_rows(rows, lane, bins, aside, numbered), new)
+        n_targets = self._loss.n_targets
+        found = rows.map_lanes(
+            lambda lane: bin_rows(rows, lane, bins, aside, numbered, n_targets), new
+        )
         made.update(zip(new, found, strict=True))
         own = [made[lane][0] for lane in rows.lanes]
         held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
@@ -233,11 +252,17 @@ class _BoostingRun:
             extra["raw"] = binned.allocate_zeros((k, binned.n), np.float64)
             extra["raw"] += self._baseline[:, None]
             extra["n_trees"] = 0
-            extra["packed"] = binned.allocate_zeros((k, binned.n), np.int64)
+            if self._solver.vector_leaves:
+                shape, dtype = (binned.n, count_channels(k, self._constant)), np.int32
+            else:
+                shape, dtype = (k, binned.n), np.int64
+            extra["packed"] = binned.allocate_zeros(shape, dtype)
             extra["index"] = binned.allocate_zeros((binned.n,), np.int32)
             extra["spare"] = binned.allocate_zeros((binned.n,), np.int32)
         for number in range(extra["n_trees"], len(self._trees)):
-            _add_tree_values(binned, self._trees[number], number % k)
+            _add_tree_values(
+                binned, self._trees[number], self._outputs[number % len(self._outputs)]
+            )
         extra["n_trees"] = len(self._trees)
 
     # -- starts and leaves ---------------------------------------------------------------------
@@ -290,11 +315,12 @@ class _BoostingRun:
     # -- iterations ----------------------------------------------------------------------------
 
     def run(self) -> Solution:
-        """Make the iterations: a tree for each output, then scores and a checkpoint."""
+        """Make the iterations: a tree for each output or for all, then scores and a checkpoint."""
         solver, k = self._solver, self._loss.n_outputs
+        n_trees = len(self._outputs)
         self._grower = grower = TreeGrower(
             self._rows, self._binned_lanes, self._bins, solver.growth, self._missing,
-            self._constant, self._device,
+            self._constant, self._device, len(self._outputs[0]),
         )  # fmt: skip
         self._sets = self._find_sets()
         sampler = None
@@ -305,9 +331,9 @@ class _BoostingRun:
             )  # fmt: skip
         gradients = _GradientPacker(
             self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train,
-            self._sets, sampler,
+            self._sets, sampler, solver.vector_leaves,
         )  # fmt: skip
-        n_iter = len(self._trees) // k
+        n_iter = len(self._trees) // n_trees
         self._scores.start_scoring(self._binned_lanes, self._held, self._n_train, solver.seed)
         if not self._scores.found["train_score"]:
             self._score_rows()
@@ -320,8 +346,8 @@ class _BoostingRun:
             packed = gradients.make(n_iter * k)
             rate = solver.learning_rate / (len(dropped) + 1)
             trees = [
-                self._grow_tree(output, packed[output], n_iter * k + output, rate)
-                for output in range(k)
+                self._grow_tree(outputs, packed[i], n_iter * n_trees + i, rate)
+                for i, outputs in enumerate(self._outputs)
             ]
             if solver.dropout is not None:
                 self._restore_trees(dropped, trees)
@@ -333,11 +359,11 @@ class _BoostingRun:
             self._rows.keep(n_iter, self._state(), scores=self._scores.score_watched())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
-    def _grow_tree(self, output: int, packed: Any, number: int, rate: float) -> Tree:
-        """Grow the next tree of an output, and add its leaf values to the raw predictions."""
+    def _grow_tree(self, outputs: range, packed: Any, number: int, rate: float) -> Tree:
+        """Grow the next tree of some outputs, and add its leaf values to the raw predictions."""
         solver = self._solver
         mode, units = packed
-        tree, leaves = self._grower.grow(output, mode, units, solver.seed, number)
+        tree, leaves = self._grower.grow(outputs.start, mode, units, solver.seed, number)
         numbers = [leaf.number for leaf in leaves]
         if self._loss.quantile is not None:
             # A quantile has no curvature for a Newton step: leaves take the quantile of their
@@ -357,10 +383,12 @@ class _BoostingRun:
             lane = self._grower.lanes[i]
             for binned in lane.binned_rows:
                 binned.extra["n_trees"] += 1
-            at, values = [leaf.at[i] for leaf in leaves], tree.value[numbers, 0]
+            at, values = [leaf.at[i] for leaf in leaves], tree.value[numbers]
             if others is not None:
-                at, values = [*at, *(others[i][node] for node in numbers)], np.tile(values, 2)
-            lane.add_leaf_values(output, at, values)
+                at = [*at, *(others[i][node] for node in numbers)]
+                values = np.tile(values, (2, 1))
+            for output, of_output in zip(outputs, values.T, strict=True):
+                lane.add_leaf_values(output, at, of_output)
 
         self._rows.map_lanes(add_leaf_values, range(len(self._grower.lanes)))
         return tree
@@ -416,7 +444,7 @@ class _BoostingRun:
             self._grower.add_tree(tree, output)
             # Held-out rows have kept the tree: they get the difference, which is on the grid too.
             change = replace(tree, value=tree.value - before.value)
-            add_change = partial(_add_tree_values, tree=change, output=output)
+            add_change = partial(_add_tree_values, tree=change, outputs=(output,))
             self._rows.map_lanes(add_change, self._held)
         self._trees = trees
         self._largest_sum += sum_largest(new)
@@ -437,7 +465,7 @@ class _BoostingRun:
         return partial(
             _pack_boosting_state,
             self._trees,
-            self._loss.n_outputs,
+            len(self._outputs),
             self._bins,
             self._baseline,
             scores,
@@ -451,14 +479,17 @@ class _BoostingRun:
             self._scores.score_for_stopping()
 
 
-def _add_tree_values(binned: BinnedRows, tree: Tree, output: int) -> None:
-    """Add a tree's values to the raw predictions of binned rows."""
+def _add_tree_values(binned: BinnedRows, tree: Tree, outputs: Sequence[int]) -> None:
+    """Add a tree's values of some outputs to the raw predictions of binned rows."""
     from daskml_dist.backends.tree_predict import add_binned_values
 
     tables = np.stack([tree.goes_left(i, binned.bins) for i in range(len(tree.feature))])
-    add_binned_values(
-        binned.rows, tree.feature, tree.left, tables, tree.value[:, 0], binned.extra["raw"][output]
-    )
+    # Of several outputs rows go down the tree for each: this is of few rows, those held out.
+    for output, values in zip(outputs, tree.value.T, strict=True):
+        add_binned_values(
+            binned.rows, tree.feature, tree.left, tables, np.ascontiguousarray(values),
+            binned.extra["raw"][output],
+        )  # fmt: skip
 
 
 def _pack_boosting_state(
@@ -491,23 +522,27 @@ class _GradientPacker:
         These rows set by set, for a loss of sets of rows; None: of single rows.
     sampler : RowSampler or None
         Of the rows that trees are grown on.
+    vector : bool
+        Whether a tree is grown on the gradients of all outputs together.
     """
 
     def __init__(
         self, rows: OwnRows, lanes: Sequence[TreeRows], loss: BoostLoss, seed: int,
         constant: bool, n_rows: int, sets: Any = None,
-        sampler: RowSampler | None = None,
+        sampler: RowSampler | None = None, vector: bool = False,
     ) -> None:  # fmt: skip
         self._rows, self._lanes, self._loss, self._seed = rows, lanes, loss, seed
         self._constant, self._n_rows, self._sampler = constant, n_rows, sampler
+        self._vector = vector
         self._of_sets: SetGradients | None = None
         if sets is not None:
             self._of_sets = loss.make_set_gradients(sets, seed)
 
-    def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
-        """Compute and pack all rows' gradients for one tree of each output, from tree `number` on.
+    def make(self, number: int) -> list[tuple[int, Any]]:
+        """Compute and pack all rows' gradients for the trees of an iteration.
 
-        Return, for each output, how they are packed, and the units of gradients and hessians.
+        `number` is the iteration's times the number of outputs. Return, for each tree, how they are
+        packed, and the units of gradients and hessians.
         """
         if self._of_sets is not None:
             found = self._of_sets.make(self._lanes, number)
@@ -520,6 +555,8 @@ class _GradientPacker:
             multiplied = self._sampler.choose(number // self._loss.n_outputs)
             if multiplied is not None:
                 units = self._find_largest(multiplied)
+        if self._vector:
+            return [(VECTOR, self._pack_vectors(units))]
         return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
 
     def _find_largest(self, found: Sequence[Array]) -> Array:
@@ -547,6 +584,15 @@ class _GradientPacker:
         self._pack_output(k, mode, units, _EXACT_BITS, number)
         of_g, of_h = _packing_units(units, _EXACT_BITS)
         return mode, (of_g, 1.0 if self._constant else of_h)
+
+    def _pack_vectors(self, units: Array) -> Array:
+        """Round the gradients of all outputs; return the units, of shape (2, n_outputs)."""
+        of_outputs = [_packing_units(of_output, _EXACT_BITS) for of_output in units.T]
+        found = np.ascontiguousarray(np.transpose(of_outputs))
+        if self._constant:
+            found[1] = 1.0
+        self._rows.map_lanes(lambda lane: lane.pack_vectors(*(1 / found)), self._lanes)
+        return found
 
     def _pack_output(
         self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int

@@ -9,7 +9,9 @@ References
 ----------
 G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017 (leaf-wise
 growth). T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016 (values of
-leaves and gains of splits, equations 5 to 7).
+leaves and gains of splits, equations 5 to 7). Z. Zhang and C. Jung, "GBDT-MO: Gradient-boosted
+decision trees for multiple outputs", IEEE Transactions on Neural Networks and Learning Systems 32,
+2021 (one tree of several outputs: a leaf holds a value of each, and gains are summed over them).
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from numpy.typing import NDArray
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.trees import (
     CONSTANT,
+    VECTOR,
     LeafPartition,
     SplitFacts,
     SplitLeaf,
     TreeDevice,
     TreeRows,
+    count_channels,
 )
 from daskml_dist.models.bins import Bins, draw_by_hash
 from daskml_dist.models.trees import Tree, goes_left
@@ -39,10 +43,11 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Hashed with the seed, so that these draws repeat no draws of another kind.
 _NODE_DRAW, _TREE_DRAW, _LEVEL_DRAW = 3, 9, 10
-#: `Leaf.found` of a node that is not split.
-_NO_SPLIT = [-1] * 7
-#: int64 numbers of a best split: the bits of its gain, the 7 of `Leaf.found`, and 4 of categories.
-_SPLIT_FIELDS = 12
+#: The first numbers of `Leaf.found` of a node that is not split.
+_NO_SPLIT = [-1] * 3
+#: int64 numbers of a best split beside the sums of the left child: the bits of its gain, 4 of
+#: `Leaf.found`, and 4 of categories.
+_SPLIT_FIELDS = 9
 #: Bins are bytes.
 _BIN_NUMBERS = np.arange(256)
 #: Stands for no limit on leaves or on depth.
@@ -103,15 +108,17 @@ class Leaf:
     depth : int
     at : list of slice
         Range of its rows in each of `TreeGrower.lanes`.
-    totals : ndarray of int64 of shape (3,)
-        Sums of gradients, hessians and rows.
-    value, low, high : float
-        Its prediction, and the bounds of its children's predictions.
+    totals : ndarray of int64 of shape (2 * n_outputs + 1,)
+        Sums of gradients of each output, of hessians, and rows.
+    value : float, or list of float of several outputs
+        Its prediction.
+    low, high : float
+        Bounds of its children's predictions.
     groups : tuple of int
         Indices of the interaction groups that may still be used.
     path : int
         Path from the root, as binary digits after a leading 1: 0 left, 1 right.
-    hist : ndarray of int64 of shape (m, n_bins, channels) or None
+    hist : ndarray of int64 of shape (m, n_bins, n_channels) or None
         Histograms of the features that this trainer owns.
     gain : float
     found : list of int
@@ -132,7 +139,7 @@ class Leaf:
     depth: int
     at: list[slice]
     totals: NDArray[np.int64]
-    value: float
+    value: Any
     low: float = -math.inf
     high: float = math.inf
     groups: tuple[int, ...] = ()
@@ -150,7 +157,7 @@ class Leaf:
     def smaller(self) -> int:
         """Return the index (0 left, 1 right) of the child that has fewer rows."""
         left, right = self.children
-        return 0 if left.totals[2] < right.totals[2] else 1
+        return 0 if left.totals[-1] < right.totals[-1] else 1
 
     def __lt__(self, other: Leaf) -> bool:
         """Order leaves for a heap by level and falling gain; of equal ones the older is first."""
@@ -164,7 +171,6 @@ class _TreeBuilder:
         self._bins = bins
         self._nodes: list[Leaf] = []
         self._left: list[int] = []
-        self._value: list[float] = []
 
     def add_leaf(self, leaf: Leaf) -> None:
         """Number a node, and add it as a leaf."""
@@ -185,7 +191,7 @@ class _TreeBuilder:
         is_leaf[[leaf.number for leaf in leaves]] = True
         # A leaf may have a best split that was not made.
         inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
-        found = np.array([_NO_SPLIT if leaf is None else leaf.found for leaf in inner]).T
+        found = np.array([_NO_SPLIT if leaf is None else leaf.found[:3] for leaf in inner]).T
         bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
         given = [bitset for bitset in bitsets if bitset is not None]
         is_given = np.array([bitset is not None for bitset in bitsets])
@@ -199,10 +205,10 @@ class _TreeBuilder:
             left=np.array(self._left, np.int32),
             missing_left=found[2] > 0,
             category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),
-            value=np.array([[leaf.value] for leaf in nodes]),
+            value=np.array([leaf.value for leaf in nodes]).reshape(n, -1),
             gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
-            count=totals[:, 2],
-            weight=totals[:, 1].astype(np.float64),
+            count=totals[:, -1],
+            weight=totals[:, totals.shape[1] // 2 : -1].sum(axis=1).astype(np.float64),
             depth=np.array([leaf.depth for leaf in nodes], np.int32),
             bitsets=np.array(given, np.uint64).reshape(-1, 4),
         )
@@ -224,6 +230,8 @@ class TreeGrower:
     constant : bool
         Whether all hessians are 1; their sums are then the numbers of rows.
     device : TreeDevice
+    n_outputs : int, default=1
+        Outputs that a leaf has a value of.
 
     Attributes
     ----------
@@ -233,9 +241,10 @@ class TreeGrower:
 
     def __init__(
         self, rows: OwnRows, binned_lanes: Sequence[BinnedRows], bins: Bins, growth: TreeParams,
-        missing: NDArray[np.uint8], constant: bool, device: TreeDevice,
+        missing: NDArray[np.uint8], constant: bool, device: TreeDevice, n_outputs: int = 1,
     ) -> None:  # fmt: skip
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
+        self._n_outputs = n_outputs
         d = bins.n_features
         self._own = rows.split_ranges(d)[rows.rank]
         #: Whether histograms stay on the device that computed them; else trainers exchange them
@@ -243,12 +252,14 @@ class TreeGrower:
         self._histograms_stay = rows.size == 1 or rows.sums_on_device
         self._finder = device if self._histograms_stay else HostTrees()
         self._constant = constant
+        #: How rows are packed is of no account where they are parted without a histogram.
+        self._parting_mode = CONSTANT if n_outputs == 1 else VECTOR
         self._missing = missing
         self._split_facts = SplitFacts(
             bins.counts, missing, bins.categorical.astype(np.uint8), growth.monotonic_signs,
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
-        shape = d, bins.n_bins, 2 if constant else 3
+        shape = d, bins.n_bins, count_channels(n_outputs, constant)
         self.lanes = device.open_rows(binned_lanes, shape)
         self._all = np.ones(d, np.uint8)
         self._max_splits_at_once = max(
@@ -256,11 +267,12 @@ class TreeGrower:
         )
 
     def grow(
-        self, output: int, mode: int, scales: tuple[float, float], seed: int, number: int
+        self, output: int, mode: int, scales: Any, seed: int, number: int
     ) -> tuple[Tree, list[Leaf]]:
-        """Grow the tree of a number on an output's gradients, on the chosen rows.
+        """Grow the tree of a number on an output's gradients, or those of all, on the chosen rows.
 
-        Return it before shrinkage, and its leaves.
+        `scales` are the units of gradients and hessians: two numbers, or two arrays of a number for
+        each output. Return the tree before shrinkage, and its leaves.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), (seed, number)
         self._of_tree = self._draw_features(
@@ -296,7 +308,7 @@ class TreeGrower:
                 parts = [
                     LeafPartition(int(tree.feature[i]), tables[i], at[i], side=-1) for i in level
                 ]
-                _, middles = lane.partition_leaves(parts, CONSTANT, 0)
+                _, middles = lane.partition_leaves(parts, self._parting_mode, 0)
                 for i, middle in zip(level, middles, strict=True):
                     left = int(tree.left[i])
                     at[left] = slice(at[i].start, middle)
@@ -377,13 +389,16 @@ class TreeGrower:
             self._rows.map_lanes(lambda lane: lane.build_root_histogram(*self._packed), self.lanes)
         )
         # The bins of any one feature sum to the totals of all these rows.
-        totals = self._rows.sum_trainers(self._device.copy_to_host(hist[0, 0].sum(axis=0)))
-        n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
-        leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
+        sums = self._rows.sum_trainers(self._device.copy_to_host(hist[0, 0].sum(axis=0)))
+        k = self._n_outputs
+        n = int(sums[k if self._constant else 2 * k])
+        h = np.full(k, n) if self._constant else sums[k : 2 * k]
+        leaf = Leaf(0, at, np.array([*sums[:k], *h, n]), 0.0 if k == 1 else [0.0] * k)
         growth = self._growth
         if growth.interaction_groups is not None:
             leaf.groups = tuple(range(len(growth.interaction_groups)))
-        if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
+        h_sum = (h * self._scales[1]).sum()
+        if n >= 2 * growth.min_samples_leaf and h_sum >= growth.min_hessian:
             # Reduce-scatter: each trainer gets the summed histograms of its own features.
             leaf.hist = self._rows.sum_own_range(hist)[:, 0]
             self._find_best_splits([leaf])
@@ -405,12 +420,12 @@ class TreeGrower:
         for leaf, table in zip(some, tables, strict=True):
             deeper = left > 1 and leaf.depth + 1 < depths
             leaf.may = [
-                deeper and int(child.totals[2]) >= 2 * growth.min_samples_leaf
+                deeper and int(child.totals[-1]) >= 2 * growth.min_samples_leaf
                 for child in leaf.children
             ]
             # The histogram of the smaller child is computed from rows.
             side = leaf.smaller if any(leaf.may) else -1
-            n_left = int(leaf.children[0].totals[2]) if has_all_rows else None
+            n_left = int(leaf.children[0].totals[-1]) if has_all_rows else None
             tasks.append((leaf.found[0], table, leaf.at, side, n_left))
         parts = self._rows.map_lanes(
             lambda i: self._partition_lane(i, tasks), range(len(self.lanes))
@@ -458,15 +473,23 @@ class TreeGrower:
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
         """Create the children of leaves, with what follows from the splits alone."""
-        totals = np.empty((len(some), 2, 3), np.int64)
-        totals[:, 0] = [leaf.found[3:6] for leaf in some]
+        k = self._n_outputs
+        totals = np.empty((len(some), 2, 2 * k + 1), np.int64)
+        totals[:, 0] = [leaf.found[3:-1] for leaf in some]
         totals[:, 1] = np.array([leaf.totals for leaf in some]) - totals[:, 0]
-        bounds = np.array([(leaf.low, leaf.high) for leaf in some])
-        g, h = totals[:, :, 0] * self._scales[0], totals[:, :, 1] * self._scales[1]
+        bounds = np.array([(leaf.low, leaf.high) for leaf in some])[:, :, None]
+        g_units, h_units = self._scales.reshape(2, k)
+        g, h = totals[:, :, :k] * g_units, totals[:, :, k : 2 * k] * h_units
         # Newton step of a leaf: -G / (H + l2) (Chen and Guestrin, equation 5), within the monotonic
         # bounds. As in scikit-learn, 1e-15 against a division by zero.
         values = -g / (h + self._growth.l2_regularization + 1e-15)
         values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
+        if k == 1:
+            values = values[:, :, 0]
+        else:
+            # An output that is all but certain in a leaf has no curvature to step by, and stays; of
+            # one output no split makes such a leaf.
+            values[h < self._growth.min_hessian] = 0.0
         for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
             depth, path = leaf.depth + 1, 2 * leaf.path
             level = depth if self._growth.by_level else 0
@@ -491,7 +514,7 @@ class TreeGrower:
                 left.groups = right.groups = kept
             if not self._missing[feature]:
                 # In training the feature has no missing values: later ones go with most rows.
-                leaf.found[2] = int(left.totals[2] > right.totals[2])
+                leaf.found[2] = int(left.totals[-1] > right.totals[-1])
 
     def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
         """Return, for each leaf, a table of which bins of its split feature go left."""
@@ -510,7 +533,8 @@ class TreeGrower:
 
     def _find_best_splits(self, some: Sequence[Leaf]) -> None:
         """Find the best split of some leaves by any trainer's features."""
-        splits = np.zeros((self._rows.size, len(some), _SPLIT_FIELDS), np.int64)
+        n_fields = _SPLIT_FIELDS + 2 * self._n_outputs + 1
+        splits = np.zeros((self._rows.size, len(some), n_fields), np.int64)
         leaves = [
             SplitLeaf(
                 leaf.hist,
@@ -532,8 +556,8 @@ class TreeGrower:
         best = gains.argmax(axis=0)
         for i, leaf in enumerate(some):
             found = splits[best[i], i]
-            leaf.gain, leaf.found = float(gains[best[i], i]), found[1:8].tolist()
-            leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
+            leaf.gain, leaf.found = float(gains[best[i], i]), found[1:-4].tolist()
+            leaf.bitset = found[-4:].copy().view(np.uint64) if leaf.found[-1] else None
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Return a mask of the features that a leaf may be split by."""

@@ -622,6 +622,13 @@ TABLES = {
         ),
         "test_packed_sums_do_not_overflow": "tree_kernels: sum_all_rows",
     },
+    "tests.backends.test_vector_tree_kernels": {
+        "test_histograms_of_all_sizes": "vector_tree_kernels: _add_vectors",
+        "test_categories_around_whole_words": (
+            "vector_tree_kernels: _find_best_vector_categories"
+        ),
+        "test_predictions_of_all_numbers_of_rows": "vector_tree_kernels: add_vector_values",
+    },
     "tests.backends.test_dense_kernels": {
         "test_rows_of_any_width_and_number": (
             "dense_kernels: _add_log_loss_gradient _add_group_gradient _copy_padded "

@@ -71,6 +71,13 @@ MODELS: dict[str, Any] = {
     ),
     "extra trees, data": ExtraTreesRegressor(decomposition="data", **_FOREST),
     "extra trees, functional": ExtraTreesRegressor(decomposition="functional", **_FOREST),
+    "boosting, vectors": HistGradientBoostingClassifier(
+        multi_strategy="multi_output_tree",
+        subsample=0.7,
+        early_stopping=True,
+        n_iter_no_change=50,
+        **_BOOSTING,
+    ),
 }
 #: Seconds of an undisturbed fit in the arena, and its trees.
 _calm: dict[tuple[str, str], tuple[float, list[bytes]]] = {}

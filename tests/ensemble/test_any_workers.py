@@ -47,6 +47,19 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
         HistGradientBoostingClassifier(early_stopping=True, class_weight="balanced", **BOOSTING),
         CLASS, None,
     ),
+    "boosting, vectors of classes": (
+        HistGradientBoostingClassifier(
+            early_stopping=True, categorical_features=[4], multi_strategy="multi_output_tree",
+            **BOOSTING
+        ),
+        CLASS, WEIGHT,
+    ),
+    "boosting, vectors of targets": (
+        HistGradientBoostingRegressor(
+            early_stopping=True, subsample=0.6, multi_strategy="multi_output_tree", **BOOSTING
+        ),
+        np.column_stack([Y, SIGNAL**2, -Y]), None,
+    ),
     "boosting, median": (HistGradientBoostingRegressor(loss="absolute_error", **BOOSTING), Y, None),
     "boosting, samples": (
         HistGradientBoostingClassifier(sampling_method="goss", colsample_bytree=0.8, **BOOSTING),

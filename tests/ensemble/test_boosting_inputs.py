@@ -91,11 +91,10 @@ def test_empty_blocks_and_float_labels() -> None:
     [
         (np.where(Y > 3, np.nan, Y), {}, "y contains NaN"),
         (np.where(Y > 3, np.inf, Y), {}, "y contains infinity"),
-        (np.column_stack([Y, Y]), {}, "1d array"),
         (Y, {"sample_weight": np.zeros(400)}, "All weights are zero"),
         (Y, {"sample_weight": -HALF}, "Negative values in sample_weight"),
     ],
-    ids=["nan", "infinity", "two columns", "no weight", "negative weight"],
+    ids=["nan", "infinity", "no weight", "negative weight"],
 )
 def test_bad_targets_and_weights_are_named(y: Any, more: Any, match: str) -> None:
     with pytest.raises(InvalidDataError, match=match):

@@ -36,6 +36,12 @@ SMALL = {"max_iter": 5, "max_leaf_nodes": 7}
 MODELS: dict[str, tuple[Any, Any]] = {
     "boosting": (HistGradientBoostingRegressor(**SMALL, categorical_features=[4]), Y),
     "boosting classes": (HistGradientBoostingClassifier(**SMALL), THREE),
+    "boosting vectors": (
+        HistGradientBoostingClassifier(
+            **SMALL, categorical_features=[4], multi_strategy="multi_output_tree"
+        ),
+        THREE,
+    ),
     "forest": (RandomForestClassifier(5, max_depth=4, random_state=0), THREE),
     "extra trees": (ExtraTreesRegressor(5, max_depth=4, random_state=0), Y),
     "tree": (DecisionTreeClassifier(max_depth=4), THREE),

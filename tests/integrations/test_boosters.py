@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import log_loss, ndcg_score
 
+from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import FunctionError, InvalidDataError, InvalidParameterError
 from tests.lost_workers import wait_for_three
 
@@ -151,3 +152,33 @@ def test_errors_name_the_remedy(library: str) -> None:
     fit = __import__(f"daskml_dist.integrations.{library}", fromlist=["fit"]).fit
     with pytest.raises(InvalidParameterError, match="no model of"):
         fit(module, X, BINARY)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_vector_leaves_are_as_good_as_xgboosts(classes: bool) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="xgboost is not installed")
+    y = np.column_stack([TARGET, X[:, 0] * X[:, 3], X[:, 1] ** 2])
+    y += 0.5 * np.random.default_rng(1).normal(size=y.shape)
+    y = y.argmax(axis=1) if classes else y
+    ours = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
+    theirs = xgboost.XGBClassifier if classes else xgboost.XGBRegressor
+    given = {"learning_rate": 0.1, "multi_strategy": "multi_output_tree"}
+    mine = ours(
+        max_iter=60, max_leaf_nodes=15, min_samples_leaf=1, l2_regularization=1.0,
+        early_stopping=False, **given
+    ).fit(X[:1_000], y[:1_000])  # fmt: skip
+    # XGBoost doubles the second derivatives of classes: at twice the rate, and with twice the
+    # penalty, its steps are the same.
+    times = 2 if classes else 1
+    other = theirs(
+        n_estimators=60, max_leaves=15, max_depth=0, grow_policy="lossguide", max_bin=255,
+        tree_method="hist", reg_lambda=1.0 * times, min_child_weight=1e-3, n_jobs=1,
+        **{**given, "learning_rate": 0.1 * times},
+    ).fit(X[:1_000], y[:1_000])  # fmt: skip
+
+    def loss(model: Any) -> float:
+        if classes:
+            return float(log_loss(y[1_000:], model.predict_proba(X[1_000:])))
+        return float(((model.predict(X[1_000:]) - y[1_000:]) ** 2).mean())
+
+    assert loss(mine) == pytest.approx(loss(other), rel=0.05)

@@ -102,6 +102,15 @@ def _set_boosting(estimator: Any, twin: Any) -> None:
             "model.save(path); or fit with the name of a loss."
         )
     trees = estimator._trees
+    n_outputs = len(estimator._baseline)
+    has_targets = n_outputs > 1 and not hasattr(estimator, "classes_")
+    if trees.n_per_iteration != n_outputs or has_targets:
+        what = "several targets" if has_targets else "leaves of several classes"
+        raise ExportError(
+            f"scikit-learn's boosting has no trees of {what}. Keep the estimator itself: "
+            "model.save(path); or fit "
+            + ("a model for each." if has_targets else 'multi_strategy="one_output_per_tree".')
+        )
     # scikit-learn's encoder puts categorical features first: `order` are this package's numbers in
     # that order, and `place` its inverse.
     order = _learn_categories(estimator, twin)

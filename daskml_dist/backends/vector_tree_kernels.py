@@ -1,0 +1,385 @@
+"""Compiled loops of trees whose leaves are vectors: a value of each of several outputs.
+
+The loops of `tree_kernels`, with one more axis: the sums of a bin are the gradients of all outputs,
+their hessians (unless all are 1), and the rows, which lie behind each other, so that a row is added
+to the bin of a feature in a few vector additions. Nothing is packed: numbers of 32 bits are summed
+in 64, in any order.
+
+Importing this module loads numba, so it is imported at first use; what grows trees of one output
+never imports it.
+
+References
+----------
+Z. Zhang and C. Jung, "GBDT-MO: Gradient-boosted decision trees for multiple outputs", IEEE
+Transactions on Neural Networks and Learning Systems 32, 2021.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
+from daskml_dist.backends.intrinsics import prefetch
+from daskml_dist.backends.tree_kernels import partition_rows
+
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
+
+#: Rows that the loop of histograms prefetches before it reads them.
+_ROWS_AHEAD = 8
+#: Rows of a category that its place among the others is trusted from, and that smooth it, as in
+#: `tree_kernels._find_best_categories`.
+_CATEGORY_ROWS = 10
+
+
+@_exact
+def round_gradients(g: Any, h: Any, g_scales: Any, h_scales: Any, out: Any) -> None:
+    """Write gradients and hessians as whole numbers, row by row, each with a 1 that counts it.
+
+    Parameters
+    ----------
+    g : ndarray of float32 of shape (n_outputs, n)
+    h : ndarray of float32 of shape (n_outputs, n), or (0, n) where hessians are 1
+    g_scales, h_scales : ndarray of float64 of shape (n_outputs,)
+        Powers of two, by which numbers come to at most ``2**30``.
+    out : ndarray of int32 of shape (n, n_channels)
+        Gradients, hessians, 1; channels behind are left as they are, zeros.
+    """
+    k, n_hessians = len(g), len(h)
+    for i in range(len(out)):
+        for c in range(k):
+            out[i, c] = np.int32(np.rint(np.float64(g[c, i]) * g_scales[c]))
+        for c in range(n_hessians):
+            out[i, k + c] = np.int32(np.rint(np.float64(h[c, i]) * h_scales[c]))
+        out[i, k + n_hessians] = 1
+
+
+@_exact
+def partition_and_sum_vectors(
+    columns: Any, rows: Any, vectors: Any, index: Any, spare: Any, tasks: Any, tables: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """Partition the rows of some leaves, and make the histograms that are asked for.
+
+    Parameters
+    ----------
+    columns : ndarray of uint8 of shape (n_features, n)
+    rows : ndarray of uint8 of shape (n, at least n_features)
+    vectors : ndarray of int32 of shape (n, n_channels)
+        Of :func:`round_gradients`; a multiple of four channels.
+    index, spare, tasks, tables
+        As :func:`daskml_dist.backends.tree_kernels.partition_and_sum` takes them.
+    out : ndarray of int64 of shape (n_features, n_asked, n_bins, n_channels)
+        Its values may be anything.
+    """
+    number = 0
+    for k in range(len(tasks)):
+        feature, start, stop, side = tasks[k]
+        own = index[start:stop]
+        n_left = partition_rows(columns[feature], tables[k], own, spare)
+        tasks[k, 1] = start + n_left
+        if side < 0:
+            continue
+        for j in range(out.shape[0]):
+            for b in range(out.shape[2]):
+                for c in range(out.shape[3]):
+                    out[j, number, b, c] = 0
+        asked = own[n_left:] if side else own[:n_left]
+        _add_vectors(rows, vectors, asked, out, number)
+        number += 1
+
+
+@_inside
+def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> None:
+    """Add the vectors of some rows to the bins of their features."""
+    d, n_asked, n_bins, width = out.shape
+    sums, last = out.reshape(-1), len(index) - _ROWS_AHEAD - 1
+    rows_at, vectors_at, line = rows.ctypes.data, vectors.ctypes.data, rows.shape[1]
+    n_channels, step = np.uintp(width), np.uintp(n_asked * n_bins * width)
+    first = np.uintp(number * n_bins * width)
+    for q in range(len(index)):
+        if q <= last:
+            # Rows of a leaf lie anywhere: the processor cannot foresee their addresses.
+            soon = np.int64(index[q + _ROWS_AHEAD])
+            prefetch(rows_at + soon * line)
+            prefetch(vectors_at + soon * 4 * width)
+        i = np.uintp(index[q])
+        for c in range(0, width, 4):
+            # Four numbers at once: all are read before any is written, so that the compiler need
+            # not ask whether arrays overlap, and makes vectors of them.
+            v0, v1 = np.int64(vectors[i, c]), np.int64(vectors[i, c + 1])
+            v2, v3 = np.int64(vectors[i, c + 2]), np.int64(vectors[i, c + 3])
+            place = first + np.uintp(c)
+            for j in range(d):
+                at = place + np.uintp(rows[i, np.uintp(j)]) * n_channels
+                s0, s1 = sums[at] + v0, sums[at + np.uintp(1)] + v1
+                s2, s3 = sums[at + np.uintp(2)] + v2, sums[at + np.uintp(3)] + v3
+                sums[at], sums[at + np.uintp(1)] = s0, s1
+                sums[at + np.uintp(2)], sums[at + np.uintp(3)] = s2, s3
+                place += step
+
+
+@_inside
+def _vector_gain(
+    left: Any, totals: Any, scales: Any, value: Any, l2: float, least_h: float
+) -> float:
+    """Return the gain of a split, summed over the outputs; -1 where a side has too few hessians.
+
+    An output whose hessians on a side are fewer than the least stays as it is there: it gains
+    nothing by the side.
+    """
+    k = len(value)
+    gain, h_left, h_right = 0.0, 0.0, 0.0
+    for c in range(k):
+        gl, hl = left[c] * scales[0, c], left[k + c] * scales[1, c]
+        gr = (totals[c] - left[c]) * scales[0, c]
+        hr = (totals[k + c] - left[k + c]) * scales[1, c]
+        gain += totals[c] * scales[0, c] * value[c]
+        # The drop of the loss's second-order model (Chen and Guestrin 2016, equation 7).
+        if hl >= least_h:
+            gain += gl * gl / (hl + l2 + 1e-15)
+        if hr >= least_h:
+            gain += gr * gr / (hr + l2 + 1e-15)
+        h_left += hl
+        h_right += hr
+    return gain if h_left >= least_h and h_right >= least_h else -1.0
+
+
+@_inside
+def _add_bin(sums: Any, of_bin: Any, k: int, constant: bool) -> None:
+    """Add a bin of a histogram to sums of gradients, hessians and rows."""
+    n = of_bin[k] if constant else of_bin[2 * k]
+    for c in range(k):
+        sums[c] += of_bin[c]
+        # Where all hessians are 1 their sum is the number of rows.
+        sums[k + c] += n if constant else of_bin[k + c]
+    sums[2 * k] += n
+
+
+#: Placeholder for the function that `compiled_vector_search` puts in:
+#: `_find_best_vector_categories` or none.
+_search_categories: Any = None
+
+
+def find_best_vector_split(
+    hist: Any,
+    first: int,
+    counts: Any,
+    missing: Any,
+    categorical: Any,
+    allowed: Any,
+    totals: Any,
+    scales: Any,
+    value: Any,
+    limits: Any,
+    found: Any,
+    bits: Any,
+) -> float:
+    """Find the best split of a leaf of several outputs; return its gain, -1 where there is none.
+
+    Parameters
+    ----------
+    hist : ndarray of int64 of shape (m, n_bins, n_channels)
+        Of features ``first`` to ``first + m``.
+    first, counts, missing, categorical, allowed, bits
+        As :func:`daskml_dist.backends.tree_kernels.find_best_split` takes them.
+    totals : ndarray of int64 of shape (2 * n_outputs + 1,)
+        Sums of gradients, hessians and rows of the node.
+    scales : ndarray of float64 of shape (2, n_outputs)
+        What a unit of gradients, and of hessians, is.
+    value : ndarray of float64 of shape (n_outputs,)
+        What the node answers.
+    limits : ndarray of float64 of shape (3,)
+        l2, the least hessian, the least rows.
+    found : ndarray of int64 of shape (2 * n_outputs + 5,)
+        Feature, last bin that goes left, whether missing values do, sums of the left child as in
+        `totals`, whether it is a split of categories.
+    """
+    k, l2, least_h, least_n = len(value), limits[0], limits[1], np.int64(limits[2])
+    # Hessians that are all 1 are left out, and half of the channels with them.
+    constant = hist.shape[2] < 2 * k + 1
+    n_at = k if constant else 2 * k
+    n_all, end = totals[2 * k], 2 * k + 1
+    side, left = np.empty(end, np.int64), np.empty(end, np.int64)
+    best = -1.0
+    for m in range(hist.shape[0]):
+        j = first + m
+        if not allowed[j]:
+            continue
+        if categorical[j]:
+            best = _search_categories(
+                hist[m], j, counts[j], missing[j], totals, scales, value, limits, best, found, bits
+            )
+            continue
+        # From the left, with missing values on the right: cut behind each bin in turn.
+        side[:] = 0
+        for b in range(counts[j] - 1 + missing[j]):
+            if hist[m, b, n_at] == 0:
+                continue  # the split is the one before
+            _add_bin(side, hist[m, b], k, constant)
+            if side[2 * k] < least_n:
+                continue
+            # Rows on the right only become fewer from here on.
+            if n_all - side[2 * k] < least_n:
+                break
+            gain = _vector_gain(side, totals, scales, value, l2, least_h)
+            if gain > best and gain > 0:
+                best = gain
+                found[0], found[1], found[2], found[end + 3] = j, b, 0, 0
+                for c in range(end):
+                    found[3 + c] = side[c]
+        if not missing[j]:
+            continue
+        # From the right, so that missing values, which no bin counts here, go left.
+        side[:] = 0
+        for b in range(counts[j] - 2, -1, -1):
+            if hist[m, b + 1, n_at] == 0:
+                continue
+            _add_bin(side, hist[m, b + 1], k, constant)
+            if side[2 * k] < least_n:
+                continue
+            if n_all - side[2 * k] < least_n:
+                break
+            for c in range(end):
+                left[c] = totals[c] - side[c]
+            gain = _vector_gain(left, totals, scales, value, l2, least_h)
+            if gain > best and gain > 0:
+                best = gain
+                found[0], found[1], found[2], found[end + 3] = j, b, 1, 0
+                for c in range(end):
+                    found[3 + c] = left[c]
+    return best
+
+
+@cache
+def compiled_vector_search(has_categories: bool) -> Any:
+    """Return `find_best_vector_split`, compiled for arrays of any layout, writable or not."""
+    part = _find_best_vector_categories if has_categories else _skip_categories
+    search = compiled_with(find_best_vector_split, exact=True, _search_categories=part)
+    read = {
+        kind: types.Array(kind, 1, "C", readonly=True)
+        for kind in (types.uint8, types.int32, types.int64, types.float64)
+    }
+    search.compile(
+        types.float64(
+            types.Array(types.int64, 3, "A", readonly=True), types.int64, read[types.int32],
+            read[types.uint8], read[types.uint8], read[types.uint8], read[types.int64],
+            types.Array(types.float64, 2, "C", readonly=True), read[types.float64],
+            read[types.float64], types.int64[::1], types.uint64[::1],
+        )
+    )  # fmt: skip
+    search.disable_compile()
+    return search
+
+
+@_exact
+def _skip_categories(
+    hist: Any, j: int, count: int, missing: int, totals: Any, scales: Any, value: Any, limits: Any,
+    best: float, found: Any, bits: Any,
+) -> float:  # fmt: skip
+    """Stand for `_find_best_vector_categories` where no feature is one, so that it need not be
+    compiled.
+    """
+    return best
+
+
+@_exact
+def _find_best_vector_categories(
+    hist: Any, j: int, count: int, missing: int, totals: Any, scales: Any, value: Any, limits: Any,
+    best: float, found: Any, bits: Any,
+) -> float:  # fmt: skip
+    """Find a leaf's best split by categories, sorted by the gradient of each output in turn.
+
+    Sorted by its gradient the best partition for one output is a prefix (Fisher 1958). For several
+    there is no such order: the best prefix of any output's order is taken.
+    """
+    k, l2, least_h, least_n = len(value), limits[0], limits[1], np.int64(limits[2])
+    constant = hist.shape[1] < 2 * k + 1
+    n_at = k if constant else 2 * k
+    n_all, end = totals[2 * k], 2 * k + 1
+    side = np.empty(end, np.int64)
+    numbers, keys = np.empty(256, np.int64), np.empty(256)
+    for output in range(k):
+        n = 0
+        for b in range(count + missing):
+            # Missing values count as one more category.
+            b = b if b < count else hist.shape[0] - 1
+            # Categories of few rows are not trusted, and stay on the right.
+            if hist[b, n_at] >= _CATEGORY_ROWS:
+                h = (hist[b, k] if constant else hist[b, k + output]) * scales[1, output]
+                key = hist[b, output] * scales[0, output] / (h + _CATEGORY_ROWS)
+                # By insertion, of 256 at most; equal ones keep their order.
+                at = n
+                while at > 0 and keys[at - 1] > key:
+                    keys[at], numbers[at] = keys[at - 1], numbers[at - 1]
+                    at -= 1
+                keys[at], numbers[at] = key, b
+                n += 1
+        if n <= 1:
+            return best
+        # Up to the middle from both ends, so that the smaller set is the one told by bits.
+        for direction in (1, -1):
+            side[:] = 0
+            for i in range((n + 1) // 2 if direction == 1 else (n + 1) // 2 - 1):
+                _add_bin(side, hist[numbers[i if direction == 1 else n - 1 - i]], k, constant)
+                if side[2 * k] < least_n:
+                    continue
+                if n_all - side[2 * k] < least_n:
+                    break
+                gain = _vector_gain(side, totals, scales, value, l2, least_h)
+                if gain > best and gain > 0:
+                    best = gain
+                    found[0], found[1], found[2], found[end + 3] = j, 0, 0, 1
+                    for c in range(end):
+                        found[3 + c] = side[c]
+                    # Bit c of the word c / 64 says that category c goes left.
+                    bits[:] = 0
+                    for q in range(i + 1):
+                        c = numbers[q if direction == 1 else n - 1 - q]
+                        if missing and c == hist.shape[0] - 1:
+                            found[2] = 1
+                        else:
+                            bits[c >> 6] |= np.uint64(1) << np.uint64(c & 63)
+    return best
+
+
+#: Rows that go through a tree together, so that its nodes stay in the cache.
+_TREE_ROWS = 256
+
+
+@_exact
+def add_vector_values(
+    X: Any, roots: Any, first: int, last: int, feature: Any, threshold: Any, left: Any,
+    missing_left: Any, category: Any, bitsets: Any, value: Any, out: Any,
+) -> None:  # fmt: skip
+    """Add the values of trees `first` to `last` to raw predictions.
+
+    Parameters
+    ----------
+    X : ndarray of float32 or float64 of shape (n, n_features)
+        Categories by their numbers, NaN where they are missing or unknown.
+    value : ndarray of float64 of shape (n_nodes, n_outputs)
+    out : ndarray of float64 of shape (n, n_outputs)
+    """
+    for start in range(0, len(X), _TREE_ROWS):
+        stop = min(len(X), start + _TREE_ROWS)
+        for t in range(first, last):
+            for i in range(start, stop):
+                k = roots[t]
+                while feature[k] >= 0:
+                    x = np.float64(X[i, feature[k]])
+                    if x != x:
+                        goes = missing_left[k]
+                    elif category[k] >= 0:
+                        # Bit c of the category's words says whether it goes left.
+                        c = np.uint64(x)
+                        goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
+                    else:
+                        goes = x <= threshold[k]
+                    k = left[k] + 1 - goes
+                for output in range(value.shape[1]):
+                    out[i, output] += value[k, output]
