@@ -205,7 +205,8 @@ class HostRows:
         from daskml_dist.backends.vector_tree_kernels import round_gradients
 
         extra = self._binned.extra
-        round_gradients(*extra["given"], g_scales, h_scales, extra["packed"])
+        g, h = extra["given"]
+        round_gradients(g, h, g_scales, h_scales, extra["packed"])
 
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
         """Have trees grow on some rows alone."""

@@ -56,7 +56,7 @@ _ROWS_AT_ONCE = 15_000
 CONSTANT, EXACT, ROUNDED, VECTOR = 0, 1, 2, 3
 #: Channels of a histogram of several outputs are a multiple of this number: 256 bits of int64, a
 #: register of AVX2.
-_VECTOR_CHANNELS = 4
+VECTOR_CHANNELS = 4
 
 
 def count_channels(n_outputs: int, constant: bool) -> int:
@@ -65,7 +65,7 @@ def count_channels(n_outputs: int, constant: bool) -> int:
     Of several outputs those of zeros follow, up to the end of a vector register.
     """
     n = (n_outputs if constant else 2 * n_outputs) + 1
-    return n if n_outputs == 1 else -(-n // _VECTOR_CHANNELS) * _VECTOR_CHANNELS
+    return n if n_outputs == 1 else -(-n // VECTOR_CHANNELS) * VECTOR_CHANNELS
 
 
 @dataclass(eq=False, slots=True)

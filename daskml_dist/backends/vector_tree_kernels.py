@@ -20,11 +20,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
-from daskml_dist.backends.intrinsics import prefetch
+from daskml_dist.backends.intrinsics import emitted, prefetch
 from daskml_dist.backends.tree_kernels import partition_rows
+from daskml_dist.backends.trees import VECTOR_CHANNELS
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
@@ -34,6 +36,20 @@ _ROWS_AHEAD = 8
 #: Rows of a category that its place among the others is trusted from, and that smooth it, as in
 #: `tree_kernels._find_best_categories`.
 _CATEGORY_ROWS = 10
+
+
+@emitted(lambda sums, numbers: types.void(types.int64, types.int64))
+def add_numbers(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Add the int32 numbers at an address to as many int64 sums at another, a vector register."""
+    # numba leaves it to loops to become vectors, and these would be too short.
+    sums_type, numbers_type = (
+        ir.VectorType(ir.IntType(bits), VECTOR_CHANNELS) for bits in (64, 32)
+    )
+    sums = builder.inttoptr(arguments[0], sums_type.as_pointer())
+    numbers = builder.load(builder.inttoptr(arguments[1], numbers_type.as_pointer()), align=4)
+    total = builder.add(builder.load(sums, align=8), builder.sext(numbers, sums_type))
+    builder.store(total, sums, align=8)
+    return context.get_dummy_value()
 
 
 @_exact
@@ -97,10 +113,11 @@ def partition_and_sum_vectors(
 def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> None:
     """Add the vectors of some rows to the bins of their features."""
     d, n_asked, n_bins, width = out.shape
-    sums, last = out.reshape(-1), len(index) - _ROWS_AHEAD - 1
-    rows_at, vectors_at, line = rows.ctypes.data, vectors.ctypes.data, rows.shape[1]
-    n_channels, step = np.uintp(width), np.uintp(n_asked * n_bins * width)
-    first = np.uintp(number * n_bins * width)
+    last, line = len(index) - _ROWS_AHEAD - 1, rows.shape[1]
+    rows_at, vectors_at = rows.ctypes.data, vectors.ctypes.data
+    # Addresses of numbers of 4 and of 8 bytes.
+    first = out.ctypes.data + 8 * number * n_bins * width
+    of_bin, of_feature = 8 * width, 8 * n_asked * n_bins * width
     for q in range(len(index)):
         if q <= last:
             # Rows of a leaf lie anywhere: the processor cannot foresee their addresses.
@@ -108,19 +125,12 @@ def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> 
             prefetch(rows_at + soon * line)
             prefetch(vectors_at + soon * 4 * width)
         i = np.uintp(index[q])
-        for c in range(0, width, 4):
-            # Four numbers at once: all are read before any is written, so that the compiler need
-            # not ask whether arrays overlap, and makes vectors of them.
-            v0, v1 = np.int64(vectors[i, c]), np.int64(vectors[i, c + 1])
-            v2, v3 = np.int64(vectors[i, c + 2]), np.int64(vectors[i, c + 3])
-            place = first + np.uintp(c)
-            for j in range(d):
-                at = place + np.uintp(rows[i, np.uintp(j)]) * n_channels
-                s0, s1 = sums[at] + v0, sums[at + np.uintp(1)] + v1
-                s2, s3 = sums[at + np.uintp(2)] + v2, sums[at + np.uintp(3)] + v3
-                sums[at], sums[at + np.uintp(1)] = s0, s1
-                sums[at + np.uintp(2)], sums[at + np.uintp(3)] = s2, s3
-                place += step
+        own, sums = vectors_at + np.int64(i) * 4 * width, first
+        for j in range(d):
+            at = sums + np.int64(rows[i, np.uintp(j)]) * of_bin
+            for c in range(0, width, VECTOR_CHANNELS):
+                add_numbers(at + 8 * c, own + 4 * c)
+            sums += of_feature
 
 
 @_inside
@@ -183,8 +193,8 @@ def find_best_vector_split(
 
     Parameters
     ----------
-    hist : ndarray of int64 of shape (m, n_bins, n_channels)
-        Of features ``first`` to ``first + m``.
+    hist : ndarray of int64 of shape (m, n_bins + 1, n_channels)
+        Of features ``first`` to ``first + m``. The last bin is not used.
     first, counts, missing, categorical, allowed, bits
         As :func:`daskml_dist.backends.tree_kernels.find_best_split` takes them.
     totals : ndarray of int64 of shape (2 * n_outputs + 1,)
@@ -300,14 +310,14 @@ def _find_best_vector_categories(
     k, l2, least_h, least_n = len(value), limits[0], limits[1], np.int64(limits[2])
     constant = hist.shape[1] < 2 * k + 1
     n_at = k if constant else 2 * k
-    n_all, end = totals[2 * k], 2 * k + 1
+    n_all, end, missing_bin = totals[2 * k], 2 * k + 1, hist.shape[0] - 2
     side = np.empty(end, np.int64)
     numbers, keys = np.empty(256, np.int64), np.empty(256)
     for output in range(k):
         n = 0
         for b in range(count + missing):
             # Missing values count as one more category.
-            b = b if b < count else hist.shape[0] - 1
+            b = b if b < count else missing_bin
             # Categories of few rows are not trusted, and stay on the right.
             if hist[b, n_at] >= _CATEGORY_ROWS:
                 h = (hist[b, k] if constant else hist[b, k + output]) * scales[1, output]
@@ -340,7 +350,7 @@ def _find_best_vector_categories(
                     bits[:] = 0
                     for q in range(i + 1):
                         c = numbers[q if direction == 1 else n - 1 - q]
-                        if missing and c == hist.shape[0] - 1:
+                        if missing and c == missing_bin:
                             found[2] = 1
                         else:
                             bits[c >> 6] |= np.uint64(1) << np.uint64(c & 63)

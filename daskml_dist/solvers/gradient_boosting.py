@@ -253,10 +253,10 @@ class _BoostingRun:
             extra["raw"] += self._baseline[:, None]
             extra["n_trees"] = 0
             if self._solver.vector_leaves:
-                shape, dtype = (binned.n, count_channels(k, self._constant)), np.int32
+                width = count_channels(k, self._constant)
+                extra["packed"] = binned.allocate_zeros((binned.n, width), np.int32)
             else:
-                shape, dtype = (k, binned.n), np.int64
-            extra["packed"] = binned.allocate_zeros(shape, dtype)
+                extra["packed"] = binned.allocate_zeros((k, binned.n), np.int64)
             extra["index"] = binned.allocate_zeros((binned.n,), np.int32)
             extra["spare"] = binned.allocate_zeros((binned.n,), np.int32)
         for number in range(extra["n_trees"], len(self._trees)):

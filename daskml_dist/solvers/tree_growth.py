@@ -259,7 +259,10 @@ class TreeGrower:
             bins.counts, missing, bins.categorical.astype(np.uint8), growth.monotonic_signs,
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
-        shape = d, bins.n_bins, count_channels(n_outputs, constant)
+        # A spare bin of vectors: without it the same bin of all features would lie a multiple of
+        # 4 KiB apart, and fall into the same few sets of a processor's cache.
+        n_bins = bins.n_bins + (n_outputs > 1)
+        shape = d, n_bins, count_channels(n_outputs, constant)
         self.lanes = device.open_rows(binned_lanes, shape)
         self._all = np.ones(d, np.uint8)
         self._max_splits_at_once = max(
