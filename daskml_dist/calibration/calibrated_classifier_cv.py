@@ -261,8 +261,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         """Return the arguments of the classifier's fit, and the groups of rows for the splitter."""
         if lazy := [name for name, value in more.items() if is_dask(value) and name != "groups"]:
             raise InvalidParameterError(
-                f"{lazy} cannot be cut into folds; of the arguments of fit sample_weight can. "
-                "Leave them out."
+                f"{lazy} cannot be split into folds; of the arguments of fit, only sample_weight "
+                "can. Leave them out."
             )
         if is_metadata_routing_enabled():
             with translate_parameter_errors():

@@ -163,7 +163,7 @@ class TensorBoard(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback TensorBoard needs tensorboardX: pip install "
-                "'daskml-dist[tensorboard]'; CSVLogger needs nothing."
+                "'daskml-dist[tensorboard]'; CSVLogger needs no extra package."
             ) from error
         self._writer, self._pass = SummaryWriter(os.fspath(self.log_dir)), 0
         # A list in Markdown, as TensorBoard shows texts.
@@ -273,7 +273,7 @@ class MLflow(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback MLflow needs MLflow: pip install 'daskml-dist[mlflow]'; CSVLogger "
-                "needs nothing."
+                "needs no extra package."
             ) from error
         client = mlflow.MlflowClient(self.tracking_uri)
         active = mlflow.active_run()

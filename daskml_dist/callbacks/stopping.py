@@ -135,7 +135,7 @@ class OptunaPruning(FitCallback):
         if not hasattr(trial, "report") or not hasattr(trial, "should_prune"):
             raise InvalidParameterError(
                 f"OptunaPruning(trial=...): it is a {type(trial).__name__}. Give the trial that "
-                "Optuna calls the objective with."
+                "Optuna passes to the objective."
             )
         _check_direction(trial, monitor)
         self.trial = trial
@@ -155,7 +155,7 @@ class OptunaPruning(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback OptunaPruning needs Optuna: pip install 'daskml-dist[optuna]'; "
-                "HyperbandSearchCV needs nothing."
+                "HyperbandSearchCV needs no extra package."
             ) from error
         self._pruned_error = TrialPruned
 
@@ -183,7 +183,7 @@ def _check_direction(trial: Any, monitor: str) -> None:
         return
     if len(directions) != 1:
         raise InvalidParameterError(
-            "OptunaPruning: pruners of Optuna know studies of one objective alone. Leave the "
+            "OptunaPruning: Optuna's pruners only support studies with one objective. Leave the "
             "callback out, or create the study with one direction."
         )
     wanted = "maximize" if is_more_better(monitor) else "minimize"

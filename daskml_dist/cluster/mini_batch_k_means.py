@@ -175,8 +175,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         # Outer steps extrapolate; counts and sums would then be of no rows.
         if settings.policy.outer_optimizer is not None:
             raise InvalidParameterError(
-                f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
-                "means of rows. Leave out outer, outer_rate and outer_momentum."
+                f"{settings.policy!r} steps beyond the mean of the lanes, but centres are means "
+                "of rows. Leave out outer, outer_rate and outer_momentum."
             )
         # Counts and sums over many rows need the digits of float64; the rows keep their dtype.
         return dataclasses.replace(settings, dtype="float64", tol=None)
@@ -258,8 +258,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             return CentroidModel(np.zeros((int(self.n_clusters), summary.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
-                f"n_clusters={self.n_clusters}, and the fit that this one goes on from has "
-                f"{len(last.first)}. Set that, or call fit."
+                f"n_clusters={self.n_clusters}, but the fit that is continued has "
+                f"{len(last.first)}. Set that number, or call fit to start again."
             )
         return dataclasses.replace(last, reassignment=None)
 

@@ -82,9 +82,9 @@ class ParameterServer:
             raise InvalidDataError("arrays is empty: name at least one array of parameters.")
         for name, array in own.items():
             if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-                raise InvalidDataError(f"The parameters {name!r} are no finite real numbers.")
+                raise InvalidDataError(f"The parameters {name!r} must be finite real numbers.")
         if isinstance(n_servers, bool) or not isinstance(n_servers, int) or n_servers < 1:
-            raise InvalidParameterError(f"n_servers={n_servers!r} is no number of servers.")
+            raise InvalidParameterError(f"n_servers={n_servers!r} must be an integer >= 1.")
         self.n_servers = n_servers
         self.policy = get_policy(policy)
         if self.policy.trainers_meet or self.policy.averages:

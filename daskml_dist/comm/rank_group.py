@@ -198,7 +198,7 @@ class RankGroup:
             own = own.astype(np.int64)
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in ("sum", *_MERGES):
-            raise InvalidParameterError(f'op={op!r} is not "sum", "max", "min" or a function.')
+            raise InvalidParameterError(f'op={op!r} must be "sum", "max", "min" or a function.')
         self._meet(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
         if not own.size:
             found = own
@@ -231,7 +231,7 @@ class RankGroup:
         """
         own = np.ascontiguousarray(_as_numbers(array))
         if not own.ndim:
-            raise InvalidDataError("A single number has no shares: use allreduce.")
+            raise InvalidDataError("A single number cannot be scattered: use allreduce.")
         self._meet(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
         each = int(np.prod(own.shape[1:]))
         bounds = [at * each for at in self._communicator.bounds(len(own))]
@@ -250,7 +250,7 @@ class RankGroup:
         """Give each rank the value at its place in `values`; return what each has for this one."""
         if len(values) != self.size:
             raise InvalidParameterError(
-                f"alltoall takes a value for each of the {self.size} ranks, not {len(values)}."
+                f"alltoall takes one value for each of the {self.size} ranks, not {len(values)}."
             )
         packed = [join_packed(pack_value(value)) for value in values]
         self._meet("alltoall")
@@ -272,7 +272,7 @@ class RankGroup:
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of rank `root` on all ranks; what the others give is not looked at."""
         if not 0 <= root < self.size:
-            raise InvalidParameterError(f"root={root} is none of the {self.size} ranks.")
+            raise InvalidParameterError(f"root={root} is not one of the {self.size} ranks.")
         self._meet(f"broadcast from rank {root}")
         is_root = self.rank == root
         if root:
@@ -337,8 +337,8 @@ class RankGroup:
             self.failure = WaitTimeoutError(
                 f"Rank {self.rank} waited {self._wait.timeout:g} s for rank {ranks} in call "
                 f"{self._n_calls} of its group ({call or 'its data'}). Does the function sleep "
-                "there, compute for longer than that, or wait for something else? Raise the bound "
-                "with run_together(timeout=seconds)."
+                "or compute for longer than that there, or wait for something else? Raise the "
+                "limit with run_together(timeout=seconds)."
             )
             raise self.failure from error
         except TrainingError as error:
@@ -417,7 +417,7 @@ class RankParameters:
         views = self._layout.views(total)
         if unknown := sorted(set(gradients) - set(views)):
             raise InvalidParameterError(
-                f"No parameters of the names {unknown}: the server has {sorted(views)}."
+                f"No parameters are named {unknown}: the server has {sorted(views)}."
             )
         for name, gradient in gradients.items():
             own = np.asarray(copy_to_host(gradient))
@@ -440,8 +440,8 @@ def _as_numbers(array: Any) -> NDArray[Any]:
     own = np.asarray(copy_to_host(array) if hasattr(array, "shape") else array)
     if own.dtype.kind not in _SUMMABLE:
         raise InvalidDataError(
-            f"An array of {own.dtype} cannot be reduced: it holds no numbers. Use allgather for "
-            "other values."
+            f"An array of {own.dtype} cannot be reduced: it does not hold numbers. Use allgather "
+            "for other values."
         )
     return own
 
@@ -473,7 +473,7 @@ def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
         for rank, (call, number) in enumerate(zip(calls[:8], numbers, strict=False))
     )  # fmt: skip
     return (
-        f"The ranks of a function make different calls: {doing}. Every rank has to make the same "
-        "calls of its group in the same order, with arrays of one shape and dtype, until it "
-        "returns; let no rank skip one, whatever blocks it has."
+        f"The ranks of a function make different calls: {doing}. Every rank must make the same "
+        "calls of its group in the same order, with arrays of the same shape and dtype, until "
+        "it returns, whatever blocks it has."
     )

@@ -183,8 +183,8 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         learns = self.update or not is_fitted(vars(self).get("estimator_", self.estimator))
         if learns and not hasattr(self.estimator, "partial_fit"):
             raise InvalidParameterError(
-                f"{type(self.estimator).__name__} has no partial_fit. Pass a fitted one with "
-                "update=False, or one that learns batch by batch, such as SGDRegressor."
+                f"{type(self.estimator).__name__} has no partial_fit. Pass a fitted estimator "
+                "with update=False, or one that learns batch by batch, such as SGDRegressor."
             )
 
     def _copy_state(self) -> Self:
@@ -211,8 +211,8 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
             scores = np.abs(y - predict_numbers(self.estimator_, X))
             if np.isnan(scores).any():
                 raise InvalidDataError(
-                    f"{type(self.estimator_).__name__} predicts NaN for some rows. Impute missing "
-                    "values, or begin again by fit() where the model has diverged."
+                    f"{type(self.estimator_).__name__} predicts NaN for some rows. Impute "
+                    "missing values, or start again with fit() if the model has diverged."
                 )
             self._follow_errors(scores)
             if not self.update:

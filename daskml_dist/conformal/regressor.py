@@ -44,7 +44,7 @@ def predict_numbers(fit: Any, X: Any) -> Floats:
     found = np.asarray(fit.predict(X), np.float64)
     if found.ndim == 2 and found.shape[1] > 1:
         raise InvalidDataError(
-            f"The regressor predicts {found.shape[1]} targets, and intervals are of one. Fit a "
+            f"The regressor predicts {found.shape[1]} targets, but intervals are for one. Fit a "
             "regressor for each target."
         )
     return found.reshape(-1)

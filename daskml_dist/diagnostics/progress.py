@@ -53,11 +53,12 @@ class Progress(NamedParameters):
     ) -> None:
         if max_iter is not None and max_iter < 1:
             raise InvalidParameterError(
-                f"Progress(max_iter={max_iter}): give at least 1, or None for the fit's own"
+                f"Progress(max_iter={max_iter}): give at least 1, or None for that of the fit"
             )
         if not isinstance(verbose, int | np.integer | np.bool_):
             raise InvalidParameterError(
-                f"verbose={verbose!r}: give 0 for silence, 1 for a live line, 2 for a line a pass"
+                f"verbose={verbose!r}: give 0 for no output, 1 for a live line, 2 for a line "
+                "per pass"
             )
         self.console = console
         self.max_iter = max_iter

@@ -520,7 +520,7 @@ class BaggingMixin(OnBlocks):
         """Return a seed for each member that is to be fitted."""
         if self.warm_start and self.oob_score:
             raise InvalidParameterError(
-                "Out of bag estimate only available if warm_start=False. Set one of them so."
+                "Out of bag estimate only available if warm_start=False. Change one of them."
             )
         if not self.bootstrap and self.oob_score:
             raise InvalidParameterError(
@@ -555,8 +555,8 @@ class BaggingMixin(OnBlocks):
             total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))
             if not self.bootstrap:
                 raise InvalidParameterError(
-                    "On Dask collections rows are drawn by their sample_weight with replacement "
-                    "alone. Use bootstrap=True, or leave the weights out."
+                    "On Dask collections, sample_weight needs drawing with replacement. Use "
+                    "bootstrap=True, or leave the weights out."
                 )
         given = n if self.max_samples is None else self.max_samples
         if isinstance(given, Integral):

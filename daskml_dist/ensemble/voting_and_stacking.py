@@ -184,7 +184,7 @@ class VotingMixin(NamedMembersMixin):
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise InvalidParameterError(
                 f"Number of `estimators` and weights must be equal; got {len(self.weights)} "
-                f"weights, {len(self.estimators)} estimators. Give one weight a member."
+                f"weights, {len(self.estimators)} estimators. Give one weight per member."
             )
         return named
 

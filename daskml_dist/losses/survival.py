@@ -255,8 +255,9 @@ class AFT(RowLoss):
             raise make_no_event_error()
         if mean[1] <= -UNBOUNDED:
             raise InvalidDataError(
-                "All times of y have an upper bound alone (the lower one is 0), so the likelihood "
-                "grows without end as the prediction falls. Give rows with events, or lower bounds."
+                "All times of y have only an upper bound (the lower one is 0), so the "
+                "likelihood grows without limit as the prediction falls. Give rows with events, "
+                "or with lower bounds."
             )
 
     def constant(self, mean: float) -> float:
@@ -413,7 +414,7 @@ def _cumulate(values: Array, backwards: bool) -> Array:
 def make_no_event_error() -> InvalidDataError:
     """Return the error of times of which none is that of an event."""
     return InvalidDataError(
-        "All times of y are censored: no row has an event, so the likelihood grows with the "
-        "prediction without end. Give rows with events: positive times, event=True, or a finite "
-        "upper bound. Is the sign, or the meaning of the column of events, the other way round?"
+        "All times of y are censored: no row has an event, so the likelihood grows without "
+        "limit with the prediction. Give rows with events: positive times, event=True, or a "
+        "finite upper bound. Is the sign, or the meaning of the event column, reversed?"
     )

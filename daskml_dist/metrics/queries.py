@@ -165,7 +165,7 @@ def dcg_score(
     """
     _check_gain(gain)
     if not log_base > 1:
-        raise InvalidParameterError(f"log_base={log_base!r} is to be above 1. Leave it at 2.")
+        raise InvalidParameterError(f"log_base={log_base!r} must be above 1; the default is 2.")
     if group is None:
         metric = partial(theirs.dcg_score, k=k, log_base=log_base, ignore_ties=ignore_ties)
         return _score_tables(metric, y_true, y_score, sample_weight, gain)
@@ -192,7 +192,8 @@ def _check_gain(gain: Any) -> None:
         check_one_of("gain", gain, ("linear", "exponential"))
     elif np.ndim(gain) != 1:
         raise InvalidParameterError(
-            f'gain={gain!r} is to be "linear", "exponential", or a number for each label from 0.'
+            f'gain={gain!r} must be "linear", "exponential", or a list of numbers, one per '
+            "label from 0."
         )
 
 
@@ -206,19 +207,19 @@ def _gains_of(gain: str | tuple[float, ...], labels: Array) -> Array:
         gains = compute_gains(labels, gain)
         if not np.isfinite(gains).all():
             raise InvalidDataError(
-                f"y_true holds the label {labels.max():g}, whose exponential gain no float has. "
-                "Give gain='linear', of which a label is its own gain."
+                f"y_true holds the label {labels.max():g}, whose exponential gain overflows. Use "
+                "gain='linear', in which the gain is the label itself."
             )
         return gains
     if (labels < 0).any() or (labels != np.trunc(labels)).any():
         raise InvalidDataError(
-            "y_true holds labels that are no whole numbers from 0, by which gains are looked up. "
-            "Round them, or give gain='linear', of which a label is its own gain."
+            "y_true holds labels that are not whole numbers >= 0, which index the gains. Round "
+            "them, or use gain='linear', in which the gain is the label itself."
         )
     if len(labels) and labels.max() >= len(gain):
         raise InvalidDataError(
-            f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give one "
-            "for each label from 0."
+            f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give "
+            "one per label from 0."
         )
     return np.asarray(gain, np.float64)[labels.astype(np.intp)]
 
@@ -228,8 +229,8 @@ def _score_tables(metric: Any, y_true: Any, y_score: Any, sample_weight: Any, ga
     y_true, y_score = convert_foreign(y_true, y_score)
     if np.ndim(y_true) == 1 or (hasattr(y_true, "ndim") and y_true.ndim == 1):
         raise InvalidDataError(
-            "y_true has one dimension: pass group, the query of each row, or tables with a row for "
-            "each query and a column for each document."
+            "y_true has one dimension: pass group, the query of each row, or tables with one "
+            "row per query and one column per document."
         )
     of_labels = partial(_gains_of, _make_gain(gain))
     if not has_lazy_input(y_true, y_score, sample_weight):
@@ -379,7 +380,9 @@ def _score_queries(
         collection, partial(_summarise_block, score), partial(_merge_blocks, score)
     )
     if found is None:
-        raise InvalidDataError("y_true and y_score have no rows. Look at the files or the filter.")
+        raise InvalidDataError(
+            "y_true and y_score have no rows. Check the files or the filter that they come from."
+        )
     open_rows = found.rows.sort_by_query()
     codes = np.concatenate(
         [*found.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
@@ -427,7 +430,7 @@ def _sum_scores(score: _Score, rows: _RankedRows) -> Array:
     low, high = (of.reduceat(rows.weight, starts[:-1]) for of in (np.minimum, np.maximum))
     if (low != high).any():
         raise InvalidDataError(
-            "Rows of one query have different weights. Give each of its rows the same."
+            "Rows of one query have different weights. Give all rows of a query the same weight."
         )
     found = score(rows.labels, rows.scores, starts)
     counts = ~np.isnan(found)

@@ -69,7 +69,9 @@ def concordance_index(y_true: Any, y_pred: Any, *, sample_weight: Any = None) ->
     else:
         rows = reduce_parts(collection, _read_rows, _TimedRows.join)
     if rows is None or not len(rows.predicted):
-        raise InvalidDataError("y_true and y_pred have no rows. Look at the files or the filter.")
+        raise InvalidDataError(
+            "y_true and y_pred have no rows. Check the files or the filter that they come from."
+        )
     return rows.score()
 
 
@@ -115,8 +117,8 @@ class _TimedRows:
         )  # fmt: skip
         if not pairs:
             raise InvalidDataError(
-                "No two rows of y_true can be compared: no event is known to come before another "
-                "row's. Score rows with events, and with times after these."
+                "No two rows of y_true can be compared: no event is known to precede the time "
+                "of another row. Score rows with events, and rows with later times."
             )
         return float((right + tied / 2) / pairs)
 

@@ -283,7 +283,7 @@ class _ShuffledSplitter(DaskSplitter):
         if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
                 f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
-                "several times, with another random_state each."
+                "several times, each with another random_state."
             )
         n_train, n_test = resolve_sizes(n, self.test_size, self.train_size, self._default_test_size)
         roles = DigitRoles(self.n_splits)
@@ -402,8 +402,8 @@ def train_test_split(
         return found
     if not arrays or not is_dask(arrays[0]):
         raise InvalidParameterError(
-            "The first array is in memory and another is a Dask collection. Pass the rows as Dask "
-            "collection first: dask.array.from_array(X)."
+            "The first array is in memory and another is a Dask collection. Pass the rows as a "
+            "Dask collection first: dask.array.from_array(X)."
         )
     if test_size is None and train_size is None:
         test_size = 0.25  # scikit-learn's default here; that of its splitters is 0.1

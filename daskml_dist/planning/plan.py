@@ -87,8 +87,8 @@ class Choice:
         """
         if self.place not in (INLINE, "cluster"):
             raise InvalidParameterError(
-                f"There are no {self.place}: this choice was a supposition. Start a cluster, and "
-                "take plan.best of a plan made with its client."
+                f"There are no {self.place}: this choice is hypothetical. Start a cluster, and "
+                "use plan.best of a plan made with its client."
             )
         if self.place == INLINE and any(map(is_dask, (X, y, sample_weight))):
             X, y, sample_weight = compute(X, y, sample_weight)

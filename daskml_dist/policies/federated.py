@@ -99,8 +99,8 @@ class FederatedAveraging(Policy):
             )
         if steps is not None and self.local_epochs != 1:
             raise InvalidParameterError(
-                f"FederatedAveraging(local_epochs={self.local_epochs}, local_steps={steps}): a "
-                "round has a number of local epochs or of local steps. Leave one of them out."
+                f"FederatedAveraging(local_epochs={self.local_epochs}, local_steps={steps}): "
+                "give either local epochs or local steps. Leave one of them out."
             )
         if not (is_number(mu) and mu >= 0):
             raise InvalidParameterError(

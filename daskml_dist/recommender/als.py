@@ -349,8 +349,9 @@ class ALS(BaseRecommender):
         at = find_id_positions(self.item_ids_, items, str(self.item_col))
         if len(unknown := np.setdiff1d(users, users[at >= 0])):
             raise InvalidDataError(
-                f"User {unknown[0]!r} has rated no item that the fit has seen, so nothing is known "
-                "of him. Leave him out: recommend treats an unseen user like the mean of all."
+                f"User {unknown[0]!r} has rated no item that the fit has seen, so there are no "
+                "factors to compute. Leave this user out: recommend treats unseen users like "
+                "the mean of all."
             )
         return users[at >= 0], at[at >= 0], values[at >= 0]
 
@@ -390,12 +391,12 @@ class ALS(BaseRecommender):
             check_number("tol", self.tol)
         if self.device == "gpu":
             raise InvalidParameterError(
-                'device="gpu": the least squares of ALS are solved by the CPU. Use "auto" or "cpu".'
+                'device="gpu": the least squares of ALS are solved on the CPU. Use "auto" or "cpu".'
             )
         if self.implicit and self.biases:
             raise InvalidParameterError(
-                "biases=True is for explicit ratings: implicit ones say how certain a preference "
-                "is. Set biases=False."
+                "biases=True is for explicit ratings; implicit ones are weights of preferences. "
+                "Set biases=False."
             )
 
     def _set_factors(self, solution: KeyedSolution) -> None:

@@ -397,15 +397,15 @@ class RowBoostLoss(BoostLoss):
         largest = largest_sizes(g, h)
         if not np.isfinite(largest).all():
             raise DivergedError(
-                f"{self._name} returned NaN or infinity as a gradient or second derivative. Look "
-                "at its function for far predictions, such as an exponential that overflows; or "
+                f"{self._name} returned NaN or infinity as a gradient or second derivative. "
+                "Check it for extreme predictions, such as an exponential that overflows; or "
                 "lower learning_rate."
             )
         if len(h) and h.min() < 0:
             raise InvalidParameterError(
-                f"{self._name} returned a negative second derivative, {h.min():g}, by which no "
-                "leaf can step. Where the loss is not convex, return max(hessian, 0.0), or leave "
-                "the second derivative out."
+                f"{self._name} returned a negative second derivative, {h.min():g}, so no leaf "
+                "value can be computed. If the loss is not convex, return max(hessian, 0.0), or "
+                "leave out the second derivative."
             )
         return largest
 

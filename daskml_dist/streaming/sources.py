@@ -238,8 +238,9 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
             frame = read_frame(path)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
             raise InvalidDataError(
-                f"{path} cannot be read: {error}. Have its writer give it this name once it is "
-                "whole; or take it out of the folder, and go on: folder(..., after=s.position)."
+                f"{path} cannot be read: {error}. Rename files to their final name only when "
+                "they are complete; or remove this one from the folder and continue: "
+                "folder(..., after=s.position)."
             ) from error
         return cut(frame, path)
 
@@ -324,7 +325,7 @@ def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     raise InvalidParameterError(
-        f"read gave {type(made).__name__} for {source}. Let it return X and y: return X, y."
+        f"read gave {type(made).__name__} for {source}. It must return X and y: return X, y."
     )
 
 

@@ -61,7 +61,7 @@ class DataSummary:
                 "every partition the same columns."
             )
         raise InvalidDataError(
-            f"Blocks have rows of different shapes: {sorted(shapes)}. Give every chunk rows of one "
+            f"Blocks have rows of different shapes: {sorted(shapes)}. Give all rows the same "
             "shape: crop or pad them."
         )
 
@@ -101,7 +101,7 @@ class DataSummary:
             return asked
         if asked == "gpu":
             raise InvalidParameterError(
-                'deterministic=True with sparse rows and device="gpu": a GPU adds up their '
+                'deterministic=True with sparse rows and device="gpu": a GPU sums their '
                 'gradients in no fixed order. Use device="cpu", or dense rows.'
             )
         return "cpu"
@@ -329,8 +329,8 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
     missing = [label for label in known if label not in given]
     if unknown and missing:
         raise InvalidParameterError(
-            f"The classes, {missing}, are not in class_weight, which names labels that y does not "
-            f"hold: {unknown}. Use labels among {known}, or name all of these."
+            f"The classes, {missing}, are not in class_weight, which has labels that are not in "
+            f"y: {unknown}. Use labels among {known}, or name all of these."
         )
     return np.array([float(given.get(label, 1.0)) for label in known])
 

@@ -134,8 +134,8 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         check_one_of("voting", self.voting, ("hard", "soft"))
         if self.voting == "soft" and not hasattr(self.estimator, "predict_proba"):
             raise InvalidParameterError(
-                f"voting='soft' needs predict_proba, which {type(self.estimator).__name__} has "
-                "not. Use voting='hard'."
+                f"voting='soft' needs predict_proba, which {type(self.estimator).__name__} does "
+                "not have. Use voting='hard'."
             )
         self.classes_ = (
             # A pass over y before the fits: a block may lack labels.

@@ -209,8 +209,9 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
             return super().score(X, y, sample_weight)
         if is_dask(X):
             raise InvalidParameterError(
-                f"{type(self.estimator).__name__} is neither classifier nor regressor, so there is "
-                f"no score of its blocks. Pass {type(self).__name__}(estimator, scoring=...)."
+                f"{type(self.estimator).__name__} is neither a classifier nor a regressor, so "
+                f"its blocks have no default score. Pass {type(self).__name__}(estimator, "
+                "scoring=...)."
             )
         return float(self._fitted.score(X, y, **weights))
 

@@ -311,7 +311,7 @@ def test_quantiles_are_set(member: Any) -> None:
 
 
 def test_models_without_quantiles_are_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="no parameter that is a quantile"):
+    with pytest.raises(InvalidParameterError, match="no quantile parameter"):
         ConformalizedQuantileRegressor(Ridge()).fit(X, Y)
     with pytest.raises(InvalidParameterError, match='Use loss="quantile"'):
         ConformalizedQuantileRegressor(HistGradientBoostingRegressor()).fit(X, Y)

@@ -229,7 +229,7 @@ _KNOWN = (
     "NAType",
     "pandas.NA",
     "value of NA",
-    "takes no sparse chunks",
+    "does not accept sparse chunks",
     "needs dense rows",
     "trees need dense rows",
     "rows cannot be aligned",

@@ -29,7 +29,7 @@ Y = (X[:, 0] > 0).astype(int)
     ("rows", "words"),
     [(None, "X is None"), ("data", "read_parquet"), (Path("a.npy"), "numpy.load"),
      ((row for row in X), "read once"), (map(float, X[0]), "read once"),
-     ((X, Y[:, None]), r"tuple of 2 collections.*apart, fit\(X, y\)"),
+     ((X, Y[:, None]), r"tuple of 2 collections.*separately, fit\(X, y\)"),
      ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),
      ({"a": X[:, 0]}, r"X = pandas.DataFrame\(X\)"), ({1, 2}, "has no order"),
      (lambda: X, "<lambda>, a function"), (np, "numpy, a module"),

@@ -232,14 +232,14 @@ def _bounds(row: int, low: float, high: float) -> Any:
         (-np.abs(Y), "All times of y are censored"),
         (_bounds(3, 2.0, 1.0), "1 is an upper bound below the lower one.*row 3"),
         (_bounds(3, -1.0, 1.0), "negative lower bound"),
-        (_bounds(3, 0.0, 0.0), "no positive time"),
-        (_bounds(3, 0.0, np.inf), "tells nothing"),
+        (_bounds(3, 0.0, 0.0), "not positive"),
+        (_bounds(3, 0.0, np.inf), "carries no information"),
         (_bounds(3, np.nan, 1.0), "missing"),
         (np.column_stack([SEEN, np.full(N, np.inf)]), "All times of y are censored"),
         (np.column_stack([BOUNDS, SEEN]), "shape"),
         (pd.DataFrame({"event": EVENT, "time": -SEEN}), "is not positive"),
-        (np.zeros(N, [("time", float), ("event", bool)]), "tell events by booleans"),
-        (np.zeros(N, [("event", bool), ("time", float), ("more", float)]), "times have two"),
+        (np.zeros(N, [("time", float), ("event", bool)]), "must be boolean"),
+        (np.zeros(N, [("event", bool), ("time", float), ("more", float)]), "times need two"),
         (Y.astype(str), "not numeric|numbers"),
         (None, "requires y"),
     ],
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_named() -> None:
         with pytest.raises(InvalidDataError, match="scored after each iteration have no event"):
             stopping.fit(X, Y, **given)
     lazy = da.from_array(X, chunks=(300, 4))
-    with pytest.raises(InvalidDataError, match="has no sign"):
+    with pytest.raises(InvalidDataError, match="neither positive"):
         fit(AFT(), da.from_array(_with(3, 0.0), chunks=300), X=lazy)
     with pytest.raises(InvalidParameterError, match='Leave scoring="loss"'):
         fit(AFT(), scoring="r2", early_stopping=True)

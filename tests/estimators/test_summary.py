@@ -156,7 +156,7 @@ def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
     X, y = np.column_stack([rng.normal(size=30), np.arange(30) == 7]), rng.normal(size=30)
     model = LinearRegression().fit(X, y)
     for kind in ("HC2", "HC3"):
-        with pytest.raises(InvalidDataError, match="One row alone determines a coefficient"):
+        with pytest.raises(InvalidDataError, match="A single row determines a coefficient"):
             model.summary(X, y, cov_type=kind)
     assert np.isfinite(model.summary(X, y, cov_type="HC1").bse).all()
     groups = np.where(np.arange(30) == 3, np.nan, np.arange(30) // 5)

@@ -192,7 +192,7 @@ def test_answers_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     model = HistGradientBoostingRegressor("poisson", max_iter=3).fit(X, TARGETS["count"])
     monkeypatch.setattr(onnx_trees, "_has_log_link", lambda model: False)
-    with pytest.raises(ExportError, match="answers otherwise"):
+    with pytest.raises(ExportError, match="predicts differently"):
         model.to_onnx()
 
 
@@ -243,7 +243,8 @@ def test_categories_of_frames_in_onnx() -> None:
 
 
 @pytest.mark.parametrize(
-    ("categories", "words"), [(["a", "b"], "are no numbers"), ([1.0, 1 + 1e-12], "same of float32")]
+    ("categories", "words"),
+    [(["a", "b"], "are not numbers"), ([1.0, 1 + 1e-12], "become equal in float32")],
 )
 def test_categories_that_onnx_cannot_tell_are_refused(categories: Any, words: str) -> None:
     frame = pd.DataFrame({"k": pd.Categorical(np.resize(categories, 400)), "x": ROWS[:, 0]})

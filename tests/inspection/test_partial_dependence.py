@@ -89,7 +89,7 @@ def test_frames_of_unknown_lengths(kind: str) -> None:
     # No tree of categories is asked by itself.
     found = partial_dependence(model, dd.from_pandas(frame, npartitions=3), kind=kind, **asked)
     _same(found, wanted)
-    with pytest.raises(InvalidParameterError, match="trees split categories"):
+    with pytest.raises(InvalidParameterError, match="trees split on categories"):
         partial_dependence(model, frame, method="recursion", **asked)
 
 

@@ -319,7 +319,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(InvalidParameterError, match="take 64 at most"):
             shap_values(deep, chain, background=chain)
     classes = MODELS["boosting of three classes"]()
-    with pytest.raises(InvalidParameterError, match="as_frame=True is of one output"):
+    with pytest.raises(InvalidParameterError, match="as_frame=True needs a model with one output"):
         shap_values(classes, X, as_frame=True)
 
 

@@ -151,7 +151,7 @@ def test_bad_rows_are_named() -> None:
         ({"group": GROUP, "sample_weight": np.zeros(N)}, "sum to zero"),
         ({"group": GROUP, "gain": [0, 1]}, "label 3"),
         ({"group": GROUP, "gain": [0, 1, 3, 7], "y": TRUTH / 2}, "whole numbers from 0"),
-        ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "no float has"),
+        ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "gain overflows"),
         ({"group": ["a", "b"]}, "sizes of queries"),
     ):
         options = {**given}

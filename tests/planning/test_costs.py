@@ -303,7 +303,7 @@ def test_rows_of_persisted_frames_are_counted(client: Client) -> None:
     numbers = pd.DataFrame({"a": np.arange(30.0), "label": np.arange(30) % 3})
     lazy = dd.from_pandas(numbers, npartitions=3)
     lazy = lazy[lazy["label"] > 0]
-    with pytest.raises(InvalidDataError, match="Persist what X and y are taken from"):
+    with pytest.raises(InvalidDataError, match="Persist the collection of X and y"):
         measure_shape(SGDClassifier(), lazy[["a"]], lazy["label"])
     frame = lazy.persist()
     shape = measure_shape(SGDClassifier(), frame.drop(columns="label"), frame["label"])

@@ -197,7 +197,7 @@ def test_bad_rows_name_the_remedy() -> None:
         TwoTower().fit(chosen.assign(item=["a", 1] * 50))
     with pytest.raises(InvalidDataError, match="sample"):
         TwoTower().fit(chosen[:0])
-    with pytest.raises(InvalidParameterError, match="no streams"):
+    with pytest.raises(InvalidParameterError, match="not support streams"):
         TwoTower().stream()
 
 

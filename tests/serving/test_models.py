@@ -153,7 +153,7 @@ def test_a_mount_that_is_away(
         with monkeypatch.context() as away:
             away.setattr(Path, "iterdir", _raising(OSError(number, os.strerror(number))))
             assert models.refresh() == models.refresh() == []
-    assert told.text.count("Cannot look at") == 2  # once for each reason
+    assert told.text.count("Cannot check") == 2  # once for each reason
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
 
@@ -232,7 +232,7 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     damage(folder, "1")
     for version in ("3", "4"):
         damage(folder, version)
-    assert "the log says why" in Models(folder).why_none()
+    assert "the log has the reasons" in Models(folder).why_none()
 
 
 def test_shares(tmp_path: Path) -> None:
@@ -302,7 +302,11 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda at: publish(model(), at, "a/b"), InvalidParameterError, "is no name"),
+        (
+            lambda at: publish(model(), at, "a/b"),
+            InvalidParameterError,
+            "is not a valid model name",
+        ),
         (lambda at: publish(model(), at, "m", keep=0), InvalidParameterError, "keep=0"),
         (lambda at: publish(object(), at, "m"), InvalidParameterError, "has no method"),
         (lambda at: rollback(at, "n"), UnknownModelError, "no model 'n'"),

@@ -190,13 +190,13 @@ def test_what_is_not_installed_is_told(missing: str, monkeypatch: pytest.MonkeyP
 
 def test_an_address_in_use_and_threads_are_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(ServingError, match="Is another server there"):
+        with pytest.raises(ServingError, match="Is another server using it"):
             serve(".", port=taken.getsockname()[1], app=dict)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        with pytest.raises(ServingError, match="a process of its own"):
+        with pytest.raises(ServingError, match="a separate process"):
             Supervisor(lambda place: None, 1).run()
     finally:
         end.set()

@@ -100,5 +100,5 @@ def test_models_without_a_table_are_whole(tmp_path: Path) -> None:
         Publisher(tmp_path, "clicks", whole_every=2)(clf)
     with pytest.raises(InvalidParameterError, match="whole_every=0"):
         Publisher(tmp_path, "clicks", whole_every=0)
-    with pytest.raises(ModelFileError, match="changes since another"):
+    with pytest.raises(ModelFileError, match="changes relative to another"):
         daskml_dist.save(clf, tmp_path / "it.changes")

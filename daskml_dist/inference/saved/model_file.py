@@ -157,6 +157,6 @@ def _find_format(path: str) -> ModuleType:
         if path.endswith(suffix):
             return module
     raise ModelFileError(
-        f"{path} ends in none of {', '.join(load_formats())}, by which a model file is known. "
-        "Name it so; for ONNX call to_onnx(path)."
+        f"{path} ends in none of {', '.join(load_formats())}, the endings of model files. Rename "
+        "it; for ONNX call to_onnx(path)."
     )

@@ -149,7 +149,7 @@ def test_hostile_files(saved: Checkpoint, make: Callable[[Path], Any]) -> None:
     make(Path(saved.path))
     tracemalloc.start()
     try:
-        with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        with pytest.raises(CheckpointError, match="not a complete checkpoint"):
             saved.load()
         assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:
