@@ -52,7 +52,8 @@ def run(tiny: bool = False) -> str:
         )  # fmt: skip
     title = (
         f"Ten items for each user, {name}: {len(chosen):,} interactions of "
-        f"{chosen['user'].nunique():,} users among {chosen['item'].nunique():,} items, in one process"
+        f"{chosen['user'].nunique():,} users among {chosen['item'].nunique():,} items, "
+        "in one process"
     )
     return markdown(title, ["", "NDCG at 10", "precision at 10", "fit and ranking, s"], table)
 

@@ -84,7 +84,7 @@ _LOG_BETA_TOLERANCE = 1e-12
 
 
 class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
-    """Classifier whose probabilities are calibrated on rows that it was not fitted to.
+    """Classifier whose probabilities are calibrated on held-out rows.
 
     Rows in memory are left to scikit-learn. On a Dask collection the classifier is fitted to the
     training rows of each split (all splits in one fit, where the classifier can train several

@@ -78,7 +78,7 @@ class EvalMonitor(FitCallback):
         self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
 
     def on_fit_begin(self, run: Any) -> None:
-        """Have the labels of the sets checked after the first pass, when the classes are known.
+        """Request a check of the labels of the sets after the first pass.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class EvalMonitor(FitCallback):
         self._labels_are_checked = False
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Score the model as it is after a pass.
+        """Score the model after a pass.
 
         Parameters
         ----------

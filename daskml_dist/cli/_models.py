@@ -82,7 +82,7 @@ def save(model: Any, path: str) -> str:
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:
-    """Read a fitted estimator that `save` has written.
+    """Read a fitted estimator written by `save`.
 
     `trusted` are names of classes outside this package that the file may hold.
     """

@@ -26,7 +26,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class BisectingKMeans(BaseCentroidSolver):
-    """k-means by splits: one cluster at a time is split in two, until there are enough.
+    """k-means by repeatedly splitting one cluster into two.
 
     Each split is a k-means of two centroids over the rows of its cluster, wherever they are.
 

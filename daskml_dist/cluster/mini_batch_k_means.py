@@ -48,7 +48,7 @@ _MAX_SAMPLE_ENTRIES = 1 << 21
 
 
 class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
-    """k-means by steps along small batches, under a policy.
+    """k-means by steps on mini-batches, under any policy.
 
     A step moves each centroid towards the mean of its rows of the batch, by their share in all of
     its rows so far. Counts and sums of rows are added, so under every policy each row counts once a

@@ -25,7 +25,7 @@ _NO_PASSES = 1 << 60
 
 
 class ParameterServer:
-    """Parameter server for a function that pushes gradients and pulls parameters by itself.
+    """Parameter server for a function that pushes gradients and pulls parameters.
 
     The named arrays are cut into a shard for each server, an actor that the scheduler places;
     standbys on other workers hold snapshots, so that a lost server loses few updates (none under
@@ -110,7 +110,7 @@ class ParameterServer:
 
     @property
     def n_updates(self) -> int:
-        """Return the number of updates that the servers have made in all runs."""
+        """Return the total number of updates that the servers have made."""
         return self._state.step
 
     def plan(self, call: FunctionCall) -> StepWork:

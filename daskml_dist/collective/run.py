@@ -42,7 +42,7 @@ def run_together(
     retries: int | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Run a function once in every process that holds blocks, all at the same time.
+    """Run a function at the same time on every worker that holds blocks, as communicating ranks.
 
     The processes are *ranks* of a group, which meet over shared memory and sockets (encrypted where
     the cluster is). Where a worker is lost, leaves, or joins, the function begins again on all

@@ -67,7 +67,7 @@ class _MetadataRouting(BlockTransformer):
 
 
 class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
-    """Transformer of groups of columns by a transformer each, for Dask collections too.
+    """Transformer that applies other transformers to groups of columns, also of Dask collections.
 
     As :class:`sklearn.compose.ColumnTransformer`. All transformers are fitted in the same passes
     over the rows, one for each step of the longest pipeline among them. A block is transformed in

@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 
 class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimator):
-    """Intervals around the predictions of a model on a stream, which cover through drifts.
+    """Prediction intervals on a stream that keep their coverage under drift.
 
     Each batch is predicted before its targets are learned. Intervals are as wide as the scores of
     the last rows say at a level that follows the errors (Gibbs and Candes 2021).
@@ -237,7 +237,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         self._scores = np.array(kept)
 
     def predict_interval(self, X: Any) -> Any:
-        """Predict intervals at the present level.
+        """Predict intervals at the current level.
 
         Parameters
         ----------

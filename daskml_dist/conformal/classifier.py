@@ -80,7 +80,7 @@ class _LabelSetClassifier(ClassifierMixin, ConformalPredictor):
 
 
 class ConformalClassifier(OnBlocks, _LabelSetClassifier):
-    """Classifier whose sets of labels hold the right one as often as they say.
+    """Classifier that predicts sets of labels with a guaranteed coverage.
 
     Any classifier with probabilities, of this package, of scikit-learn or like these, is calibrated
     on rows that it has not seen. The set of a new row then holds its label with a probability of at
@@ -219,7 +219,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         return _ScoredLabels(score, self.classes_)
 
     def predict_set(self, X: Any, alpha: float | None = None) -> Any:
-        """Predict sets of labels that hold the right one for a share ``1 - alpha`` of new rows.
+        """Predict sets of labels that contain the true one for a share ``1 - alpha`` of new rows.
 
         Parameters
         ----------

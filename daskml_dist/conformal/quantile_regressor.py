@@ -40,7 +40,7 @@ def predict_ends(fits: tuple[Any, ...], X: Any) -> tuple[Floats, Floats]:
 
 
 class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
-    """Regressor of quantiles whose intervals hold the target as often as they say.
+    """Quantile regressor whose intervals have a guaranteed coverage.
 
     Two quantiles, ``alpha / 2`` and ``1 - alpha / 2``, are fitted to the training rows. Their
     distance follows the spread of the targets from row to row; calibration rows tell by how much

@@ -110,7 +110,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
 
 
 class ConformalRegressor(OnBlocks, IntervalRegressor):
-    """Regressor whose predictions have intervals that hold the target as often as they say.
+    """Regressor with prediction intervals of guaranteed coverage.
 
     Any regressor, of this package, of scikit-learn or like these, is calibrated on rows that it has
     not seen. An interval of a new row then holds its target with a probability of at least

@@ -16,7 +16,7 @@ __all__ = ["Progress"]
 
 
 class Progress(NamedParameters):
-    """Callback that shows what a fit does, and leaves one line of summary.
+    """Callback that shows the progress of a fit, and leaves a one-line summary.
 
     A terminal shows one live line: while rows are read and workers are chosen, the phase and its
     progress; then pass, loss, rows per second, staleness, validation score, the time since the fit
@@ -77,7 +77,7 @@ class Progress(NamedParameters):
         return type(self), (None, self.max_iter, self.verbose)
 
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        """Show what the fit does now, and close the display with the last phase.
+        """Show the current phase, and close the display after the last one.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Progress(NamedParameters):
             self._display.show()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Show a pass that was made again after the loss of a worker.
+        """Show a pass that was repeated after the loss of a worker.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Progress(NamedParameters):
         self.on_pass_end(run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
-        """Note on a line of its own that the membership of the fit changed.
+        """Print a line for a change of membership.
 
         Parameters
         ----------

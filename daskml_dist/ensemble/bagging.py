@@ -680,7 +680,7 @@ def _sum_block_weights(index: int, X: Any, y: Any, weight: Any) -> float:
 
 
 class BaggingClassifier(BaggingMixin, ensemble.BaggingClassifier):
-    """Classifier by the mean probabilities, or votes, of members that each draw rows and columns.
+    """Bagging classifier: averages members that are fitted to drawn rows and columns.
 
     Rows in memory are left to scikit-learn. On a Dask collection the draws of a row depend on the
     seed, the member and the row's number among all, so the ensemble is the same on any number of
@@ -727,7 +727,7 @@ n_features_in_, feature_names_in_, oob_score_, oob_decision_function_
 
 
 class BaggingRegressor(BaggingMixin, ensemble.BaggingRegressor):
-    """Regressor by the mean prediction of members that each draw rows and columns.
+    """Bagging regressor: averages members that are fitted to drawn rows and columns.
 
     Rows in memory are left to scikit-learn; Dask collections as in :class:`BaggingClassifier`.
 

@@ -259,7 +259,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         eval_set: Any = None,
         client: Any = None,
     ) -> Self:
-        """Fit an ensemble of boosted trees that rank.
+        """Fit the ensemble of ranking trees.
 
         Parameters
         ----------
@@ -374,7 +374,7 @@ class HistGradientBoostingRanker(BaseBoosting):
     # -- functions of rows ---------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Predict scores: within a query the row of the largest one comes first.
+        """Predict scores: within a query, rows are ranked by descending score.
 
         Parameters
         ----------

@@ -178,7 +178,7 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
 
 
 class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
-    """Hash features of namespaces, and the products of namespaces, to columns.
+    """Transformer that hashes features of namespaces, and their products, to columns.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def frequent_itemsets(
     callbacks: Any = None,
     client: Any = None,
 ) -> Any:
-    """Find the sets of items that many baskets have in common.
+    """Find the sets of items that occur together in many baskets.
 
     Exact: every set that is in enough baskets is found, and counted, on any number of workers.
     Level by level, candidates are counted where the rows lie, and the counts are added up.

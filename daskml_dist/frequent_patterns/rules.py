@@ -40,7 +40,7 @@ Array = NDArray[Any]
 def association_rules(
     itemsets: Any, *, metric: str = "confidence", min_threshold: float = 0.8
 ) -> Any:
-    """Make rules of frequent itemsets: who buys these items often buys those, too.
+    """Derive association rules from frequent itemsets.
 
     Each itemset is cut in two in all ways. Nothing is read but the frame.
 

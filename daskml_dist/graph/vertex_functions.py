@@ -135,7 +135,7 @@ def connected_components(
     callbacks: Any = None,
     client: Any = None,
 ) -> Any:
-    """Find the connected components of a graph, whichever way its edges point.
+    """Find the weakly connected components of a graph.
 
     The number of rounds grows with the logarithm of the graph's diameter.
 

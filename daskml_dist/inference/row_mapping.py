@@ -208,7 +208,7 @@ def map_rows(
     tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
-    """Apply a function of rows to X, lazily where X is a Dask collection.
+    """Apply a function of rows to X, lazily if X is a Dask collection.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def permutation_importance(
     max_samples: float | int = 1.0,
     column_memory: int | str = "512 MiB",
 ) -> Any:
-    """Measure how much a score falls where a feature's values are permuted among all rows.
+    """Measure how much a score drops when the values of a feature are permuted.
 
     As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: values are
     permuted across all blocks, and the result depends neither on chunks nor on workers. Rows stay

@@ -520,7 +520,7 @@ class RegressionSummary:
         return np.asarray(2 * self._distribution.sf(np.abs(self.tvalues)))
 
     def conf_int(self, alpha: float = 0.05) -> Floats:
-        """Return intervals of the coefficients that hold the true ones but for a share `alpha`.
+        """Return confidence intervals of the coefficients at level ``1 - alpha``.
 
         Parameters
         ----------

@@ -36,7 +36,7 @@ Multiclass = Literal["softmax", "ovr"]
 
 
 class Loss(NamedParameters, ABC):
-    """A loss of one row, as a function of its target and raw prediction.
+    """Base class of losses: functions of a target and a raw prediction.
 
     Results have the dtype of the raw prediction (float32 or float64) and are new arrays.
 
@@ -166,7 +166,7 @@ class Loss(NamedParameters, ABC):
         )
 
     def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array | None]:
-        """Return first and second derivatives of rows, by which boosting grows its trees.
+        """Return first and second derivatives per row, for boosting.
 
         But for `exponential` they are made of operations that IEEE 754 rounds, one row at a time:
         with an exponential of the same bits everywhere the trees are the same on every machine.

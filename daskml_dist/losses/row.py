@@ -13,7 +13,7 @@ __all__ = ["RowLoss"]
 
 
 class RowLoss(Loss):
-    """Base class of a loss of your own, of which you write the numbers of one row.
+    """Base class of custom losses that are written for a single row and compiled.
 
     One class serves `SGDClassifier` and `SGDRegressor`, the solvers of linear models, and gradient
     boosting (`HistGradientBoostingClassifier`, `HistGradientBoostingRegressor`). Its functions are

@@ -329,7 +329,7 @@ def make_scorer(
     greater_is_better: bool = True,
     **kwargs: Any,
 ) -> Scorer:
-    """Make a scorer of a metric.
+    """Make a scorer from a metric.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def make_scorer(
 
 @suggest_arguments
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the scorer of a name, for rows in memory and for Dask collections.
+    """Return the scorer with a given name, for rows in memory and for Dask collections.
 
     Parameters
     ----------

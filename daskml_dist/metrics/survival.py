@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @suggest_arguments
 def concordance_index(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
-    """Return how often of two times the longer one is predicted longer (Harrell's C).
+    """Return Harrell's C: the share of comparable pairs whose order is predicted correctly.
 
     Of all pairs of which one event is known to come before the other row's: those in the right
     order count 1, those of equal predictions a half. 0.5 is chance, 1 is best. All rows come

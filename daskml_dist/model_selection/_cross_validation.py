@@ -228,7 +228,7 @@ def cross_val_predict(
     pre_dispatch: Any = "2*n_jobs",
     method: str = "predict",
 ) -> Any:
-    """Predict each row by the estimator that was fitted without its fold.
+    """Predict each row with an estimator fitted without its fold.
 
     Parameters
     ----------

@@ -405,7 +405,7 @@ multimetric_
 
 
 class IncrementalSearchCV(HyperbandSearchCV):
-    """Search that trains candidates side by side, and goes on with ever fewer of them.
+    """Search that trains candidates in parallel, and continues with fewer and fewer of them.
 
     After every `fits_per_score` passes candidates are scored, and the best go on, by `decay_rate`
     ever fewer; one whose score has not risen for `patience` passes is stopped. Candidates are

@@ -56,7 +56,7 @@ _RATE_PARAMETER = "learning_rate"
 
 @dataclass(frozen=True, eq=False)
 class LearningRates:
-    """Losses of short fits by their learning rates.
+    """Result of a learning-rate range test: losses of short fits by learning rate.
 
     Attributes
     ----------

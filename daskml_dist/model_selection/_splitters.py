@@ -291,7 +291,7 @@ class _ShuffledSplitter(DaskSplitter):
 
 
 class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
-    """Splitter that draws test rows and training rows at random, for each split anew.
+    """Splitter that draws test and training rows at random for each split.
 
     Parameters are scikit-learn's. Every block of a Dask collection gives its share of test rows.
 
@@ -313,7 +313,7 @@ class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
 
 
 class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffleSplit):
-    """Splitter that draws test rows and training rows at random, of each label its share.
+    """Splitter that draws test and training rows at random, stratified by label.
 
     Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
 

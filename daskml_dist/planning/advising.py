@@ -35,7 +35,7 @@ _SPARSE_SPREAD = 2.0
 
 @suggest_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
-    """Estimate time and memory of a fit in this process and on a cluster, and advise a place.
+    """Estimate time and memory of a fit in this process and on a cluster, and advise where to run.
 
     The first plan for a kind of estimator makes some tiny fits at each place, which measure what a
     fit, a pass, a row and an entry cost there; they are kept in the user's cache folder, unless

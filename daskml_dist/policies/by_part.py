@@ -15,7 +15,7 @@ __all__ = ["PolicyByPart"]
 
 @dataclass(frozen=True)
 class PolicyByPart(Policy):
-    """One policy for the rows of ids, another for all else: asynchronous, and all-reduce.
+    """One policy for embeddings, such as async, and all-reduce for all other parameters.
 
     Also written ``policy={"embeddings": "async", "dense": "allreduce"}``. For models over ids:
     their embeddings are rows of a table on servers, of which a batch touches few, while all batches

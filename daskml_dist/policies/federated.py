@@ -20,7 +20,7 @@ _DRAW_STREAM = 0xC11E
 
 @dataclass(frozen=True)
 class FederatedAveraging(Policy):
-    """Federated averaging (FedAvg): each round some drawn clients learn, and are averaged.
+    """Federated averaging (FedAvg): in each round, some clients train and are averaged.
 
     A client is a lane: by default a chunk of a Dask array or a partition of a dataframe, as the
     helpers ``partition_by_class``, ``partition_by_dirichlet`` and ``partition_by_column`` of

@@ -128,7 +128,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
 
 
 class Categorizer(_FrameTransformer):
-    """Transformer of columns of a frame to categories, which are the same in every block.
+    """Transformer that converts columns to categoricals with the same categories in every block.
 
     The next step then knows all values of a column, whatever values a block has: `DummyEncoder`,
     :class:`daskml_dist.preprocessing.OrdinalEncoder`, ``HistGradientBoostingClassifier``.
@@ -227,7 +227,7 @@ class Categorizer(_FrameTransformer):
 
 
 class DummyEncoder(_FrameTransformer):
-    """Transformer of each column of categories of a frame to a column for each category.
+    """Transformer that replaces each categorical column by one column per category.
 
     Where :class:`OneHotEncoder` makes a matrix, this makes a frame, with names such as
     ``job_nurse`` beside the other columns; `inverse_transform` undoes it.

@@ -44,7 +44,7 @@ from daskml_dist.training.job import KeyedJob
 
 
 class ALS(BaseRecommender):
-    """Factors of users and items by alternating least squares.
+    """Matrix factorisation of ratings by alternating least squares.
 
     A rating is predicted by the product of a user's and an item's factors. Given the items'
     factors, those of each user are a small least squares problem, and the other way round.
@@ -217,7 +217,7 @@ class ALS(BaseRecommender):
         return self
 
     def fold_in(self, X: Any) -> Self:
-        """Return a copy that knows the users of some ratings; items stay as they are.
+        """Return a copy with factors for new users, computed from their ratings.
 
         Each user's factors are the least squares solution for given factors of the items, which is
         half a sweep: users that are new since the fit are treated like all others.
@@ -286,7 +286,7 @@ class ALS(BaseRecommender):
         return folded
 
     def explain(self, X: Any, item: Any, n: int = 10) -> Any:
-        """Return the ratings of a user that an item's prediction comes from.
+        """Return the ratings of a user that contribute most to the prediction of an item.
 
         For given factors of the items, the factors of a user are a linear function of the user's
         ratings. So is the prediction, which is a sum of a contribution from each rating.

@@ -51,7 +51,7 @@ _EARLY_STOPPING_TOL = 1e-4
 
 
 class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
-    """Factors of users and items by distributed stochastic gradient descent.
+    """Matrix factorisation of ratings by distributed stochastic gradient descent.
 
     A rating is predicted by the mean of all ratings, plus the biases of its user and its item, plus
     the product of their factors. Users and items are rows of one matrix, which servers hold by

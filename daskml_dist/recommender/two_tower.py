@@ -85,7 +85,7 @@ class SideRows(NamedTuple):
 
 
 class TwoTower(BaseRecommender, BaseEmbeddings):
-    """Two towers for retrieval: vectors of users and items, trained on growing tables.
+    """Two-tower retrieval model: vectors of users and items, trained on growing tables.
 
     The tower of a user is the sum of the vectors of its ids: its own, and those of the columns
     `user_features`; or what a perceptron makes of these vectors (`hidden_layer_sizes`). Items have
@@ -290,7 +290,7 @@ dtype, policy, random_state
         )
 
     def embed_users(self, X: Any) -> Any:
-        """Return the vectors of users by their columns, of users that the fit has not seen too.
+        """Return the vectors of users from their columns, also for unseen users.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ dtype, policy, random_state
         return self._embed(0, X)
 
     def embed_items(self, X: Any) -> Any:
-        """Return the vectors of items by their columns, for an index of nearest neighbours.
+        """Return the vectors of items from their columns, for a nearest-neighbour index.
 
         Parameters
         ----------

@@ -43,7 +43,7 @@ _ON_ERROR = ("raise", "log")
 
 
 class Publisher(NamedParameters):
-    """Publisher of the versions of one model, such as those of a stream.
+    """Publisher of new versions of one model, for example from a stream.
 
     Parameters
     ----------
@@ -391,7 +391,7 @@ def _find_bases(home: Path, versions: Collection[str | None]) -> set[str | None]
 def set_route(
     folder: Any, name: str, weights: Mapping[str, float] | None = None, shadows: Sequence[str] = ()
 ) -> None:
-    """Divide requests between versions, and have shadow versions predict the same rows.
+    """Split requests between versions, and let shadow versions predict the same rows.
 
     Parameters
     ----------

@@ -478,7 +478,7 @@ class Session:
 
     @property
     def progressive_loss(self) -> float:
-        """Return the weighted mean loss of all rows, each before it was learned."""
+        """Return the weighted mean loss of all rows, each measured before it was learned."""
         self._wait_until_learned()
         return self._progress.mean
 

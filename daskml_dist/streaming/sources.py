@@ -29,7 +29,7 @@ _LISTING_REUSE = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Batch(NamedParameters):
-    """Rows of a source, and where in it they are.
+    """Rows of a source, and their position.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def folder(
     idle: float | None = None,
     poll: float = 0.2,
 ) -> Iterator[Batch]:
-    """Give the files of a pattern in order, and wait for those that come.
+    """Yield the files that match a pattern in order, and wait for new ones.
 
     Whoever writes them gives each its name once it is whole: write to a name that the pattern does
     not match, on the same file system, and rename.

@@ -82,8 +82,8 @@ class DataSummary:
         first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
         if len(first) > 1:
             raise InvalidDataError(
-                f"Block {first['gpu']} of X is of CuPy and block {first['cpu']} is not. Make all "
-                "chunks one kind: X.map_blocks(cupy.asarray) or "
+                f"Block {first['gpu']} of X holds CuPy arrays and block {first['cpu']} does not. "
+                "Convert all chunks to one kind: X.map_blocks(cupy.asarray) or "
                 "X.map_blocks(cupy.asnumpy)."
             )
 

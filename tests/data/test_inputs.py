@@ -408,7 +408,9 @@ def test_rows_on_a_device_are_taken_as_they_are_there(monkeypatch: pytest.Monkey
 def test_rows_on_devices_and_not_are_told_apart(client_in_process: Client) -> None:
     blocks = [dask.delayed(DeviceArray)(X0), dask.delayed(X0)]
     ys = [dask.delayed(Y0), dask.delayed(Y0)]
-    with pytest.raises(InvalidDataError, match="Block 0 of X is of CuPy and block 1 is not"):
+    with pytest.raises(
+        InvalidDataError, match="Block 0 of X holds CuPy arrays and block 1 does not"
+    ):
         SGDClassifier(device="cpu").fit(blocks, ys)
     same = SGDClassifier(device="cpu", **FULL_BATCH).fit([blocks[0], blocks[0]], ys)
     _equal(same.coef_, TRUTH.coef_)

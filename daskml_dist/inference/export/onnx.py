@@ -34,7 +34,7 @@ _TOLERANCE = 1e-3
 
 @suggest_arguments
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
-    """Convert a fitted estimator to ONNX, by way of scikit-learn's (see `to_sklearn`).
+    """Convert a fitted estimator to ONNX, through its scikit-learn equivalent (see `to_sklearn`).
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ _REMEDY = (
 
 @suggest_arguments
 def to_sklearn(estimator: Any) -> Any:
-    """Return scikit-learn's own estimator that answers as a fitted one of this package does.
+    """Return a scikit-learn estimator with the predictions of a fitted one of this package.
 
     The result needs neither this package nor Dask: pickle it, convert it, or give it to any tool
     for scikit-learn's estimators. In a pipeline, a ``ColumnTransformer`` or a search of

@@ -36,7 +36,7 @@ def load_formats() -> dict[str, ModuleType]:
 
 @suggest_arguments
 def save(estimator: Any, path: Any) -> None:
-    """Write a fitted estimator, transformer or pipeline to a file that holds no pickle.
+    """Write a fitted estimator, transformer or pipeline to a file without pickles.
 
     A file of skops (``.skops``) opens in plain scikit-learn too: ``skops.io.load`` gives the twin
     that :func:`~daskml_dist.inference.to_sklearn` makes, where there is one. :func:`load` gives the

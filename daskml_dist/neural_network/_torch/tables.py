@@ -54,7 +54,7 @@ _NUMBERS = ("integer", "float", "missing")
 
 @dataclass(frozen=True)
 class GrowingEmbeddings:
-    """Embeddings of a module whose rows are made on a parameter server when their ids come.
+    """Embeddings of a module whose rows are created on a parameter server for new ids.
 
     ``embeddings={"item": "item_id"}`` of a :class:`TorchClassifier` is short for one with defaults.
 
