@@ -191,6 +191,6 @@ def _suggest_argument(
     if unknown in of_owner:
         return f" It is a parameter of the constructor: {owner}({unknown}=...)."
     of_constructor = suggest_parameter(unknown, of_owner)
-    if "called" in of_constructor:  # from the table of names, not a word that only looks alike
+    if "named" in of_constructor:  # from the table of names, not a word that only looks alike
         return f"{of_constructor[:-1]}, a parameter of the constructor of {owner}."
     return suggest_nearest(unknown, names)

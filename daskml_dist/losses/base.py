@@ -76,6 +76,8 @@ class Loss(NamedParameters, ABC):
     leaf_quantile : float or None
         A leaf of boosting takes this quantile of its residuals (Friedman 2001, algorithm 3, for the
         median); None: a Newton step.
+    overflow_remedy : str
+        What to do where derivatives overflow: the last sentence of boosting's error.
 
     Examples
     --------
@@ -97,6 +99,10 @@ class Loss(NamedParameters, ABC):
     tree_kernel: ClassVar[str | None] = None
     unit_hessian: ClassVar[bool] = False
     leaf_quantile: float | None = None
+    overflow_remedy: ClassVar[str] = (
+        "Check it for extreme predictions, such as an exponential that overflows; or lower "
+        "learning_rate."
+    )
 
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")

@@ -190,6 +190,11 @@ class AFT(RowLoss):
     kind = "survival"
     multiclass = None
     in_target_units = False
+    # Residuals are in units of the scale: where it is far too small, steps grow like exponentials.
+    overflow_remedy = (
+        "Raise scale, as in loss=AFT(scale=1.0): times are too many scales from the predictions. "
+        "Or lower learning_rate."
+    )
     distribution: str = "normal"
     scale: float = 1.0
     # A pair of numbers is no target of the compiled steps of single rows.
@@ -265,8 +270,9 @@ class AFT(RowLoss):
         return mean
 
     def inverse_link(self, raw: Array) -> Array:
-        """Return the predicted time, ``exp(raw)``."""
-        return namespace(raw).exp(raw)
+        """Return the predicted time, ``exp(raw)``; infinite where it is too large for the dtype."""
+        with np.errstate(over="ignore"):
+            return namespace(raw).exp(raw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,6 +329,7 @@ class Cox(Loss):
     """
 
     name = "cox"
+    overflow_remedy = "Lower learning_rate, or raise l2_regularization."
     kind = "survival"
     has_hessian = True
 

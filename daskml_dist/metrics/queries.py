@@ -87,15 +87,15 @@ def ndcg_score(
     k : int or None, default=None
         Places that count; None: all.
     gain : {"linear", "exponential"} or sequence of float, default="linear"
-        What a row is worth: `y_true`, as in scikit-learn; ``2**y_true - 1``, as in LightGBM and
-        XGBoost; or by the number in `y_true`.
+        Gain of a row: `y_true`, as in scikit-learn; ``2**y_true - 1``, as in LightGBM and XGBoost;
+        or the entry of a sequence of numbers >= 0 at index `y_true`.
     sample_weight : of one value a row or query, or None
         Weights of queries: all rows of a query have the same.
     ignore_ties : bool, default=False
         Whether rows of equal scores keep their order; else they share the mean of their gains.
     zero_division : float, default=0.0
         Score of a query without relevant rows: 0, as in scikit-learn; 1, as in LightGBM; or NaN,
-        by which it is left out.
+        which leaves it out. Other values than 0 need `group`.
 
     Returns
     -------
@@ -115,12 +115,18 @@ def ndcg_score(
     >>> round(ndcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
     0.8155
     """
-    _check_gain(gain)
-    if group is None:
-        metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
-        return _score_tables(metric, y_true, y_score, sample_weight, gain)
+    _check_gain(gain, is_normalized=True)
     if not (isinstance(zero_division, Real) and math.isnan(zero_division)):
         check_number("zero_division", zero_division, lambda v: 0 <= v <= 1, "of [0, 1], or NaN")
+    if group is None:
+        if zero_division != 0:
+            raise InvalidParameterError(
+                f"zero_division={zero_division!r} needs group: tables are scored by scikit-learn, "
+                "which gives 0 to a query without relevant documents. Pass the rows of all "
+                "queries with group, or leave zero_division out."
+            )
+        metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
+        return _score_tables(metric, y_true, y_score, sample_weight, gain)
     score = _Gains(k, _make_gain(gain), ignore_ties, True, float(zero_division))
     return _score_queries(score, y_true, y_score, group, sample_weight)
 
@@ -163,9 +169,8 @@ def dcg_score(
     >>> round(dcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
     1.6309
     """
-    _check_gain(gain)
-    if not log_base > 1:
-        raise InvalidParameterError(f"log_base={log_base!r} must be above 1; the default is 2.")
+    _check_gain(gain, is_normalized=False)
+    check_number("log_base", log_base, lambda v: v > 1, "> 1")
     if group is None:
         metric = partial(theirs.dcg_score, k=k, log_base=log_base, ignore_ties=ignore_ties)
         return _score_tables(metric, y_true, y_score, sample_weight, gain)
@@ -187,13 +192,19 @@ def average_precision_by_query(
 # --- options ------------------------------------------------------------------------------------
 
 
-def _check_gain(gain: Any) -> None:
+def _check_gain(gain: Any, *, is_normalized: bool) -> None:
+    """Check the gains; normalised sums have no meaning where some are negative."""
     if isinstance(gain, str):
         check_one_of("gain", gain, ("linear", "exponential"))
-    elif np.ndim(gain) != 1:
+        return
+    least, hint = (0.0, " >= 0") if is_normalized else (-math.inf, "")
+    gains = np.asarray(gain)
+    # NaN and infinity would make scores NaN, which `_sum_scores` leaves out.
+    is_known = gains.ndim == 1 and gains.dtype.kind in "biuf" and np.isfinite(gains).all()
+    if not is_known or (gains < least).any():
         raise InvalidParameterError(
-            f'gain={gain!r} must be "linear", "exponential", or a list of numbers, one per '
-            "label from 0."
+            f'gain={gain!r} must be "linear", "exponential", or a list of finite numbers{hint}, '
+            "one per label from 0."
         )
 
 
@@ -233,11 +244,12 @@ def _score_tables(metric: Any, y_true: Any, y_score: Any, sample_weight: Any, ga
             "row per query and one column per document."
         )
     of_labels = partial(_gains_of, _make_gain(gain))
+    is_linear = isinstance(gain, str) and gain == "linear"
     if not has_lazy_input(y_true, y_score, sample_weight):
-        y_true = np.asarray(y_true) if gain == "linear" else of_labels(np.asarray(y_true))
+        y_true = np.asarray(y_true) if is_linear else of_labels(np.asarray(y_true))
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         return float(call_sklearn_metric(metric, y_true, y_score, **weights))
-    on_gains = metric if gain == "linear" else partial(_call_on_gains, metric, of_labels)
+    on_gains = metric if is_linear else partial(_call_on_gains, metric, of_labels)
     return float(average_block_means(on_gains, _TABLES, y_true, y_score, sample_weight)[0])
 
 

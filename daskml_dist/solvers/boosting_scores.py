@@ -398,8 +398,7 @@ class RowBoostLoss(BoostLoss):
         if not np.isfinite(largest).all():
             raise DivergedError(
                 f"{self._name} returned NaN or infinity as a gradient or second derivative. "
-                "Check it for extreme predictions, such as an exponential that overflows; or "
-                "lower learning_rate."
+                f"{self.loss.overflow_remedy}"
             )
         if len(h) and h.min() < 0:
             raise InvalidParameterError(

@@ -348,7 +348,7 @@ def _check_callback(callback: object) -> None:
     if isinstance(callback, type):
         name = callback.__name__
         raise InvalidParameterError(
-            f"callback {name} is a class; pass an object of it, as in callbacks=[{name}()]"
+            f"callback {name} is a class; pass an instance, as in callbacks=[{name}()]"
         )
     if not _find_hooks(callback):
         raise InvalidParameterError(

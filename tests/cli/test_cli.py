@@ -274,7 +274,7 @@ def bad_rows(rows: Path, bad_files: Path) -> None:
         (["fit", "gaps.csv", "--target", "label"], 1, "1 in column 'pay'. Leave such rows out by"),
         (["fit", "gaps.npy", "--target", "0"], 1, "2 in the target, 1 in column 0. Leave"),
         (["fit", "rows.parquet", "narrow.parquet", "--target", "label"], 1,
-         "['days'] are columns of one of them alone"),
+         "['days'] are columns of only one of them"),
         (["fit", "rows.npz", "--target", "label", "--output", "parts.pkl"], 1, "Name another"),
     ],
 )  # fmt: skip

@@ -285,7 +285,7 @@ def test_a_rank_that_never_comes_ends_the_others(
     assert any(isinstance(e, error) for e in caught)
     assert all(isinstance(e, error | CommunicationError) for e in caught)
     if error is WaitTimeoutError:
-        assert any("Look at the workers' logs" in str(e) for e in caught)
+        assert any("Check the workers' logs" in str(e) for e in caught)
     for rank in (0, 2, 3):
         assert four.groups[rank].ends[0] == "abort"
 

@@ -141,14 +141,14 @@ ROWS: dict[str, Mistake] = {
     ),
     "a generator of rows": (
         lambda: GaussianNB().fit((row for row in X), Y), TYPE,
-        "Make an array of it, X = numpy.array(list(X)),",
+        "Convert it to an array, X = numpy.array(list(X)),",
     ),
     "a dict of columns": (
         lambda: SGDClassifier().fit({"a": T}, Y), TYPE,
-        "Make a frame of it: X = pandas.DataFrame(X)",
+        "Convert it to a dataframe: X = pandas.DataFrame(X)",
     ),
     "a dict of columns, scaled": (
-        lambda: StandardScaler().fit({"a": T}), TYPE, "Make a frame of it: X = pandas.DataFrame(X)",
+        lambda: StandardScaler().fit({"a": T}), TYPE, "Convert it to a dataframe: X =",
     ),
     "a set of rows": (
         lambda: SGDClassifier().fit({1, 2}, Y), TYPE, "Pass a list or an array instead",
@@ -163,19 +163,19 @@ ROWS: dict[str, Mistake] = {
         lambda: SGDClassifier().fit(T, Y), DATA, "Reshape your data either using",
     ),
     "one column as a Series": (
-        lambda: SGDClassifier().fit(FRAME["age"], Y), DATA, "pass a frame of it, df[['age']]",
+        lambda: SGDClassifier().fit(FRAME["age"], Y), DATA, "pass a frame, df[['age']]",
     ),
     "one column as a Dask Series": (
-        lambda: SGDClassifier().fit(lazy(FRAME)["age"], Y), DATA, "pass a frame of it, df[['age']]",
+        lambda: SGDClassifier().fit(lazy(FRAME)["age"], Y), DATA, "pass a frame, df[['age']]",
     ),
     "a Series to scale": (
-        lambda: StandardScaler().fit(FRAME["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: StandardScaler().fit(FRAME["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to scale": (
-        lambda: StandardScaler().fit(lazy(FRAME)["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: StandardScaler().fit(lazy(FRAME)["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to cluster": (
-        lambda: cluster.KMeans(2).fit(lazy(FRAME)["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: cluster.KMeans(2).fit(lazy(FRAME)["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to encode": (
         lambda: OneHotEncoder().fit(lazy(WORDS)["job"]), DATA,
@@ -293,13 +293,13 @@ ROWS: dict[str, Mistake] = {
         "Convert each to a number first",
     ),
     "times that pass": (
-        lambda: SGDClassifier().fit(SPANS, Y), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: SGDClassifier().fit(SPANS, Y), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass, lazily": (
-        lambda: PCA(2).fit(lazy(SPANS)), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: PCA(2).fit(lazy(SPANS)), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass, scaled": (
-        lambda: MinMaxScaler().fit(SPANS), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: MinMaxScaler().fit(SPANS), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass alone": (
         lambda: SGDClassifier().fit(SPANS[["wait"]].to_numpy(), Y), DATA,
@@ -307,7 +307,7 @@ ROWS: dict[str, Mistake] = {
     ),
     "periods": (
         lambda: SGDClassifier().fit(DATES.assign(day=DATES["day"].dt.to_period("M")), Y), DATA,
-        "Take numbers out of the periods ['day'], such",
+        "Extract numbers from the periods ['day'], such",
     ),
     "complex numbers": (
         lambda: SGDClassifier().fit(X + 1j, Y), DATA, "Pass X.real and X.imag instead",
@@ -334,11 +334,11 @@ ROWS: dict[str, Mistake] = {
     ),
     "unknown chunks beside others": (
         lambda: SGDClassifier().fit(UNKNOWN, da.from_array(Y, chunks=30)), DATA,
-        "Give y the rows of X: where chunk sizes are",
+        "Pass the same rows in both; if chunk sizes are",
     ),
     "texts of bytes": (
         lambda: SGDClassifier().fit(np.array([[b"a"]] * 40), Y), DATA,
-        "where it holds numbers, X = X.astype('float64')",
+        "if it holds numbers, X = X.astype('float64')",
     ),
     "X and y swapped": (lambda: SGDClassifier().fit(Y, X), DATA, "they are swapped"),
     "X and y swapped, lazily": (
@@ -438,10 +438,10 @@ TARGETS: dict[str, Mistake] = {
     ),
     "a generator of labels": (
         lambda: GaussianNB().fit(X, (v for v in Y)), TYPE,
-        "Make an array of it, y = numpy.array(list(y)),",
+        "Convert it to an array, y = numpy.array(list(y)),",
     ),
     "a dict for a target": (
-        lambda: Ridge().fit(X, {"y": T}), TYPE, "Make a frame of it: y = pandas.DataFrame(y)",
+        lambda: Ridge().fit(X, {"y": T}), TYPE, "Convert it to a dataframe: y =",
     ),
     "a column that is not there": (
         lambda: SGDClassifier().fit(LABELLED, "Label"), DATA, "Did you mean 'label'?",
@@ -513,14 +513,14 @@ TARGETS: dict[str, Mistake] = {
     ),
     "words for weights": (
         lambda: SGDClassifier().fit(X, Y, sample_weight=NAMES), DATA,
-        "where it holds numbers, sample_weight =",
+        "if it holds numbers, sample_weight =",
     ),
 }  # fmt: skip
 
 #: Calls of methods.
 CALLS: dict[str, Mistake] = {
     "epochs of a fit": (
-        lambda: SGDClassifier().fit(X, Y, epochs=3), TYPE, "Here it is called 'max_iter'",
+        lambda: SGDClassifier().fit(X, Y, epochs=3), TYPE, "Here it is named 'max_iter'",
     ),
     "iterations of a fit": (
         lambda: LogisticRegression().fit(X, Y, max_iter=3), TYPE,
@@ -536,18 +536,18 @@ CALLS: dict[str, Mistake] = {
     ),
     "validation_data of a fit": (
         lambda: MLPClassifier().fit(X, Y, validation_data=(X, Y)), TYPE,
-        "Here it is called 'eval_set'",
+        "Here it is named 'eval_set'",
     ),
     "rounds to stop early": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, early_stopping_rounds=3), TYPE,
-        "Here it is called 'n_iter_no_change'",
+        "Here it is named 'n_iter_no_change'",
     ),
     "eval_set of a fit without": (
         lambda: LogisticRegression().fit(X, Y, eval_set=[(X, Y)]), TYPE, "Its arguments are (X, y",
     ),
     "evals of boosting": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, evals=[(X, Y)]), TYPE,
-        "Here it is called 'eval_set'",
+        "Here it is named 'eval_set'",
     ),
     "eval_set of boosting without labels": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, eval_set=[X]), PARAMETER,
@@ -559,11 +559,11 @@ CALLS: dict[str, Mistake] = {
     ),
     "weights by another name": (
         lambda: SGDClassifier().fit(X, Y, weights=np.ones(40)), TYPE,
-        "Here it is called 'sample_weight'",
+        "Here it is named 'sample_weight'",
     ),
     "weights by another name, in a transformer": (
         lambda: StandardScaler().fit(X, weights=np.ones(40)), TYPE,
-        "Here it is called 'sample_weight'",
+        "Here it is named 'sample_weight'",
     ),
     "verbose in a fit": (
         lambda: SGDClassifier().fit(X, Y, verbose=1), TYPE,
@@ -652,11 +652,11 @@ CALLS: dict[str, Mistake] = {
     ),
     "a row alone": (lambda: fitted().predict(X[0]), DATA, "Reshape your data either using"),
     "a row of a frame alone": (
-        lambda: fitted().predict(FRAME.iloc[0]), DATA, "pass a frame of it, df[[0]]",
+        lambda: fitted().predict(FRAME.iloc[0]), DATA, "pass a frame, df[[0]]",
     ),
     "a dict as a row": (
         lambda: fitted().predict({"age": 1.0, "pay": 1.0, "days": 1.0}), TYPE,
-        "Make a frame of it: X = pandas.DataFrame([X])",
+        "Convert it to a dataframe: X = pandas.DataFrame([X])",
     ),
     "a list of dicts as rows": (
         lambda: fitted().predict([{"age": 1.0, "pay": 1.0, "days": 1.0}]), DATA,
@@ -711,7 +711,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a loss's class": (
         lambda: SGDClassifier(loss=LocalSGD).fit(X, Y), PARAMETER,
-        "pass an object of it, LocalSGD()",
+        "pass an instance, LocalSGD()",
     ),
     "cuda": (lambda: SGDClassifier(device="cuda").fit(X, Y), PARAMETER, "Did you mean 'gpu'?"),
     "cuda:0": (
@@ -749,10 +749,10 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a policy's class": (
         lambda: SGDClassifier(policy=LocalSGD).fit(X, Y), PARAMETER,
-        "pass an object of it, LocalSGD()",
+        "pass an instance, LocalSGD()",
     ),
     "lanes as a parameter": (
-        lambda: SGDClassifier(n_lanes=2), TYPE, "It is one of run: run=Run(n_lanes=...)",
+        lambda: SGDClassifier(n_lanes=2), TYPE, "It belongs to run: run=Run(n_lanes=...)",
     ),
     "a dict for a Run": (
         lambda: SGDClassifier(run={"n_lanes": 2}).fit(X, Y), PARAMETER,
@@ -768,7 +768,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a Run's parameter that is not used": (
         lambda: LogisticRegression(run=Run(n_servers=2)).fit(X, Y), PARAMETER,
-        "of a Run it uses n_lanes, deterministic,",
+        "it only uses n_lanes, deterministic,",
     ),
     "a path for a checkpoint": (
         lambda: SGDClassifier(checkpoint="c.npz").fit(X, Y), PARAMETER,
@@ -780,29 +780,29 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a name for callbacks": (
         lambda: SGDClassifier(callbacks="early_stopping").fit(X, Y), PARAMETER,
-        "give it one or more of on_phase, on_fit_begin,",
+        "it needs one or more of on_phase, on_fit_begin,",
     ),
     "a class for a callback": (
         lambda: SGDClassifier(callbacks=[EarlyStopping]).fit(X, Y), PARAMETER,
-        "pass an object of it, as in",
+        "pass an instance, as in",
     ),
     "a function for a callback": (
         lambda: LogisticRegression(callbacks=[print]).fit(X, Y), PARAMETER,
-        "give it one or more of on_phase, on_fit_begin,",
+        "it needs one or more of on_phase, on_fit_begin,",
     ),
-    "epochs": (lambda: SGDClassifier(epochs=3), TYPE, "Here it is called 'max_iter'"),
-    "lr": (lambda: SGDClassifier(lr=0.1), TYPE, "Here it is called 'learning_rate'"),
-    "lambda": (lambda: Ridge(**{"lambda": 0.1}), TYPE, "Here it is called 'alpha'"),
+    "epochs": (lambda: SGDClassifier(epochs=3), TYPE, "Here it is named 'max_iter'"),
+    "lr": (lambda: SGDClassifier(lr=0.1), TYPE, "Here it is named 'learning_rate'"),
+    "lambda": (lambda: Ridge(**{"lambda": 0.1}), TYPE, "Here it is named 'alpha'"),
     "trees": (
         lambda: HistGradientBoostingClassifier(n_estimators=3), TYPE,
-        "Here it is called 'max_iter'",
+        "Here it is named 'max_iter'",
     ),
     "leaves": (
         lambda: HistGradientBoostingClassifier(num_leaves=3), TYPE,
-        "Here it is called 'max_leaf_nodes'",
+        "Here it is named 'max_leaf_nodes'",
     ),
-    "k": (lambda: cluster.KMeans(k=3), TYPE, "Here it is called 'n_clusters'"),
-    "seed": (lambda: cluster.KMeans(seed=3), TYPE, "Here it is called 'random_state'"),
+    "k": (lambda: cluster.KMeans(k=3), TYPE, "Here it is named 'n_clusters'"),
+    "seed": (lambda: cluster.KMeans(seed=3), TYPE, "Here it is named 'random_state'"),
     "too many parameters in their order": (
         lambda: SGDClassifier("log_loss", "l2"), TYPE, "Pass the others by name, such as",
     ),
@@ -1075,7 +1075,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     "scikit-learn's transformer on Dask": (
         lambda: make_column_transformer((sklearn.preprocessing.StandardScaler(), ["age"])).fit(
             lazy(FRAME)
-        ), PARAMETER, "Use the StandardScaler of daskml_dist where",
+        ), PARAMETER, "Use the StandardScaler of daskml_dist if",
     ),
     "words that are scaled": (
         lambda: make_column_transformer((StandardScaler(), ["job"])).fit(WORDS), DATA,
@@ -1238,7 +1238,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a Blockwise's class": (
         lambda: Blockwise(sklearn.preprocessing.StandardScaler).fit(ARRAY), PARAMETER,
-        "pass an object of it, StandardScaler()",
+        "pass an instance, StandardScaler()",
     ),
     "names of columns to encode": (
         lambda: OneHotEncoder(columns=["job"]), TYPE, "It has categories, drop, dtype,",
@@ -1328,7 +1328,7 @@ METRICS: dict[str, Mistake] = {
         lambda: metrics.accuracy_score(Y, NAMES), DATA, "Convert both to one type, for example",
     ),
     "words for numbers": (
-        lambda: metrics.mean_squared_error(NAMES, NAMES), DATA, "where it holds numbers, y_true =",
+        lambda: metrics.mean_squared_error(NAMES, NAMES), DATA, "if it holds numbers, y_true =",
     ),
     "labels for probabilities": (
         lambda: metrics.log_loss(Y, Y + 1), DATA, "Pass probabilities: the result of",
@@ -1865,7 +1865,7 @@ STREAMS: dict[str, Mistake] = {
     ),
     "a stream with epochs": (
         lambda: SGDClassifier().stream(classes=[0, 1], epochs=3), TYPE,
-        "Here it is called 'max_iter'",
+        "Here it is named 'max_iter'",
     ),
 }  # fmt: skip
 
@@ -1992,7 +1992,7 @@ OTHERS: dict[str, Mistake] = {
     ),
     "advice on a class": (
         lambda: daskml_dist.advise(X, SGDClassifier, Y), PARAMETER,
-        "pass an object of it, SGDClassifier()",
+        "pass an instance, SGDClassifier()",
     ),
     "a plan of a class": (
         lambda: SGDClassifier().plan(None, Y), TYPE,

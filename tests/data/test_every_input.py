@@ -473,7 +473,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "read once",
     ),
     "a lazy target": (
-        lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read once",
+        lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read only once",
     ),
     "an empty query": (
         lambda p: Ridge().fit(

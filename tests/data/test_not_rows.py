@@ -60,7 +60,7 @@ def test_what_is_no_target(estimator: Any, target: Any, words: str) -> None:
 def test_futures_are_no_rows(client: Client) -> None:
     future = client.submit(np.asarray, X)
     for rows in (future, [future, future]):
-        with pytest.raises(InvalidTypeError, match=r"X is of futures.*dask\.delayed\("):
+        with pytest.raises(InvalidTypeError, match=r"X holds futures.*dask\.delayed\("):
             SGDClassifier().fit(rows, Y)
     del rows
 

@@ -119,7 +119,7 @@ def test_arrays_made_apart_are_refused(name: str) -> None:
     for rows, y in pairs:
         with pytest.raises(InvalidDataError, match=r"come from a shuffle.*persist\(\)"):
             as_collection(rows, y)
-    with pytest.raises(InvalidDataError, match="X come out of a shuffle"):
+    with pytest.raises(InvalidDataError, match="X come from a shuffle"):
         as_collection(f[X].to_dask_array(lengths=True), np.zeros(len(f)))
     with pytest.raises(InvalidDataError, match="come from a shuffle"):
         as_collection(f[X].to_delayed(), f["y"].to_delayed())
@@ -134,7 +134,7 @@ def test_the_remedy_helps() -> None:
 def test_two_shuffles_are_refused() -> None:
     df = dd.from_pandas(FRAME, npartitions=6)
     a, b = df[[*X, "key"]].shuffle("key"), df[["y", "key"]].shuffle("key")
-    with pytest.raises(InvalidDataError, match="X and y come out of a shuffle"):
+    with pytest.raises(InvalidDataError, match="X and y come from a shuffle"):
         as_collection(a[X], b["y"])
 
 

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingRegressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import AFT, Cox
 from daskml_dist.metrics import concordance_index
 from daskml_dist.model_selection import cross_val_score
@@ -248,6 +248,16 @@ def _bounds(row: int, low: float, high: float) -> Any:
 def test_bad_times_are_named(y: Any, match: str) -> None:
     with pytest.raises(InvalidDataError, match=match):
         fit(AFT(), y)
+
+
+def test_predictions_that_overflow_name_the_scale() -> None:
+    with pytest.raises(DivergedError, match="Raise scale"):
+        fit(AFT("extreme", 0.001), max_iter=20)
+    model = fit(AFT("logistic", 0.001), max_iter=20)
+    assert np.isinf(model.predict(X)).any()
+    for rows in (X, da.from_array(X, chunks=(300, 4))):
+        with pytest.raises(DivergedError, match="Raise scale"):
+            model.score(rows, Y)
 
 
 def test_what_cannot_be_is_named() -> None:

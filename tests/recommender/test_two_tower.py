@@ -140,7 +140,7 @@ def test_a_fit_goes_on_with_other_rows() -> None:
     assert len(parts.ids_) > len(whole.ids_)
     with pytest.raises(InvalidParameterError, match="columns of the last fit"):
         parts.set_params(user_features=()).fit(chosen)
-    with pytest.raises(InvalidParameterError, match="Going on needs"):
+    with pytest.raises(InvalidParameterError, match="Continuing needs"):
         TwoTower(warm_start=True, **PARAMS).fit(chosen).set_params(rank=4).fit(chosen)
 
 

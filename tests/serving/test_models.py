@@ -179,7 +179,7 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
         # Who starts now knows of none, and says so, too.
         metrics = Metrics()
         assert numbers(Models(folder, metrics=metrics)) == 2.0
-        assert told.text.count(f"{words}; the newest that is whole is served") == number + 1
+        assert told.text.count(f"{words}; the newest complete version is served") == number + 1
         assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
         assert numbers(models) == 1.0
     for number in (1, 2):  # it is told again when it is so again

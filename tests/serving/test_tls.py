@@ -146,7 +146,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ((certificate, certificate), "holds no private key"),
         ((certificate, None), "holds no private key"),
         ((key, key), "holds no certificate"),
-        ((certificate, other), f"{other} is not that of the certificate {certificate}. Name"),
+        ((certificate, other), f"{other} does not belong to the certificate {certificate}. Name"),
         ((certificate, locked), "cannot be decrypted .*its password as key_password"),
         ((certificate, locked, "wrong"), "cannot be decrypted"),
         ((certificate, str(damaged)), "is damaged"),
