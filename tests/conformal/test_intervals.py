@@ -550,7 +550,7 @@ def test_what_nothing_can_be_calibrated_by_is_named() -> None:
         ConformalRegressor(FrozenEstimator(Missing())).fit(X, Y)
     rows = X.copy()
     rows[5, 0] = np.nan
-    with pytest.raises(InvalidDataError, match="group_by gives missing labels"):
+    with pytest.raises(InvalidDataError, match="group_by has missing labels"):
         ConformalRegressor(FrozenEstimator(Zero()), group_by=0).fit(rows, Y)
     mixed = np.array([None, "a"] * (N // 2), dtype=object)
     with pytest.raises(InvalidDataError, match="several types, or missing ones"):

@@ -330,7 +330,9 @@ def test_a_parquet_file_that_is_cut_short_is_told(tmp_path: Any, client: Client)
     frame = dd.from_map(pd.read_parquet, sorted(tmp_path.glob("*.parquet")))
     whole = (tmp_path / "1.parquet").read_bytes()
     (tmp_path / "1.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InvalidDataError, match=r"Block 1 could not be read: .* Mend or leave out"):
+    with pytest.raises(
+        InvalidDataError, match=r"Block 1 could not be read: .* Repair or leave out"
+    ):
         SGDClassifier().fit(frame, "y")
 
 

@@ -76,11 +76,11 @@ def test_blocks_that_are_not_what_dask_says() -> None:
     ("make", "words"),
     [
         (lambda: SGDClassifier(policy="snyc"), "Did you mean 'sync'"),
-        (lambda: SGDClassifier(policy=LocalSGD), r"pass an object of it, LocalSGD\(\)"),
+        (lambda: SGDClassifier(policy=LocalSGD), r"pass an instance, LocalSGD\(\)"),
         (lambda: SGDClassifier(loss="logloss"), "Did you mean 'log_loss'"),
         (lambda: SGDClassifier(loss="squared-hinge"), "Did you mean 'squared_hinge'"),
         (lambda: SGDClassifier(optimizer="Adamm"), "Did you mean 'adam'"),
-        (lambda: SGDClassifier(optimizer=Adam), r"pass an object of it, Adam\(\)"),
+        (lambda: SGDClassifier(optimizer=Adam), r"pass an instance, Adam\(\)"),
         (lambda: SGDClassifier(penalty="elastic-net"), "Did you mean 'elasticnet'"),
         (lambda: SGDClassifier(learning_rate="inv_scaling"), "Did you mean 'invscaling'"),
         (lambda: LogisticRegression(solver="lbgfs"), "Did you mean 'lbfgs'"),

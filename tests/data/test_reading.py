@@ -284,7 +284,7 @@ def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.Mon
         for worker in list(cluster.workers.values()):
             cluster.sync(worker.close)
         _until(lambda: not cluster.workers)
-        gone = r"given up the places of its 2 workers.* client\.cluster\.scale\(2\)"
+        gone = r"gave up the places of its 2 workers.* client\.cluster\.scale\(2\)"
         with pytest.raises(TrainingError, match=gone):
             _classifier().fit(*_rows())
         with pytest.raises(TrainingError, match=gone):

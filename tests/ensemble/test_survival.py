@@ -226,7 +226,7 @@ def _bounds(row: int, low: float, high: float) -> Any:
 @pytest.mark.parametrize(
     ("y", "match"),
     [
-        (_with(3, 0.0), "0 has no sign.*row 3"),
+        (_with(3, 0.0), "0 is neither positive.*row 3"),
         (_with(3, np.nan), "missing.*row 3"),
         (_with(3, np.inf), "infinite time"),
         (-np.abs(Y), "All times of y are censored"),
@@ -269,7 +269,7 @@ def test_what_cannot_be_is_named() -> None:
         fit(Cox(), Y, (Y < 0).astype(float))
     stopping = HistGradientBoostingRegressor(Cox(), early_stopping=True)
     for given in ({"X_val": X, "y_val": -SEEN}, {"eval_set": (X, -SEEN)}):
-        with pytest.raises(InvalidDataError, match="scored after each iteration have no event"):
+        with pytest.raises(InvalidDataError, match="scored after each iteration have no events"):
             stopping.fit(X, Y, **given)
     lazy = da.from_array(X, chunks=(300, 4))
     with pytest.raises(InvalidDataError, match="neither positive"):

@@ -120,7 +120,7 @@ def test_others_of_onnx(model: Any) -> None:
 
 def test_what_has_no_onnx_says_so() -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
-    with pytest.raises(ExportError, match=r"no ONNX for this NMF.*(?s:.)*to_sklearn"):
+    with pytest.raises(ExportError, match=r"cannot convert this NMF.*(?s:.)*to_sklearn"):
         NMF(2, max_iter=300).fit(abs(ROWS)).to_onnx()
 
 

@@ -197,7 +197,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     clf = SGDClassifier(max_iter=1, tol=None).fit(X, Y)
     clf.note_ = (one for one in "ab")
-    with pytest.raises(ModelFileError, match="SGDClassifier holds what skops cannot store"):
+    with pytest.raises(ModelFileError, match="SGDClassifier holds objects that skops cannot store"):
         clf.save(tmp_path / "a.skops")
 
 

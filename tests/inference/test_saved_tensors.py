@@ -147,9 +147,9 @@ class Own(Ridge):
 
 
 def test_what_is_not_for_these_files_says_so(path: Path) -> None:
-    with pytest.raises(ModelFileError, match="Own is no public estimator"):
+    with pytest.raises(ModelFileError, match="Own is not a public estimator"):
         Own().fit(X, Y).save(path)
-    with pytest.raises(ModelFileError, match=r"Pipeline is no public estimator.*\.skops"):
+    with pytest.raises(ModelFileError, match=r"Pipeline is not a public estimator.*\.skops"):
         daskml_dist.save(make_pipeline(StandardScaler()).fit(X), path)
     with pytest.raises(NotFittedError):
         MLPClassifier().save(path)
@@ -186,7 +186,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
         "not written by save",
     ),
     "another state": (
-        lambda p: _changed(p, STATE, lambda told: {**told, "x": 1}), "state has another checksum"
+        lambda p: _changed(p, STATE, lambda told: {**told, "x": 1}), "state has a wrong checksum"
     ),
     "later": (lambda p: _changed(p, MANIFEST, lambda m: {**m, "format": 9}), "Install a newer"),
     "no mapping": (lambda p: _changed(p, MANIFEST, lambda m: [1]), "without checksums"),

@@ -242,7 +242,12 @@ def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: 
         (SGDClassifier(policy=FederatedAveraging()), X, InvalidParameterError, "for federated"),
         (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
         (GaussianNB(), sparse.csr_matrix(X), InvalidParameterError, "no plans for GaussianNB"),
-        (Ridge(), sparse.csr_matrix(X), InvalidParameterError, "least squares, PCA have no plan"),
+        (
+            Ridge(),
+            sparse.csr_matrix(X),
+            InvalidParameterError,
+            "least squares, PCA cannot be planned",
+        ),
         (SGDClassifier(), da.from_array(X)[da.from_array(X)[:, 0] > 0], InvalidDataError, "number"),
     ],
 )

@@ -229,7 +229,7 @@ def test_it_goes_on_with_new_ids() -> None:
         for one, row in zip(ids, factors, strict=True):
             if one in known:
                 np.testing.assert_allclose(row, known[one], atol=1e-5)
-    with pytest.raises(InvalidParameterError, match="goes on with rank=2"):
+    with pytest.raises(InvalidParameterError, match="continues with rank=2"):
         first.set_params(rank=3).fit(more)
 
 

@@ -396,7 +396,7 @@ def test_numbers_for_columns_of_texts_are_sent_to_the_inputs():
     served = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1] * 9)
     told = ask(App(Models(m=served), Metrics()), INFER, body(np.ones((2, 2))))
     assert told.status == 422
-    assert "GET /v2/models/m names its inputs" in told.json["error"]
+    assert "GET /v2/models/m lists its inputs" in told.json["error"]
 
 
 def test_access_log(model, caplog):

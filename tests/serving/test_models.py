@@ -170,7 +170,7 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     publish(model(2), folder, "m", current=False)
-    words = "version current is not taken (the file names no version: write one by rollback())"
+    words = "version current cannot be loaded (the file does not name a version: write one with rollback())"
     for number, held in enumerate(("", "\0", "latest")):
         (folder / "m" / "current").write_text(held)
         for _ in range(2):
@@ -217,7 +217,7 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
     errors = [one.getMessage() for one in caplog.records if "version 3" in one.getMessage()]
     assert len(errors) == 1
-    assert "version 3 is not taken (ModelFileError" in errors[0]
+    assert "version 3 cannot be loaded (ModelFileError" in errors[0]
     assert "version 2 is served on" in errors[0]
     # Who starts now serves the one before it, and no later one.
     publish(model(4), folder, "m", current=False)
@@ -310,7 +310,7 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
         (lambda at: publish(model(), at, "m", keep=0), InvalidParameterError, "keep=0"),
         (lambda at: publish(object(), at, "m"), InvalidParameterError, "has no method"),
         (lambda at: rollback(at, "n"), UnknownModelError, "no model 'n'"),
-        (lambda at: rollback(at, "m"), UnknownModelError, "no whole version before 1"),
+        (lambda at: rollback(at, "m"), UnknownModelError, "no complete version before 1"),
         (lambda at: rollback(at, "m", "9"), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"9": 1}), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"1": -1}), InvalidParameterError, "weights"),

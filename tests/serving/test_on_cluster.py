@@ -168,7 +168,7 @@ def test_small_requests_go_on_without_a_cluster(monkeypatch: pytest.MonkeyPatch)
         assert large.headers[b"retry-after"] == b"5"
         assert "is not reachable" in large.json["error"]
         assert "try again later, or send fewer rows" in large.json["error"]
-        assert "2 requests are on the cluster" in third.json["error"]
+        assert "2 requests are already on the cluster" in third.json["error"]
         assert 'requests_total{model="m",version="1",code="503"} 3\n' in metrics.render().decode()
 
 

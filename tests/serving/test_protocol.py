@@ -226,9 +226,9 @@ def test_damaged_bytes(model):
 
     table = arrow(pa.table({"a": [1.0]}))
     for body, headers, word in [
-        (*binary([of_size(16)], [b"0" * 15]), "15 bytes are left"),
-        (*binary([of_size(16)], [b"0" * 17]), "1 bytes are left"),
-        (*binary([of_size(-1)], [b"0" * 16]), "16 bytes are left"),
+        (*binary([of_size(16)], [b"0" * 15]), "15 bytes"),
+        (*binary([of_size(16)], [b"0" * 17]), "1 bytes"),
+        (*binary([of_size(-1)], [b"0" * 16]), "16 bytes"),
         (*binary([of_size(15)], [b"0" * 15]), "4 bytes a value"),
         (*binary([of_size(12)], [b"0" * 12]), "as many values"),
         (*binary([of_size(9, datatype="BYTES")], [b"\xff" * 9]), "not BYTES"),

@@ -155,7 +155,7 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with server(tmp_path, tmp_path / "empty") as found:
         assert found.ended() == 1
-        assert re.search(r"ServingError: .*empty holds no models: .* Publish one", found.log)
+        assert re.search(r"ServingError: .*empty contains no models: .* Publish one", found.log)
         assert "Serving at" not in found.log
 
 

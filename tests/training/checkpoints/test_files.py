@@ -102,7 +102,7 @@ def test_only_regular_files(
 def test_a_device_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for change in ("replace", "remove", "rename", "unlink"):  # the machine has but this one
         monkeypatch.setattr(os, change, None)
-    expect_refusal(Checkpoint("/dev/null"), "is a device, and checkpoints are regular files alone")
+    expect_refusal(Checkpoint("/dev/null"), "is a device, but checkpoints must be regular files")
     with pytest.raises(CheckpointError, match="a device"):
         Checkpoint("/dev/null").save(make_state(1), {})
 
