@@ -116,12 +116,19 @@ _SUBPACKAGES = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that describe an estimator, for `make_estimator`."""
-    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
+    parser.add_argument(
+        "--estimator", default="SGDClassifier", metavar="CLASS",
+        help="estimator class of this package; default: SGDClassifier",
+    )  # fmt: skip
     parser.add_argument(
         "--policy", help="synchronisation policy of fits by gradient steps, such as sync or local"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameter of the estimator; repeatable",
     )
 
 

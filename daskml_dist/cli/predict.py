@@ -1,4 +1,4 @@
-"""Predict rows of files by a model that `fit --output` has written.
+"""Predict rows of files with a model written by `fit --output`.
 
     python -m daskml_dist predict new.parquet --model model.skops --output predictions.csv
 

@@ -1,4 +1,4 @@
-"""Serve fitted models over HTTP, by the Open Inference Protocol.
+"""Serve fitted models over HTTP, with the Open Inference Protocol.
 
 python -m daskml_dist serve models --port 8000 --workers 2 --watch
 
@@ -24,7 +24,7 @@ _TOKEN, _KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
 #: Arguments that name a file, with their help texts.
 _FILES = {
     "token-file": "file whose first line is the token",
-    "certificate": "of TLS, in PEM",
+    "certificate": "TLS certificate, a PEM file",
     "private-key": "private key of the certificate",
     "client-authorities": "certificate authorities that clients must be signed by",
 }
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=8000, help="port; 0: a free one, which is printed"
     )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="server processes")
     parser.add_argument(
         "--watch",
         type=float,
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, text in _FILES.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
-    parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="largest request body")
     parser.add_argument("--max-waiting", type=int, metavar="N", help="most requests that may wait")
     parser.add_argument(
         "--max-delay",
@@ -77,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for part in ("head", "body"):
         parser.add_argument(
-            f"--{part}-seconds", type=float, metavar="SECONDS", help=f"for a request's {part}: 30"
+            f"--{part}-seconds",
+            type=float,
+            metavar="SECONDS",
+            help=f"time limit for the {part} of a request; default: 30",
         )
     parser.add_argument(
         "--scheduler",

@@ -1,4 +1,4 @@
-"""Compile now what first fits of common estimators would compile, and keep it on disk.
+"""Compile the loops of common estimators in advance, and keep them on disk.
 
     python -m daskml_dist warm
     python -m daskml_dist warm --only LogisticRegression KMeans --dtype float32

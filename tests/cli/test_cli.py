@@ -271,7 +271,7 @@ def bad_rows(rows: Path, bad_files: Path) -> None:
         (["plan", "none.parquet", "--target", "label"], 1, "none.parquet holds no rows"),
         (["fit", "one.parquet", "--target", "label"], 1, "--test 0 holds out no rows"),
         (["fit", "rows.npz", "--target", "label", "--seed", "-1"], 1, "--seed -1"),
-        (["fit", "gaps.csv", "--target", "label"], 1, "1 in column 'pay'. Leave such rows out with"),
+        (["fit", "gaps.csv", "--target", "label"], 1, "1 in column 'pay'. Leave such rows out"),
         (["fit", "gaps.npy", "--target", "0"], 1, "2 in the target, 1 in column 0. Leave"),
         (["fit", "rows.parquet", "narrow.parquet", "--target", "label"], 1,
          "['days'] are columns of only one of them"),

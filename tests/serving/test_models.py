@@ -170,12 +170,15 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     publish(model(2), folder, "m", current=False)
-    words = "version current cannot be loaded (the file does not name a version: write one with rollback())"
+    words = (
+        "version current cannot be loaded (the file does not name a version: write one with "
+        "rollback())"
+    )
     for number, held in enumerate(("", "\0", "latest")):
         (folder / "m" / "current").write_text(held)
         for _ in range(2):
             models.refresh()
-        assert told.text.count(f"{words}; version 1 is served on") == 1
+        assert told.text.count(f"{words}; version 1 is still served") == 1
         # Who starts now knows of none, and says so, too.
         metrics = Metrics()
         assert numbers(Models(folder, metrics=metrics)) == 2.0
@@ -188,7 +191,7 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
         assert numbers(models) == 2.0
         (folder / "m" / "current").write_text("")
         models.refresh()
-        assert told.text.count(f"{words}; version 2 is served on") == number
+        assert told.text.count(f"{words}; version 2 is still served") == number
 
 
 def test_watching(tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     errors = [one.getMessage() for one in caplog.records if "version 3" in one.getMessage()]
     assert len(errors) == 1
     assert "version 3 cannot be loaded (ModelFileError" in errors[0]
-    assert "version 2 is served on" in errors[0]
+    assert "version 2 is still served" in errors[0]
     # Who starts now serves the one before it, and no later one.
     publish(model(4), folder, "m", current=False)
     assert numbers(Models(folder)) == 2.0
