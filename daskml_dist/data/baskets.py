@@ -39,7 +39,9 @@ def make_baskets(
             as_collection(rows, numeric=False), partial(_find_items, item), merge_ids
         )
         if not len(items):
-            raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")
+            raise InvalidDataError(
+                "The frame has no rows. Check the file or the filter that it comes from."
+            )
         matrix = partial(_build_baskets, basket, item)
         if not is_dask_frame(rows):
             return matrix(rows, items), items

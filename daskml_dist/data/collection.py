@@ -357,7 +357,7 @@ def _names_columns(y: Any, X: Any) -> bool:
     unknown = [name for name in y if name not in columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
-            f"y={list(y)!r} names {unknown}, which are no columns of X: its columns are "
+            f"y={list(y)!r} names {unknown}, which are not columns of X: its columns are "
             f"{columns}. Name columns of the dataframe, or pass the values themselves."
         )
     return not unknown

@@ -104,8 +104,8 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
         if at >= len(given) or given[at] is not None:
             raise InvalidTypeError(
                 f"The batches of X hold {name} themselves, which is "
-                f"{'given, too' if at < len(given) else 'not used here'}. Let each batch be the "
-                f"rows alone, or pass {name}=None."
+                f"{'given, too' if at < len(given) else 'not used here'}. Make each batch only "
+                f"rows, or pass {name}=None."
             )
         given[at] = values
     return (X, *given)

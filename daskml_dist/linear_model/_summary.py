@@ -686,8 +686,8 @@ def _finish_summary(
     family, params, n, p = sums.family, sums.params, first.n_rows, len(sums.params)
     if n <= p:
         raise InvalidDataError(
-            f"There are {n} rows of weight and {p} coefficients: nothing is left to tell errors "
-            "by. Use fewer features, or more rows."
+            f"There are {n} rows of weight and {p} coefficients, so errors cannot be estimated. "
+            "Use fewer features, or more rows."
         )
     inverse = _invert_factor(first.factor, names)
     information = inverse @ inverse.T  # inverse of X' W X

@@ -349,8 +349,8 @@ class RowBoostLoss(BoostLoss):
         found = np.asarray(start(mean))
         if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
             raise InvalidParameterError(
-                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, and is to "
-                "return the raw prediction to start from, a finite number."
+                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, but must "
+                "return a finite number: the raw prediction to start from."
             )
         return found.astype(np.float64)
 

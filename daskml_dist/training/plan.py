@@ -104,8 +104,8 @@ def make_fit(
     if settings.policy.loop == "parts":
         if model.table is None or not len(model.own_ids):
             raise InvalidParameterError(
-                f"policy={settings.policy!r} is for models over ids, such as DeepFMClassifier, "
-                "that have layers or an intercept besides. Use one policy for all parameters."
+                f"policy={settings.policy!r} needs a model over ids that also has layers or an "
+                "intercept, such as DeepFMClassifier. Use one policy for all parameters."
             )
         model = model.with_own_rows_last()
     _check_held_out_rows(lanes, fraction)

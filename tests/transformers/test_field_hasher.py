@@ -373,7 +373,7 @@ OBJECTS = pd.Series([1, "1", 2], dtype=object)
 @pytest.mark.parametrize(
     ("params", "rows", "error", "match"),
     [
-        ({}, {"a": [1, -2]}, InvalidDataError, r"'a'.*holds -2: ids are not negative.*astype\(str"),
+        ({}, {"a": [1, -2]}, InvalidDataError, r"'a'.*holds -2, but ids cannot be negative.*astype\(str"),
         ({}, {"a": ["x", None]}, InvalidDataError, r"'a' holds missing ids.*missing='own'"),
         ({}, {"a": pd.array([1, None])}, InvalidDataError, "'a' holds missing ids"),
         ({}, {"a": [["x"], None]}, InvalidDataError, "'a' holds missing ids"),

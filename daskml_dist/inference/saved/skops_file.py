@@ -134,8 +134,8 @@ def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], 
         sio.loads(data, types)
     except Exception as error:  # of whatever their classes raise
         raise ModelFileError(
-            f"This {name} is made of {', '.join(others)}, of which skops writes what nobody can "
-            f"read ({type(error).__name__}: {error}). Make it without these, or pickle it."
+            f"This {name} is made of {', '.join(others)}, which skops writes but cannot read "
+            f"({type(error).__name__}: {error}). Create it without these, or pickle it."
         ) from error
 
 
