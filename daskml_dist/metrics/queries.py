@@ -21,13 +21,15 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import sklearn.metrics as theirs
 from dask.base import compute
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection, find_length
-from daskml_dist.data.conversion import convert_foreign, describe_block
+from daskml_dist.data.conversion import check_no_missing, convert_foreign, describe_block
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.query_ids import join_queries, resolve_sizes
 from daskml_dist.data.reduce import reduce_lazily, reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -37,6 +39,7 @@ from daskml_dist.metrics._columns import (
     as_table_of_columns,
     average_block_means,
     call_sklearn_metric,
+    check_finite,
     check_weights_nonnegative,
     has_lazy_input,
     read_numbers,
@@ -184,9 +187,25 @@ def average_precision_by_query(
 ) -> float:
     """Return the mean over queries of the average precision; 0 for one without relevant rows."""
     y_true = convert_foreign(y_true)
-    # Labels become 0 and 1, so that they can be joined with the codes of queries.
-    is_relevant = (y_true if hasattr(y_true, "shape") else np.asarray(y_true)) == pos_label
-    return _score_queries(_Precision(), is_relevant, y_score, group, sample_weight)
+    labels = y_true if hasattr(y_true, "shape") else np.asarray(y_true)
+    if isinstance(labels, da.Array):
+        relevance = labels.map_blocks(_find_relevant, pos_label, dtype=bool)
+    elif is_dask(labels):
+        meta = labels._meta == pos_label
+        relevance = labels.map_partitions(_find_relevant, pos_label, meta=meta)
+    else:
+        relevance = _find_relevant(labels, pos_label)
+    return _score_queries(_Precision(), relevance, y_score, group, sample_weight)
+
+
+def _find_relevant(labels: Any, pos_label: Any) -> Any:
+    """Return whether labels are `pos_label`, as 0 and 1, which can be joined with query codes."""
+    # Compared, a missing label would be irrelevant.
+    values = np.asarray(labels)
+    check_no_missing(values, "y_true")
+    if values.dtype.kind == "f":
+        check_finite(values, "y_true", None)
+    return labels == pos_label
 
 
 # --- options ------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class _ServedRequest:
         if self.method not in methods:
             allowed = ", ".join(methods)
             raise RequestError(
-                f"{self.method[:20]} is not supported on this path: use {allowed}.",
+                f"{self.method[:20]} is not supported on this path: send {allowed}.",
                 405,
                 ((b"allow", allowed.encode()),),
             )

@@ -122,7 +122,7 @@ class LimitedConnection(HttpToolsProtocol):
                 data = self._without_upgrade(data[upgrade.args[0] :])
                 continue
             except httptools.HttpParserError:
-                self.refuse(b"400 Bad Request", "This is not an HTTP/1.1 request.")
+                self.refuse(b"400 Bad Request", "This is not an HTTP/1.1 request: send one.")
             break
         if self.head_bytes > MAX_HEAD_BYTES:
             self.refuse(
@@ -171,7 +171,7 @@ class LimitedConnection(HttpToolsProtocol):
         if codings and b",".join(codings).strip().lower() != b"chunked":
             self.refuse(
                 b"501 Not Implemented",
-                "Only chunked Transfer-Encoding is supported.",
+                "Only chunked Transfer-Encoding is supported: send no other.",
             )
         # A head that asks for an upgrade is parsed again without it (`_without_upgrade`).
         if not (self.is_refused or self.parser.should_upgrade()):

@@ -174,7 +174,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "nested": (functions.nest, FunctionError, "called inside a function"),
     "unknown module": (Unknown(), FunctionError, "upload_file"),
     "words": (lambda g, b, s: g.allreduce("a"), FunctionError, "does not hold numbers"),
-    "root": (lambda g, b, s: g.broadcast(1, root=2), FunctionError, "none of the 2 ranks"),
+    "root": (lambda g, b, s: g.broadcast(1, root=2), FunctionError, "not one of the 2 ranks"),
     "targets": (lambda g, b, s: g.alltoall([1]), FunctionError, "each of the 2 ranks"),
     "reduction": (lambda g, b, s: g.allreduce(1, "mean"), FunctionError, '"sum", "max"'),
 }

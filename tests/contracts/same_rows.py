@@ -233,7 +233,7 @@ _KNOWN = (
     "needs dense rows",
     "trees need dense rows",
     "rows cannot be aligned",
-    "Give y the rows of X",
+    "Pass the same rows in both",
     "Pass the same rows in each",
     "Give sample_weight the rows of X",
 )

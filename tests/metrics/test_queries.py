@@ -126,6 +126,21 @@ def test_average_precision_by_query() -> None:
     assert lazy == pytest.approx(np.average(each, weights=OF_QUERY), rel=1e-12)
     labels = np.where(truth, "yes", "no")
     assert average_precision_score(labels, SCORES, group=GROUP, pos_label="yes") == here
+    series = pd.Series(labels, dtype="string")
+    assert average_precision_score(series, SCORES, group=GROUP, pos_label="yes") == here
+
+
+def test_missing_labels_are_not_irrelevant() -> None:
+    truth = np.where(np.arange(N) == 30, np.nan, TRUTH > 1)
+    for labels in (
+        truth, chunked(truth), pd.Series(truth), pd.Series(truth).astype("Float64"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidDataError, match="NaN"):
+            average_precision_score(labels, SCORES, group=GROUP)
+    frame = pd.DataFrame({"y": truth, "s": SCORES, "q": GROUP})
+    lazy = dd.from_pandas(frame, npartitions=3)
+    with pytest.raises(InvalidDataError, match="NaN"):
+        average_precision_score(lazy["y"], lazy["s"], group=lazy["q"])
 
 
 @pytest.mark.parametrize("name", ["ndcg_score", "dcg_score"])

@@ -163,7 +163,7 @@ REFUSED = {
     "no inputs": ({"inputs": []}, 422, "no feature names"),
     "no data": ({"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64"}]}, 400, "values"),
     "datatype": (_changed(datatype="FP99"), 400, "send one of FP32"),
-    "strings": (_changed(data=["a"] * 5), 400, "values that are no FP64"),
+    "strings": (_changed(data=["a"] * 5), 400, "values that are not FP64"),
     "too few values": (_changed(data=[1.0]), 400, "as many values"),
     "negative shape": (_changed(shape=[-1, 5]), 400, "as many values"),
     "huge shape": (_changed(shape=[2**62, 2**62]), 400, "as many values"),

@@ -317,7 +317,7 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
         (lambda at: rollback(at, "m", "9"), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"9": 1}), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"1": -1}), InvalidParameterError, "weights"),
-        (lambda at: set_route(at, "m", {"x": 1}), InvalidParameterError, "'x' is no version"),
+        (lambda at: set_route(at, "m", {"x": 1}), InvalidParameterError, "'x' is not a version"),
         (lambda at: Models(at / "no"), ModelFileError, "There is no"),
         (lambda at: Models(at / "m" / "current"), ModelFileError, "ends in none of"),
         (lambda at: Models(at).get("mm"), UnknownModelError, "Did you mean 'm'|served: m"),

@@ -94,7 +94,9 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
             (name, _convert_column(name, table[at])) for at, name in enumerate(table.column_names)
         ]
     except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
-        raise RequestError(f"The body is not a complete Arrow stream ({error}).") from None
+        raise RequestError(
+            f"The body is not a complete Arrow stream ({error}): send one."
+        ) from None
     if predictor.names is None and columns and all(v.dtype.kind in "biuf" for _, v in columns):
         return Question([("rows", np.column_stack([values for _, values in columns]))])
     return Question(columns)
