@@ -532,8 +532,8 @@ class StepModel(Model):
 
     def _without_score(self) -> InvalidParameterError:
         return InvalidParameterError(
-            f"{type(self).__name__} has no score of held-out rows. Give it `validation_sums` and "
-            "`validation_score`, or set early_stopping=False."
+            f"{type(self).__name__} has no score for held-out rows. Implement `validation_sums` "
+            "and `validation_score`, or set early_stopping=False."
         )
 
     @abstractmethod

@@ -132,7 +132,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
     # No setting is ignored in silence: a user who sets one counts on its effect.
     elif unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
-            f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
+            f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; it only "
             f"uses {', '.join(used)}."
         )
     if run.n_lanes is not None:
@@ -270,9 +270,9 @@ def check_weighed(weights: Mapping[int, Any]) -> None:
     for split, weight in weights.items():
         if float(weight) == 0:
             raise InvalidDataError(
-                f"The test rows of split {split} have no weight: their sample_weight sums to zero, "
-                "so they have no score. Shuffle the rows that are split, for example "
-                "cv=KFold(5, shuffle=True), or leave rows of no weight out."
+                f"The test rows of split {split} have no weight: their sample_weight sums to "
+                "zero, so they have no score. Shuffle the rows before splitting, for example "
+                "cv=KFold(5, shuffle=True), or leave out rows without weight."
             )
 
 
@@ -322,7 +322,7 @@ def check_steps(params: dict[str, Any]) -> None:
     dtype = params["dtype"]
     if dtype is not None and dtype not in ("float32", "float64", np.float32, np.float64):
         raise InvalidParameterError(
-            f'dtype={dtype!r}: use "float32" or "float64", or None: as the rows are.'
+            f'dtype={dtype!r}: use "float32" or "float64", or None to keep the dtype of the rows.'
         )
     tol = params["tol"]
     if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
@@ -344,8 +344,8 @@ def refuse_sklearns_callbacks(estimator: Any) -> None:
     """Raise if scikit-learn's callbacks are set: only scikit-learn's own ``fit`` calls them."""
     if has_sklearns_callbacks(estimator):
         raise InvalidParameterError(
-            f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
-            "memory, where its fit is scikit-learn's. Take them off: set_callbacks()."
+            f"set_callbacks: {type(estimator).__name__} only supports scikit-learn's callbacks "
+            "for rows in memory. Remove them: set_callbacks()."
         )
 
 
@@ -364,4 +364,4 @@ def in_run(name: str, known: Collection[str]) -> str:
     """Return a hint that `name` is a parameter of an estimator's `run`, or "" if it is none."""
     if name not in _RUN_NAMES or "run" not in known:
         return ""
-    return f" It is one of run: run=Run({name}=...)."
+    return f" It belongs to run: run=Run({name}=...)."

@@ -456,8 +456,8 @@ class RowStore:
         ids = _check_ids(ids)
         if not max(self._step, 0) <= step <= MOST_STEPS:
             raise InvalidParameterError(
-                f"Steps of a store of rows do not fall: give {max(self._step, 0)} or more; got "
-                f"{step}."
+                f"The step of a row store cannot decrease: give {max(self._step, 0)} or more; "
+                f"got {step}."
             )
         self._step = step = int(step)
         self._bound_pages(len(ids))
@@ -569,8 +569,8 @@ class RowStore:
         if not self.settings.evict:
             raise TrainingError(
                 f"{most:,} rows fit in this table (max_rows), and {lacking:,} more are wanted. "
-                "Raise max_rows or admit_after, set a smaller expire_after, or set evict=True: the "
-                "rows touched longest ago then make room."
+                "Raise max_rows or admit_after, set a smaller expire_after, or set evict=True: "
+                "the least recently touched rows are then removed."
             )
         self._evict(max(lacking, int(most * _EVICTED_SHARE)), step)
         return min(n, most - self.n_rows)
@@ -829,7 +829,7 @@ def _check_ids(ids: Ids) -> Ids:
     ids = as_plain_ids(ids)
     if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
         raise InvalidDataError(
-            "ids must be sorted, each there once, and not negative: pass numpy.unique(ids)."
+            "ids must be sorted, unique and not negative: pass numpy.unique(ids)."
         )
     return ids
 

@@ -124,7 +124,7 @@ class BaseEmbeddings(BaseSteps):
         loss, summary = self._loss(), rows.summary
         if rows.classes is not None and len(rows.classes) > 2:
             raise InvalidDataError(
-                f"{type(self).__name__} separates two classes, and y holds {len(rows.classes)}. "
+                f"{type(self).__name__} separates two classes, but y has {len(rows.classes)}. "
                 "Wrap it in sklearn.multiclass.OneVsRestClassifier."
             )
         if rows.classes is None:
@@ -139,8 +139,8 @@ class BaseEmbeddings(BaseSteps):
         """Raise if a model cannot go on from the last one, where there is one."""
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
-                "Going on needs the rank, layers and loss of the last fit. Leave them as they "
-                "were, or set warm_start=False."
+                "Continuing needs the rank, layers and loss of the last fit. Keep them, or set "
+                "warm_start=False."
             )
 
     def _make_table(self, last: Any) -> GrowingTable:
@@ -169,9 +169,9 @@ class BaseEmbeddings(BaseSteps):
         n = given or (n_columns if fields is None else len(fields.names))
         if n > MAX_FIELDS:
             raise InvalidParameterError(
-                f"{type(self).__name__} tells fields apart, and the rows have {n} columns; at most "
-                f"{MAX_FIELDS} can be fields. Give a dataframe with a column for each field, rows "
-                "of a FieldHasher with n_fields=, or use FactorizationMachineClassifier."
+                f"{type(self).__name__} needs separate fields, but the rows have {n} columns, and "
+                f"at most {MAX_FIELDS} can be fields. Give a dataframe with one column per field, "
+                "rows of a FieldHasher with n_fields=, or use FactorizationMachineClassifier."
             )
         return int(n)
 

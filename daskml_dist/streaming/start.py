@@ -110,8 +110,8 @@ def check_stream_settings(estimator: Any) -> Settings:
     estimator._check_one_pass()
     if isinstance(estimator._params()["class_weight"], str):
         raise InvalidParameterError(
-            'class_weight="balanced" counts all rows first, and a stream has no end. Name the '
-            "weights, by label: class_weight={0: 1.0, 1: 5.0}."
+            'class_weight="balanced" needs all rows, but a stream has no end. Give the weights '
+            "by label: class_weight={0: 1.0, 1: 5.0}."
         )
     # One lane, in which all policies are the same.
     settings: Settings = estimator._check_settings(estimator._stream_policy)
@@ -187,8 +187,8 @@ def _check_in_memory(collection: Collection) -> Collection:
     """Return a collection that is in memory; raise for one of Dask."""
     if collection.kind != "memory":
         raise InvalidParameterError(
-            "A stream learns rows that are in the memory of this process, and these are a Dask "
-            "collection. Compute each batch first: X, y = dask.compute(X, y)."
+            "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
+            "first: X, y = dask.compute(X, y)."
         )
     return collection
 

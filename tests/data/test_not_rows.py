@@ -29,7 +29,7 @@ Y = (X[:, 0] > 0).astype(int)
     ("rows", "words"),
     [(None, "X is None"), ("data", "read_parquet"), (Path("a.npy"), "numpy.load"),
      ((row for row in X), "read once"), (map(float, X[0]), "read once"),
-     ((X, Y[:, None]), r"tuple of 2 collections.*apart, fit\(X, y\)"),
+     ((X, Y[:, None]), r"tuple of 2 collections.*separately, fit\(X, y\)"),
      ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),
      ({"a": X[:, 0]}, r"X = pandas.DataFrame\(X\)"), ({1, 2}, "has no order"),
      (lambda: X, "<lambda>, a function"), (np, "numpy, a module"),
@@ -60,7 +60,7 @@ def test_what_is_no_target(estimator: Any, target: Any, words: str) -> None:
 def test_futures_are_no_rows(client: Client) -> None:
     future = client.submit(np.asarray, X)
     for rows in (future, [future, future]):
-        with pytest.raises(InvalidTypeError, match=r"X is of futures.*dask\.delayed\("):
+        with pytest.raises(InvalidTypeError, match=r"X holds futures.*dask\.delayed\("):
             SGDClassifier().fit(rows, Y)
     del rows
 
@@ -76,11 +76,11 @@ def test_blocks_that_are_not_what_dask_says() -> None:
     ("make", "words"),
     [
         (lambda: SGDClassifier(policy="snyc"), "Did you mean 'sync'"),
-        (lambda: SGDClassifier(policy=LocalSGD), r"pass an object of it, LocalSGD\(\)"),
+        (lambda: SGDClassifier(policy=LocalSGD), r"pass an instance, LocalSGD\(\)"),
         (lambda: SGDClassifier(loss="logloss"), "Did you mean 'log_loss'"),
         (lambda: SGDClassifier(loss="squared-hinge"), "Did you mean 'squared_hinge'"),
         (lambda: SGDClassifier(optimizer="Adamm"), "Did you mean 'adam'"),
-        (lambda: SGDClassifier(optimizer=Adam), r"pass an object of it, Adam\(\)"),
+        (lambda: SGDClassifier(optimizer=Adam), r"pass an instance, Adam\(\)"),
         (lambda: SGDClassifier(penalty="elastic-net"), "Did you mean 'elasticnet'"),
         (lambda: SGDClassifier(learning_rate="inv_scaling"), "Did you mean 'invscaling'"),
         (lambda: LogisticRegression(solver="lbgfs"), "Did you mean 'lbfgs'"),

@@ -313,7 +313,7 @@ def test_a_saved_model_reads_tables(tmp_path: Any, suffix: str) -> None:
         path = tmp_path / f"clicks.{suffix}"
         model.save(path)
         loaded = daskml_dist.load(path, module=make_net())
-        with pytest.raises(DaskMLDistError, match="another module"):
+        with pytest.raises(DaskMLDistError, match="differs from the module"):
             daskml_dist.load(path, module=_normed())
     np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
     np.testing.assert_array_equal(Predictor(loaded)(X[:3]), model.predict_proba(X[:3]))
@@ -481,14 +481,14 @@ def _bounded() -> Any:
         ({"embeddings": GrowingEmbeddings(EMBEDDINGS, missing="drop")}, "missing"),
         ({"embeddings": GrowingEmbeddings(EMBEDDINGS, admit_after=0)}, "admit_after"),
         ({"embeddings": GrowingEmbeddings(EMBEDDINGS, init_scale=-1)}, "init_scale"),
-        ({"inputs": {"item": "item", "last": "last", "age": "age"}}, "no argument"),
-        ({"inputs": {"item": ["item", "age"], "last": "last", "tags": "tags"}}, "not alike"),
+        ({"inputs": {"item": "item", "last": "last", "age": "age"}}, "not arguments"),
+        ({"inputs": {"item": ["item", "age"], "last": "last", "tags": "tags"}}, "mixes kinds"),
         ({"policy": "local"}, "needs all parameters"), ({"policy": "hogwild"}, "needs all"),
         ({"clip": 1.0}, "clip"), ({"groups": {"*": {"rate": 2.0}}}, "groups"),
         ({"micro_batch_size": 8}, "micro_batch_size"), ({"precision": "fp16"}, "fp16"),
         ({"device": "gpu"}, "gpu"), ({"early_stopping": True}, "early_stopping"),
         ({"average": True}, "average"), ({"images": "channels_last"}, "images"),
-        ({"optimizer": "row_wise_adagrad"}, "one number for a row"),
+        ({"optimizer": "row_wise_adagrad"}, "one number per row"),
     ],
 )  # fmt: skip
 def test_what_a_table_cannot_do_is_refused(params: dict[str, Any], match: str) -> None:
@@ -525,7 +525,7 @@ def test_bad_rows_name_the_remedy() -> None:
         _classifier().fit(X.assign(item=-1), y)
     with pytest.raises(InvalidDataError, match="never equal"):
         _classifier().fit(X.assign(last=X["last"].astype(str)), y)
-    with pytest.raises(InvalidParameterError, match="is an object"):
+    with pytest.raises(InvalidParameterError, match="is an instance"):
         _classifier(make_net()(), warm_start=True).fit(X, y)
     model = _classifier().fit(X, y)
     with pytest.raises(InvalidDataError, match=r"'item' is of kind text, and in the fit"):

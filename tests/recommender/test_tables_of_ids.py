@@ -200,7 +200,7 @@ def test_folds_and_copies_of_a_table() -> None:
         ({"site": [None, *["a"] * (N_ROWS - 1)]}, "missing='own'"),
         ({"age": [np.nan, *[1.0] * (N_ROWS - 1)]}, "missing='own'"),
         ({"site": ["a", 1] * (N_ROWS // 2)}, "mixed types"),
-        ({"user": [1j] * N_ROWS}, "can be no ids"),
+        ({"user": [1j] * N_ROWS}, "cannot be used as ids"),
     ],
 )
 def test_bad_columns_name_the_remedy(columns: dict[str, Any], match: str) -> None:
@@ -212,7 +212,7 @@ def test_bad_columns_name_the_remedy(columns: dict[str, Any], match: str) -> Non
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"numeric": "age"}, "numeric"), ({"numeric": ["size"]}, "is no field"),
+        ({"numeric": "age"}, "numeric"), ({"numeric": ["size"]}, "is not a column"),
         ({"numeric": ["site"]}, "is of kind text"), ({"bags": "max"}, "bags"),
         ({"missing": "drop"}, "missing"),
     ],

@@ -228,7 +228,7 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, Any], told: str) -> None:
 
 
 @pytest.mark.parametrize(("params", "rows", "told"), [
-    ({}, (X, Y), r"one block: one client.*partition_by_class"),
+    ({}, (X, Y), r"one block, so one client.*partition_by_class"),
     ({"run": Run(n_lanes=1)}, None, "one client"),
     ({"run": Run(n_lanes=97)}, (X, Y), r"more clients than there are rows, 96. Use n_lanes=96"),
     ({"average": True}, None, "Use average=False"),

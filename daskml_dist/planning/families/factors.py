@@ -65,8 +65,8 @@ class ALSFamily(Family):
         """Return the numbers of ratings, users and items, estimated from some ratings."""
         if is_dask(X) or collection.kind != "memory":
             raise InvalidDataError(
-                "A plan of factors needs ratings in memory: how many users and items there are is "
-                "unknown of lazy ones. Plan with a part, X.get_partition(0).compute()."
+                "A plan for factors needs ratings in memory, since the numbers of users and "
+                "items of lazy ones are unknown. Plan with a part, X.get_partition(0).compute()."
             )
         if is_dataframe_like(X):
             ids = X[estimator.user_col].to_numpy(), X[estimator.item_col].to_numpy()

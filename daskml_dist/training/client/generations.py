@@ -281,7 +281,7 @@ class Generations:
         heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
         # One that leaves may be gone by now; the trainer there has no part any more.
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
-            raise WorkerUnreachableError(deaf[0], "takes no orders")
+            raise WorkerUnreachableError(deaf[0], "does not accept instructions")
 
     def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
@@ -332,9 +332,9 @@ class Generations:
                 # The fit goes on, with an older snapshot or none.
                 # A full disk must not end a fit that needs the snapshot only after a loss.
                 logger.warning(
-                    "The snapshots of a fit cannot be kept (%s): should its last worker be lost, "
-                    "more is made again. Free the disk, or set temporary-directory in Dask's "
-                    "configuration.",
+                    "The snapshots of a fit cannot be saved (%s): if its last worker is lost, "
+                    "more work is repeated. Free disk space, or set temporary-directory in "
+                    "Dask's configuration.",
                     error,
                 )
 
