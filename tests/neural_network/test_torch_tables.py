@@ -463,7 +463,7 @@ def test_modules_that_do_not_look_rows_up_are_refused(make: Any, match: str) -> 
 
 def test_ids_of_another_part_are_told() -> None:
     X, y = _table()
-    with pytest.raises(InvalidParameterError, match="another part"):
+    with pytest.raises(InvalidParameterError, match="different part"):
         _classifier(
             _without_layers(), embeddings={"user": "last", "item": "item"},
             inputs={"item": "item", "last": "last"},
