@@ -470,7 +470,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no target": (lambda _: Ridge().fit(iter([ROWS]), None), InvalidDataError, "y is None"),
     "single rows": (lambda _: Ridge().fit(iter(ROWS), LABELS), InvalidTypeError, "read only once"),
     "batches to predict": (
-        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "read only once",
+        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "only once",
     ),
     "a lazy target": (
         lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read only once",

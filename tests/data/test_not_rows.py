@@ -47,7 +47,7 @@ def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [((v for v in Y), "y is a generator, which can be read only once"), (1, "y=1 is a single number"),
+    [((v for v in Y), "y is a generator, which can be read only"), (1, "y=1 is a single number"),
      (lambda: Y, "y is <lambda>, a function"), ({"y": Y}, "y is a dict")],
     ids=["generator", "number", "function", "dict"],
 )  # fmt: skip

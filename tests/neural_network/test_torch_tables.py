@@ -486,7 +486,7 @@ def test_bad_rows_name_the_remedy() -> None:
     ):
         stream.learn(X, y)
     model = _classifier().fit(X, y)
-    with pytest.raises(InvalidDataError, match=r"'item' is of kind text, and in the fit"):
+    with pytest.raises(InvalidDataError, match=r"'item' is of kind text, but in the fit"):
         model.predict(X.assign(item=X["item"].astype(str)))
     with pytest.raises(InvalidDataError, match=r"features|names"):
         model.predict(X.drop(columns="age"))
