@@ -467,9 +467,9 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
         are_wrong = (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_WHOLE_FLOAT)
         if are_wrong.any():
             raise InvalidDataError(
-                f"Column {name!r} is of ids, and holds {numbers[are_wrong.argmax()]}, which is "
-                f"no whole number below 2**53. Name it by numeric=[{name!r}] if it holds "
-                f"numbers, or convert its ids to strings: {_REMEDIES['text'].format(name=name)}."
+                f"Column {name!r} holds {numbers[are_wrong.argmax()]}, but ids must be whole "
+                f"numbers below 2**53. Name it by numeric=[{name!r}] if it holds numbers, or "
+                f"convert its ids to strings: {_REMEDIES['text'].format(name=name)}."
             )
         numbers = numbers.astype(np.int64)
     if numbers.dtype.kind not in "biu":
@@ -479,7 +479,7 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
         )
     if numbers.dtype.kind == "i" and len(numbers) and (least := numbers.min()) < 0:
         raise InvalidDataError(
-            f"Column {name!r} is of ids, and holds {least}, but ids cannot be negative. Convert "
+            f"Column {name!r} holds {least}, but ids cannot be negative. Convert "
             f"them to strings, {_REMEDIES['text'].format(name=name)}; name it by "
             f"numeric=[{name!r}] if it holds numbers; or, if this stands for missing ids, "
             f"X[{name!r}].mask(X[{name!r}] < 0) and missing='own'."

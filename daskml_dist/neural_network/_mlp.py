@@ -184,7 +184,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         ]
         if self._by_rounds and unused:
             raise InvalidParameterError(
-                'solver="lbfgs" uses all rows in each iteration, so it ignores '
+                'solver="lbfgs" uses all rows in each iteration: it does not use '
                 f'{unused[0]}={params[unused[0]]!r}. Leave that out, or use solver="adam".'
             )
 

@@ -235,7 +235,6 @@ _KNOWN = (
     "rows cannot be aligned",
     "Pass the same rows in both",
     "Pass the same rows in each",
-    "Give sample_weight the rows of X",
 )
 
 

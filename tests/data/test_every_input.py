@@ -468,9 +468,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda _: Ridge().fit(iter([(ROWS, LABELS)]), LABELS), InvalidTypeError, "given, too",
     ),
     "no target": (lambda _: Ridge().fit(iter([ROWS]), None), InvalidDataError, "y is None"),
-    "single rows": (lambda _: Ridge().fit(iter(ROWS), LABELS), InvalidTypeError, "read once"),
+    "single rows": (lambda _: Ridge().fit(iter(ROWS), LABELS), InvalidTypeError, "read only once"),
     "batches to predict": (
-        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "read once",
+        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "only once",
     ),
     "a lazy target": (
         lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read only once",

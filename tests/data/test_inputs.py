@@ -374,7 +374,7 @@ def test_objects_that_are_no_numbers_are_told(client: Client) -> None:
     X = np.array([[1.0, "a"], [2.0, "b"]], dtype=object)
     with pytest.raises(InvalidDataError, match=r"Block 0: X is not numeric"):
         SGDClassifier().fit(da.from_array(X, chunks=2), da.from_array(np.array([0, 1]), chunks=2))
-    with pytest.raises(InvalidTypeError, match=r"X holds objects that are no numbers: .* 'dict'"):
+    with pytest.raises(InvalidTypeError, match=r"X holds objects that are not numbers: .* 'dict'"):
         SGDClassifier().fit(np.array([[{}], [{}]]), [0, 1])
 
 

@@ -28,12 +28,12 @@ Y = (X[:, 0] > 0).astype(int)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [(None, "X is None"), ("data", "read_parquet"), (Path("a.npy"), "numpy.load"),
-     ((row for row in X), "read once"), (map(float, X[0]), "read once"),
+     ((row for row in X), "read only once"), (map(float, X[0]), "read only once"),
      ((X, Y[:, None]), r"tuple of 2 collections.*separately, fit\(X, y\)"),
      ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),
      ({"a": X[:, 0]}, r"X = pandas.DataFrame\(X\)"), ({1, 2}, "has no order"),
      (lambda: X, "<lambda>, a function"), (np, "numpy, a module"),
-     (SGDClassifier, "has no values")],
+     (SGDClassifier, "has no rows")],
     ids=["None", "text", "path", "generator", "map", "tuple", "list", "dict", "set",
          "function", "module", "class"],
 )  # fmt: skip
@@ -47,7 +47,7 @@ def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [((v for v in Y), "y is a generator, which can be read once"), (1, "y=1 is a single number"),
+    [((v for v in Y), "y is a generator, which can be read only"), (1, "y=1 is a single number"),
      (lambda: Y, "y is <lambda>, a function"), ({"y": Y}, "y is a dict")],
     ids=["generator", "number", "function", "dict"],
 )  # fmt: skip
@@ -68,7 +68,7 @@ def test_futures_are_no_rows(client: Client) -> None:
 def test_blocks_that_are_not_what_dask_says() -> None:
     rows = da.from_array(X, chunks=(10, 3)).map_blocks(lambda b: b[:, :2], dtype=float)
     for estimator in (SGDClassifier(), KMeans(2), StandardScaler()):
-        with pytest.raises(InvalidDataError, match=r"shape \(2,\).*says \(3,\).*chunks="):
+        with pytest.raises(InvalidDataError, match=r"shape \(2,\).*declares \(3,\).*chunks="):
             estimator.fit(rows, da.from_array(Y, chunks=10))
 
 

@@ -329,7 +329,7 @@ def test_bad_rows_on_dask_are_named() -> None:
         HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group="quid")
     with pytest.raises(InvalidDataError, match="compute_chunk_sizes"):
         HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group=SIZES)
-    with pytest.raises(InvalidDataError, match="id for each row"):
+    with pytest.raises(InvalidDataError, match="id per row"):
         HistGradientBoostingRanker().fit(lazy_X, y, group=qid[:-1])
 
 

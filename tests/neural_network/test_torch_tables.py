@@ -510,7 +510,7 @@ def test_modules_that_do_not_look_rows_up_are_refused(make: Any, match: str) -> 
 
 def test_ids_of_another_part_are_told() -> None:
     X, y = _table()
-    with pytest.raises(InvalidParameterError, match="another part"):
+    with pytest.raises(InvalidParameterError, match="different part"):
         _classifier(
             _without_layers(), embeddings={"user": "last", "item": "item"},
             inputs={"item": "item", "last": "last"},
@@ -528,7 +528,7 @@ def test_bad_rows_name_the_remedy() -> None:
     with pytest.raises(InvalidParameterError, match="is an instance"):
         _classifier(make_net()(), warm_start=True).fit(X, y)
     model = _classifier().fit(X, y)
-    with pytest.raises(InvalidDataError, match=r"'item' is of kind text, and in the fit"):
+    with pytest.raises(InvalidDataError, match=r"'item' is of kind text, but in the fit"):
         model.predict(X.assign(item=X["item"].astype(str)))
     with pytest.raises(InvalidDataError, match=r"features|names"):
         model.predict(X.drop(columns="age"))

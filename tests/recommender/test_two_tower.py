@@ -189,7 +189,7 @@ def test_bad_rows_name_the_remedy() -> None:
     chosen = _choices(100)
     with pytest.raises(InvalidDataError, match="dataframe"):
         TwoTower().fit(chosen[["user"]].to_numpy())
-    with pytest.raises(InvalidDataError, match="not negative"):
+    with pytest.raises(InvalidDataError, match="cannot be negative"):
         TwoTower().fit(chosen.assign(user=-1))
     with pytest.raises(InvalidDataError, match=r"missing id|missing='own'"):
         TwoTower().fit(chosen.assign(item=[None, *["a"] * 99]))

@@ -384,7 +384,7 @@ OBJECTS = pd.Series([1, "1", 2], dtype=object)
         ({}, {"a": OBJECTS}, InvalidTypeError, r"'a' holds values of mixed types.*astype\(str\)"),
         ({}, {"a": [[1, "1"]]}, InvalidTypeError, "'a' holds values of mixed types"),
         ({}, {"a": [["x"], "y"]}, InvalidTypeError, "'a' holds values of mixed types"),
-        ({}, {"a": [[0.5, 1.0]]}, InvalidDataError, "'a' is of ids, and holds 0.5"),
+        ({}, {"a": [[0.5, 1.0]]}, InvalidDataError, "'a' holds 0.5, but ids"),
         ({}, {"a": [2**70, 1]}, InvalidDataError, r"'a' holds ids that do not fit 64 bits"),
         ({}, {"a": [1j]}, InvalidTypeError, "complex128 cannot be used as ids"),
         ({}, {"a": pd.to_timedelta([1, 2])}, InvalidTypeError, "cannot be used as ids"),
