@@ -26,6 +26,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import check_parameter_names as check_names_of
 from daskml_dist.errors.signatures import list_parameter_names
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.models.base import MOST_SIGHTINGS, MOST_STEPS
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.spec import RunSettings
@@ -178,11 +179,24 @@ def check_columns(name: str, value: Any, default: str | None) -> None:
         )
 
 
-def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
-    """Check that a parameter is an integer >= `least`; `also` names what else is valid."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+def check_count(
+    name: str, value: Any, also: str = "", least: int = 1, most: int | None = None
+) -> None:
+    """Check that a parameter is an integer within bounds; `also` names what else is valid."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most:,}"
         hint = f", {also}" if also else ""
-        raise InvalidParameterError(f"{name}={value!r}: use an integer >= {least}{hint}.")
+        raise InvalidParameterError(f"{name}={value!r}: use an integer {bounds}{hint}.")
+
+
+def check_table_limits(admit_after: Any, expire_after: Any, max_rows: Any) -> None:
+    """Check the parameters that say which ids have a row in a growing table."""
+    check_count("admit_after", admit_after, most=MOST_SIGHTINGS)
+    if expire_after is not None:
+        check_count("expire_after", expire_after, "or None: no row expires", most=MOST_STEPS)
+    if max_rows is not None:
+        check_count("max_rows", max_rows, "or None: as many as the memory holds")
 
 
 def check_number(

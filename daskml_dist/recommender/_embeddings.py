@@ -51,6 +51,7 @@ from daskml_dist.parameters.checks import (
     check_count,
     check_number,
     check_one_of,
+    check_table_limits,
     seed_of,
 )
 from daskml_dist.parameters.run import Run
@@ -113,10 +114,7 @@ class BaseEmbeddings(BaseSteps):
         check_one_of("missing", self.missing, ("error", "own"))
         check_number("alpha", self.alpha)
         check_number("init_scale", self.init_scale)
-        check_count("admit_after", self.admit_after)
-        for name in ("expire_after", "max_rows"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_table_limits(self.admit_after, self.expire_after, self.max_rows)
         self._loss()  # raises for a loss that does not exist, before the other settings
         settings = super()._check_settings(policy)
         # The penalty is of what each row touches, and part of the model.
@@ -283,8 +281,7 @@ class BaseEmbeddings(BaseSteps):
         if (fields := self._fields) is None:
             return started
         facts = {"names": list(fields.names), "kinds": list(fields.kinds)}
-        hashes: Any = _TableCalls(self._hash_table, started.make)
-        return replace(started, make=hashes, likeness=started.likeness | {"fields": facts})
+        return started.with_tables(self._hash_table, facts)
 
     # -- fitted attributes -----------------------------------------------------------------------
 
@@ -407,25 +404,6 @@ class TablePrediction:
     def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids; those that are not known are as in their first step."""
         return look_up_rows(index, self.ids, self.w, self.model.table)
-
-
-@dataclass(frozen=True, eq=False)
-class _TableCalls:
-    """Function from the tables of a stream's calls to the rows that the model reads.
-
-    Parameters
-    ----------
-    hash_table : callable
-    make : CallRowsMaker
-        Takes rows of virtual columns.
-    """
-
-    hash_table: Callable[[Any], Any]
-    make: Callable[..., tuple[BatchRows, Any]]
-
-    def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
-        """Return the rows of a call as the model reads them, and as a block."""
-        return self.make(self.hash_table(X), y, sample_weight)
 
 
 class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):

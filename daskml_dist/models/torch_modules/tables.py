@@ -13,7 +13,7 @@ part: equal ids have one row then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -108,6 +108,20 @@ class TableInputs(TorchInputs):
     arguments: Mapping[str, TableArgument] = field(default_factory=dict)
     parts: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for JSON, from which :meth:`of_facts` makes the same."""
+        arguments = {name: list(astuple(of)) for name, of in self.arguments.items()}
+        return {"arguments": arguments, "parts": list(self.parts), "names": list(self.names)}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> TableInputs:
+        """Return what :meth:`describe` told of."""
+        arguments = {
+            name: TableArgument(tuple(columns), kind, single)
+            for name, (columns, kind, single) in facts["arguments"].items()
+        }
+        return cls(None, None, arguments, tuple(facts["parts"]), tuple(facts["names"]))
 
     @property
     def bags(self) -> set[int]:

@@ -241,7 +241,8 @@ class BaseTorch(BaseNetwork):
     def _set_row_shape(self, shape: tuple[int, ...]) -> None:
         super()._set_row_shape(shape)
         if self._fields is not None:  # hashed rows have all ids as columns
-            self.n_features_in_ = len(self.feature_names_in_)
+            names = vars(self).get("feature_names_in_", self.fields_)
+            self.n_features_in_ = len(names)
 
     # -- model files ---------------------------------------------------------------------------
 
@@ -352,7 +353,7 @@ class BaseTorch(BaseNetwork):
 
         None where no embeddings are in a table.
         """
-        growing = self._growing
+        growing, saved = self._growing, vars(self).get("_saved_fields")
         if not reset and (growing is None) != (self._fields is None):
             raise InvalidParameterError(
                 "Continuing needs the embeddings of the last fit. Keep them, or set "
@@ -366,6 +367,10 @@ class BaseTorch(BaseNetwork):
             known = self._net.inputs
             assert isinstance(known, TableInputs)
             return known
+        if saved is not None:
+            inputs = TableInputs.of_facts(saved)
+            self.fields_, self.kinds_ = list(inputs.names), list(saved["kinds"])
+            return inputs
         # Columns that are named may be fewer than those of X: the names of all are compared later.
         fields, inputs = find_columns(
             X, growing, self.inputs, type(self).__name__, np.dtype(self.dtype).name
@@ -493,15 +498,20 @@ class BaseTorch(BaseNetwork):
         return self._start_stream(super()._begin_stream, X, y, sample_weight, classes)
 
     def _resume_stream(self, saved: Any, path: Any, classes: Any) -> Any:
-        return self._start_stream(super()._resume_stream, saved, path, classes)
+        if self._growing is not None:
+            # The made-up first rows are hashed ones, which have neither columns nor names.
+            (self._saved_fields,) = saved.likeness_for("fields")
+        try:
+            started = self._start_stream(super()._resume_stream, saved, path, classes)
+        finally:
+            fields = self.__dict__.pop("_saved_fields", None)
+        if fields is not None:
+            self.feature_names_in_ = np.array(fields["columns"], dtype=object)
+            self.n_features_in_ = len(self.feature_names_in_)
+        return started
 
     def _start_stream(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Return a started stream, which leaves torch's random stream, the user's, as it is."""
-        if self._growing is not None:
-            raise InvalidParameterError(
-                f"{type(self).__name__} with embeddings= does not support streams. Use "
-                "partial_fit, or stream to a model such as recommender.WideAndDeepClassifier."
-            )
         fork_stream = partial(load_torch().random.fork_rng, devices=())
         try:
             with fork_stream():
@@ -509,7 +519,14 @@ class BaseTorch(BaseNetwork):
         finally:
             self.__dict__.pop("_trial", None)
         started.steps.step_context = fork_stream
-        return started
+        if self._growing is None:
+            return started
+        facts = vars(self).get("_saved_fields") or {
+            **started.fit.steps.model.inputs.describe(),
+            "kinds": list(self.kinds_),
+            "columns": list(self.feature_names_in_),
+        }
+        return started.with_tables(self._hash_table, facts)
 
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         self.__dict__.pop("_built", None)

@@ -38,7 +38,7 @@ from daskml_dist.models.torch_modules.tables import (
     try_lookups,
 )
 from daskml_dist.neural_network._torch.module_trial import ModuleTrial
-from daskml_dist.parameters.checks import check_count, check_number, check_one_of
+from daskml_dist.parameters.checks import check_number, check_one_of, check_table_limits
 from daskml_dist.policies.base import Policy
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import Settings
@@ -115,10 +115,7 @@ class GrowingEmbeddings:
             )
         check_number("init_scale", self.init_scale)
         check_one_of("missing", self.missing, ("error", "own"))
-        check_count("admit_after", self.admit_after)
-        for name in ("expire_after", "max_rows"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_table_limits(self.admit_after, self.expire_after, self.max_rows)
 
     @property
     def part_of_column(self) -> dict[str, int]:

@@ -268,13 +268,14 @@ class Generations:
         self.trainers = [part.trainer for part in working if part.trainer is not None]
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
+        # Noted first: where a server cannot begin, its trainers are told to stop.
+        self.visited_workers |= self.members
         # Trainers wait at the door of a server that has no part yet.
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
         for trainer in idle:
             if trainer.address in there:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
-        self.visited_workers |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot be spoken to; its process can (`worker.control`).
         heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
