@@ -176,7 +176,7 @@ REFUSED = {
     "endless shape": (_changed(shape=[10**400] * 9), 400, "as many values"),
     "no dimension": ({"inputs": [{"name": "a", "shape": [], "datatype": "FP64", "data": [1]}]},
                      422, "send [rows, 5]"),
-    "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "no INT8"),
+    "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "not INT8"),
     "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "not BOOL"),
     "bytes that are not there": (
         {"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64",

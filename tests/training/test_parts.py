@@ -170,5 +170,5 @@ def test_names_are_for_a_mapping() -> None:
 def test_models_without_embeddings_are_refused() -> None:
     X, y = _rows()
     by_part = PolicyByPart(Asynchronous(), AllReduce())
-    with pytest.raises(InvalidParameterError, match="models over ids"):
+    with pytest.raises(InvalidParameterError, match="a model over ids"):
         SGDClassifier(policy=by_part).fit(X, y)
