@@ -187,7 +187,7 @@ def average_precision_by_query(
 ) -> float:
     """Return the mean over queries of the average precision; 0 for one without relevant rows."""
     y_true = convert_foreign(y_true)
-    labels = y_true if hasattr(y_true, "shape") else np.asarray(y_true)
+    labels: Any = y_true if hasattr(y_true, "shape") else np.asarray(y_true)
     if isinstance(labels, da.Array):
         relevance = labels.map_blocks(_find_relevant, pos_label, dtype=bool)
     elif is_dask(labels):
