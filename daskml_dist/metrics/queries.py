@@ -188,8 +188,9 @@ def average_precision_by_query(
     """Return the mean over queries of the average precision; 0 for one without relevant rows."""
     y_true = convert_foreign(y_true)
     labels: Any = y_true if hasattr(y_true, "shape") else np.asarray(y_true)
+    relevance: Any
     if isinstance(labels, da.Array):
-        relevance = labels.map_blocks(_find_relevant, pos_label, dtype=bool)
+        relevance = da.map_blocks(_find_relevant, labels, pos_label, dtype=bool)
     elif is_dask(labels):
         meta = labels._meta == pos_label
         relevance = labels.map_partitions(_find_relevant, pos_label, meta=meta)
