@@ -136,7 +136,7 @@ def _commit(cupy: Any) -> str:
 #: What was measured, and on what; each asks CuPy.
 FACTS: dict[str, Callable[[Any], str]] = {
     "GPU": _name,
-    "driver, newest CUDA that it runs": _driver,
+    "driver, newest supported CUDA": _driver,
     "CUDA runtime": lambda cupy: _version(cupy.cuda.runtime.runtimeGetVersion()),
     "CuPy": lambda cupy: str(cupy.__version__),
     "PyTorch": lambda cupy: version("torch"),

@@ -33,7 +33,7 @@ __all__ = ["tree_cases"]
 _MANY, _ROWS, _D = 10_000_000, 1_000_000, 28
 _TINY = 2_000
 #: How gradients are packed.
-_MODES = {"hessians of 1": CONSTANT, "all digits": EXACT, "12 bits": ROUNDED}
+_MODES = {"hessians of 1": CONSTANT, "full precision": EXACT, "12 bits": ROUNDED}
 
 
 def tree_cases() -> Iterator[tuple[str, Case]]:
@@ -42,7 +42,7 @@ def tree_cases() -> Iterator[tuple[str, Case]]:
     yield f"boosting, gradients of the log loss, {_MANY:,} rows", _gradients
     for name, mode in _MODES.items():
         yield f"boosting, histograms of all rows, {name}, {shape}", partial(_whole, mode)
-    yield f"boosting, rows of a leaf parted, and half of them summed, {shape}", _parted
+    yield f"boosting, partition of a leaf and histogram of half of it, {shape}", _parted
     yield f"boosting, best splits of 16 leaves x {_D}", _splits
     shape = f"{_ROWS:,} x {_D}"
     for what in _MODELS:

@@ -20,7 +20,8 @@ __all__ = ["RunLog"]
 PACKAGES = (
     "numpy", "scipy", "numba", "dask", "distributed", "scikit-learn", "pandas", "pyarrow",
     "cupy-cuda12x", "dask-ml", "faiss-cpu", "implicit", "lightgbm", "mpi4py", "pyspark", "skorch",
-    "torch", "vowpalwabbit", "xgboost", "xgboost-cpu", "opacus", "dp-accounting", "shap",
+    "torch", "vowpalwabbit", "xgboost", "xgboost-cpu", "opacus", "dp-accounting", "shap", "mapie",
+    "crepes",
 )  # fmt: skip
 #: Variables that choose what a benchmark does.
 CHOICES = ("DASKML_DIST_", "NETWORKS", "OMP_NUM_THREADS")

@@ -218,7 +218,7 @@ def _kserve(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
 _INFER = "/v2/models/m/infer"
 PEERS = (
     Peer(
-        "MLServer, its scikit-learn runtime",
+        "MLServer, scikit-learn runtime",
         ("mlserver", "mlserver_sklearn"),
         _mlserver("mlserver_sklearn.SKLearnModel", {"extra": {"predict_fn": "predict_proba"}}),
         _INFER,
@@ -226,7 +226,7 @@ PEERS = (
         lambda told: told["outputs"][0]["data"],
     ),
     Peer(
-        "MLServer, a runtime of two lines of NumPy",
+        "MLServer, runtime of two lines of NumPy",
         ("mlserver",),
         _mlserver("runtime.Model", {}),
         _INFER,
@@ -237,7 +237,7 @@ PEERS = (
     Peer("LitServe", ("litserve",), _litserve, "/predict", _rows, lambda t: t["probabilities"]),
     Peer("Ray Serve", ("ray",), _ray(), "/predict", _rows, lambda told: told["probabilities"]),
     Peer(
-        "Ray Serve, its flags for throughput",
+        "Ray Serve with its throughput flags",
         ("ray",),
         _ray(("RAY_SERVE_THROUGHPUT_OPTIMIZED=1", "RAY_SERVE_ENABLE_HA_PROXY=1")),
         "/predict",
@@ -245,7 +245,7 @@ PEERS = (
         lambda told: told["probabilities"],
     ),
     Peer(
-        "KServe, a scikit-learn model of its SDK",
+        "KServe's SDK, scikit-learn model",
         ("kserve",),
         _kserve,
         _INFER,

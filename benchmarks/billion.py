@@ -61,10 +61,10 @@ def run(tiny: bool = False) -> str:
             table = _measure(client, folder, files, rows, budget)
     title = (
         f"One SGD pass over {files * rows:,} rows x {len(FEATURES)} float32 of Parquet, {files} "
-        f"files that are names of {distinct}, {'cold' if cold else 'warm'} page cache, "
+        f"files (hard links to {distinct}), {'cold' if cold else 'warm'} page cache, "
         f"2 workers of {limit}"
     )
-    return markdown(title, ["", "rows/s", "peak memory of a worker, MiB"], table)
+    return markdown(title, ["", "rows/s", "peak memory per worker, MiB"], table)
 
 
 def _measure(
@@ -97,12 +97,12 @@ def _measure(
         for k, (rate, peak) in enumerate(zip(rates, peaks, strict=True), 1)
     ]
     table += [
-        [f"the pass, {record['seconds']:.1f} s", f"{total / record['seconds']:,.0f}", ""],
-        [f"only reading, {reading:.1f} s", f"{total / reading:,.0f}", ""],
-        [f"whole fit with its survey, {whole:.1f} s", f"{total / whole:,.0f}", ""],
+        [f"whole pass, {record['seconds']:.1f} s", f"{total / record['seconds']:,.0f}", ""],
+        [f"reading only, {reading:.1f} s", f"{total / reading:,.0f}", ""],
+        [f"whole fit with its first look at the data, {whole:.1f} s", f"{total / whole:,.0f}", ""],
         [f"training loss {record['loss']:.4f}, {record['steps']:,} steps", "", ""],
         [
-            f"from storage: {read / 1e9:.1f} GB by only reading, {fetched / 1e9:.1f} by the fit",
+            f"from storage: {read / 1e9:.1f} GB reading only, {fetched / 1e9:.1f} GB for the fit",
             "",
             "",
         ],

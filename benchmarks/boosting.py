@@ -89,7 +89,7 @@ def run(tiny: bool = False) -> str:
     ]
     title = f"Boosting of {n:,} x {d} float32, {rounds} iterations, 31 leaves, 255 bins"
     title += ", one process of 2 threads, or persisted on 2 worker processes of 1 thread"
-    found = markdown(title, ["", "seconds of a fit", "AUC"], table)
+    found = markdown(title, ["", "fit, s", "AUC"], table)
     return f"{found}\n\n{_predictions(fits, X_test)}"
 
 
@@ -159,5 +159,5 @@ def _predictions(fits: dict[str, tuple[float, Any]], X: Any) -> str:
         model.predict_proba(X[:100])
         taken, _ = _once(lambda model=model: model.predict_proba(X))
         table.append([name, f"{1e9 * taken / len(X):.0f}"])
-    title = f"Probabilities of {len(X):,} rows in memory, by all trees"
-    return markdown(title, ["", "ns a row"], table)
+    title = f"Predicting probabilities of {len(X):,} rows in memory, all trees"
+    return markdown(title, ["", "ns per row"], table)

@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] =
         {"data_sample_strategy": "goss", "top_rate": 0.2, "other_rate": 0.1},
         None,
     ),
-    "half of the features of a tree": (
+    "half of the features per tree": (
         {"colsample_bytree": 0.5},
         {"feature_fraction": 0.5},
         {"colsample_bytree": 0.5},
@@ -87,9 +87,9 @@ def _table(
                 scores.append(roc_auc_score(y_test, _scores(model, X_test)))
             found.append([kind, name, f"{np.median(taken):.2f}", f"{np.mean(scores):.4f}"])
             print(found[-1], file=sys.stderr)
-    title = f"Boosting of {title} by samples, {rounds} iterations, one process of 2 threads"
+    title = f"Boosting of {title} on samples, {rounds} iterations, one process of 2 threads"
     title += f", {seeds} seeds" if seeds > 1 else ""
-    return markdown(title, ["", "", "seconds of a fit", "AUC"], found)
+    return markdown(title, ["", "", "fit, s", "AUC"], found)
 
 
 def _scores(model: Any, X: Any) -> Any:

@@ -40,7 +40,7 @@ Score = Callable[[int], float]
 
 def run(tiny: bool = False) -> str:
     """A table a set of rows: the mean AUC of some seeds, its standard deviation, and seconds."""
-    tables = [_table("Drawn clicks", *_read_clicks(2_000 if tiny else CLICKS), tiny)]
+    tables = [_table("Generated clicks", *_read_clicks(2_000 if tiny else CLICKS), tiny)]
     if not tiny:
         X, y, X_test, y_test = read_a9a()
         tables.insert(0, _table("a9a", X, y > 0, X_test, y_test > 0, tiny))
@@ -58,8 +58,8 @@ def _table(name: str, X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> s
         seconds = (time.perf_counter() - since) / len(found)
         spread = f"{statistics.stdev(found):.4f}" if len(found) > 1 else ""
         rows.append([subject, f"{statistics.mean(found):.4f}", spread, f"{seconds:.1f}"])
-    title = f"{name}: {X.shape[0]:,} rows, {X_test.shape[0]:,} to try"
-    return markdown(title, ["", "AUC", "standard deviation", "a fit, s"], rows)
+    title = f"{name}: {X.shape[0]:,} training rows, {X_test.shape[0]:,} test rows"
+    return markdown(title, ["", "AUC", "standard deviation", "fit, s"], rows)
 
 
 def _subjects(X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> dict[str, Score]:
@@ -95,7 +95,7 @@ def _subjects(X: Any, y: Any, X_test: Any, y_test: Any, tiny: bool) -> dict[str,
         )
     )
     if importlib.util.find_spec("torch") is not None:
-        found["torch, a plain machine"] = lambda seed: max(
+        found["PyTorch, factorisation machine"] = lambda seed: max(
             _fit_torch(wide, y, wide_test, y_test, seed, rate, passes)
             for rate in ((0.05,) if tiny else (0.01, 0.03))
             for passes in ((1,) if tiny else (1, 3, 6))

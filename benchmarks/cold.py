@@ -40,7 +40,8 @@ def run(tiny: bool = False) -> str:
             f"{cold.import_wall:.2f}",
         ])  # fmt: skip
     columns = [
-        "first fit", "asked, s", "empty cache, s", "its CPU, s", "warm, s", "again, s", "import, s",
+        "first fit", "target, s", "empty cache, s", "CPU s of that",
+        "filled cache, s", "second fit, s", "import, s",
     ]  # fmt: skip
     return markdown("First fit of a process", columns, rows)
 

@@ -43,22 +43,37 @@ def run(tiny: bool = False) -> str:
                     calls += _time_calls(client, n_workers, tiny)
     tables = [
         markdown(
-            "An empty function", ["processes", "first, ms", "median, ms", "least, ms"], starts
+            "Starting an empty function",
+            ["processes", "first, ms", "median, ms", "minimum, ms"],
+            starts,
         ),
         markdown(
-            "Calls of a group",
-            ["processes", "transport", "call", "by the group, us", "by its communicator, us"],
+            "Collective calls",
+            [
+                "processes",
+                "transport",
+                "call",
+                "through the group, us",
+                "through its communicator, us",
+            ],
             calls,
         ),
         markdown(
-            "A loop of all-reduces whose workers are killed",
-            ["kills", "in mid-run", "ended", "same result", "median cost, s", "longest run, s"],
+            "A loop of all-reduces in which a worker is killed",
+            [
+                "kills",
+                "killed mid-run",
+                "finished",
+                "same result",
+                "median cost, s",
+                "longest run, s",
+            ],
             [_kill_loops(3 if tiny else KILLS)],
         ),
     ]
     if rows := _time_boosters(tiny):
-        title = f"Boosters on {N_ROWS:,} x {FEATURES}, {TREES} trees, two processes of a thread"
-        columns = ["library", "how", "median, s", "least, s", "accuracy"]
+        title = f"Boosters on {N_ROWS:,} x {FEATURES}, {TREES} trees, two single-threaded processes"
+        columns = ["library", "run by", "median, s", "minimum, s", "accuracy"]
         tables.append(markdown(title, columns, rows))
     return "\n".join(tables)
 

@@ -51,8 +51,9 @@ def run(tiny: bool = False) -> str:
             fates = [fate for seed in range(n_theirs) for fate in _kill_apart(library, X, y, seed)]
             rows.append([library, f"{library}.dask", n_theirs, *_describe_fates(fates)])
     columns = [
-        "library", "how", "kills", "in mid-training", "whole", "errors", "no end in 60 s",
-        "the client's process ended", "same predictions to 1e-6", "median, longest, s",
+        "library", "run by", "kills", "killed mid-training", "finished", "errors",
+        "not finished in 60 s", "client process died",
+        "predictions equal to 1e-6", "median and longest time, s",
     ]  # fmt: skip
     title = f"{TREES} trees or steps on {N_ROWS:,} x {FEATURES}, three processes, one killed"
     return markdown(title, columns, rows)

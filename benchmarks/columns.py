@@ -40,7 +40,7 @@ def run(tiny: bool = False) -> str:
         f"{BATCH} rows a step, {WORKERS} worker processes of one thread"
     )
     columns = ["features", "lanes hold", "MiB of parameters and optimizer state", "ms a step",
-               "kB sent a step and process", "MiB that each worker grew by"]  # fmt: skip
+               "kB sent per step and process", "growth of each worker, MiB"]  # fmt: skip
     return markdown(title, columns, table)
 
 

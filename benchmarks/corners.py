@@ -187,7 +187,7 @@ def run(tiny: bool = False) -> str:
         "fit", "rows", "where", "first fit, s", "s", "scikit-learn, s", "times its time",
         "CPU s", "scikit-learn's", "figure", "scikit-learn's",
     ]  # fmt: skip
-    print(markdown("Corners that were slow beside scikit-learn", columns, []), flush=True)
+    print(markdown("Cases that were slower than scikit-learn", columns, []), flush=True)
     for name, corner in corners.items():
         for n in (300,) if tiny else corner.sizes:
             _print_row(name, corner, n, "here", None)

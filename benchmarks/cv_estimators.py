@@ -64,8 +64,8 @@ def run(tiny: bool = False) -> str:
          f"{peer / there:.1f}"]
         for name, (here, there, peer) in table.items()
     ]  # fmt: skip
-    head = ["s", "in process", "2 workers", "scikit-learn", "times", "times, 2 workers"]
-    return markdown(f"Penalties chosen, {n:,} x {FEATURES}", head, cells)
+    head = ["s", "in process", "2 workers", "scikit-learn", "ratio", "ratio, 2 workers"]
+    return markdown(f"Choosing penalties, {n:,} x {FEATURES}", head, cells)
 
 
 def _rows(n: int) -> tuple[Any, Any, Any]:

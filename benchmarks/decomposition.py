@@ -33,7 +33,7 @@ def run(tiny: bool = False) -> str:
     theirs = _peers(X, wide, repeats)
     with processes(2):
         ours = _ours(X, wide, repeats)
-    head = ["", "seconds of a fit", "scikit-learn, seconds", "ratio", "values differ by"]
+    head = ["", "fit, s", "scikit-learn, s", "ratio", "difference of values"]
     tables = []
     for kind in ("dense", "sparse"):
         n, d = (X if kind == "dense" else wide).shape
@@ -72,8 +72,8 @@ def _wide(n_rows: int, n_features: int, n_entries: int) -> Any:
 
 def _peers(X: Any, wide: Any, repeats: int) -> dict[tuple[str, str], tuple[float, Any]]:
     models = {
-        ("dense", "PCA, covariance_eigh of both"): (_pca(peers.PCA, "covariance_eigh"), X),
-        ("dense", "PCA, covariance_eigh beside the peer's randomized, another algorithm"): (
+        ("dense", "PCA, covariance_eigh for both"): (_pca(peers.PCA, "covariance_eigh"), X),
+        ("dense", "PCA, covariance_eigh; scikit-learn randomized, a different algorithm"): (
             _pca(peers.PCA, "randomized"),
             X,
         ),

@@ -31,7 +31,7 @@ SMALL, LARGE = (28, 1_024), (512, 8_192)
 def run(tiny: bool = False) -> str:
     """The table."""
     rows = _gradients(tiny) + _steps(tiny) + _scaling(tiny) + _fixed(tiny)
-    columns = ["", "measured", "beside", "ratio"]
+    columns = ["", "measured", "compared with", "ratio"]
     return markdown("Logistic loss, float32, medians of 5", columns, rows)
 
 
@@ -41,7 +41,7 @@ def _gradients(tiny: bool) -> list[list[str]]:
     rows = []
     if not tiny:
         two = read_bandwidth(2)
-        rows.append(["reading memory, two processes", _rate(two), _rate(floor) + " by one",
+        rows.append(["reading memory, two processes", _rate(two), _rate(floor) + " by one process",
                      f"{two / floor:.2f}"])  # fmt: skip
     for n_rows, n_features in [(1_000_000, 28), (200_000, 512)]:
         X, labels = logistic_rows(n_rows // 100 if tiny else n_rows, n_features)
@@ -57,7 +57,7 @@ def _gradients(tiny: bool) -> list[list[str]]:
         rate = X.nbytes / taken
         rows.append([f"gradient of {len(X):,} x {n_features}",
                      f"{taken * 1e3:.1f} ms, {_rate(rate)}",
-                     _rate(floor) + " reading alone", f"{rate / floor:.2f}"])  # fmt: skip
+                     _rate(floor) + " reading only", f"{rate / floor:.2f}"])  # fmt: skip
     return rows
 
 
@@ -86,12 +86,12 @@ def _steps(tiny: bool) -> list[list[str]]:
         for threads in (1, 2):
             taken = alone_milliseconds(n_features, 2 * batch, steps, "float32", threads)
             peers[f"PyTorch, one process, {threads} thread{'s' * (threads > 1)}"] = 1e3 / taken
-    title = f"steps/s, {batch:,} x {n_features} a worker, 2 workers"
+    title = f"steps/s, {batch:,} x {n_features} per worker, 2 workers"
     rows = []
     for policy, steps_a_second in measured.items():
         own = [
             f'{title}, policy="{policy}"',
-            f"{steps_a_second:,.0f} (the fit: {whole[policy]:.2f} s)",
+            f"{steps_a_second:,.0f} (whole fit: {whole[policy]:.2f} s)",
         ]
         if not peers:
             rows.append([*own, "PyTorch: not installed", ""])
@@ -109,7 +109,7 @@ def _scaling(tiny: bool) -> list[list[str]]:
             records = _fit(persisted(X, 2), persisted(y, 2), "allreduce", batch)
             measured.append(statistics.median(r["rows"] / r["seconds"] for r in records))
     one, two = measured
-    title = f"rows/s, {batch:,} x {n_features} a worker, 2 workers"
+    title = f"rows/s, {batch:,} x {n_features} per worker, 2 workers"
     return [[title, f"{two:,.0f}", f"1 worker: {one:,.0f}", f"{two / one:.2f}"]]
 
 
@@ -131,4 +131,4 @@ def _fixed(tiny: bool) -> list[list[str]]:
         taken = median_seconds(lambda: clf.fit(X, y), 2 if tiny else 5)
         step = clf.history_.records[0]["seconds"]
     return [[f"fit of one full-batch step, {n_rows:,} x 28, 2 workers", f"{taken * 1e3:.0f} ms",
-             f"its pass: {step * 1e3:.0f} ms", ""]]  # fmt: skip
+             f"its pass over the rows: {step * 1e3:.0f} ms", ""]]  # fmt: skip

@@ -39,11 +39,12 @@ def run(tiny: bool = False) -> str:
     for row in rows:
         row.append(f"{float(rows[0][2].replace(',', '')) / float(row[2].replace(',', '')):.2f}")
     title = (
-        f"Rows a second of factorisation machines, {FIELDS} ids a row of which {n_ids:,} differ, "
-        f"{WIDTH} numbers an id, steps of {batch:,} rows, Adagrad"
+        f"Rows per second of factorisation machines: {FIELDS} ids per row, {n_ids:,} distinct ids, "
+        f"{WIDTH} numbers per id, steps of {batch:,} rows, Adagrad"
     )
     columns = [
-        "machine", "first pass", "later passes", "MB pushed and pulled a pass", "first row is x",
+        "implementation", "first pass", "later passes", "MB pushed and pulled per pass",
+        "first row / this row",
     ]  # fmt: skip
     return markdown(title, columns, rows)
 
@@ -62,17 +63,17 @@ def _subjects(
     }
     given = places, y, n_ids, WIDTH, batch, PASSES
     if importlib.util.find_spec("torch") is not None:
-        found["torch, one process, ids numbered beforehand"] = lambda: _in_process(
+        found["torch, one process, ids renumbered in advance"] = lambda: _in_process(
             "fit_sparse_torch", given
         )
         if not tiny:
             found["torch, DDP with gloo in two processes"] = lambda: _fit_ddp(given)
     if importlib.util.find_spec("torchrec") is not None:
-        found["TorchRec (FBGEMM), one process, ids numbered beforehand"] = lambda: _in_process(
+        found["TorchRec (FBGEMM), one process, ids renumbered in advance"] = lambda: _in_process(
             "fit_torchrec", given
         )
     if importlib.util.find_spec("pyspark") is not None and not tiny:
-        found["Spark's FMClassifier, two threads, ids numbered beforehand"] = lambda: _in_process(
+        found["Spark's FMClassifier, two threads, ids renumbered in advance"] = lambda: _in_process(
             "fit_spark", given
         )
     return found

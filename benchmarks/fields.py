@@ -38,11 +38,11 @@ def _hash(n_rows: int, repeats: int) -> str:
     texts = pd.DataFrame({f"c{j}": words[few[:, j]] for j in range(N_FIELDS)})
     bags = [few[i, : 1 + i % 9] for i in range(n_rows)]
     frames: dict[str, Any] = {
-        "integers, an array": many,
-        "integers, a frame": pd.DataFrame(many),
+        "integers, array": many,
+        "integers, dataframe": pd.DataFrame(many),
         "numbers": pd.DataFrame(rng.normal(size=(n_rows, N_FIELDS)).astype(np.float32)),
-        "texts of 100,000, Arrow's strings": texts.astype("str"),
-        "texts of 100,000, categories": texts.astype("category"),
+        "100,000 distinct strings, Arrow": texts.astype("str"),
+        "100,000 distinct strings, categories": texts.astype("category"),
         "bags of 1 to 9 integers": pd.DataFrame({"bag": bags}),
     }
     found = []
@@ -51,8 +51,10 @@ def _hash(n_rows: int, repeats: int) -> str:
         n = int(sum(map(len, bags))) if "bags" in name else n_rows * N_FIELDS
         found.append([name, _rate(partial(hasher.transform, frame), n, repeats)])
     hash_texts = partial(pd.util.hash_array, texts["c0"].astype(object).to_numpy())
-    found.append(["pandas' `hash_array` of the texts", _rate(hash_texts, n_rows, repeats)])
-    return markdown(f"Millions of cells a second ({n_rows:,} rows)", ["cells", "M/s"], found)
+    found.append(["pandas' `hash_array` of the strings", _rate(hash_texts, n_rows, repeats)])
+    return markdown(
+        f"Millions of cells per second ({n_rows:,} rows)", ["cells", "million cells/s"], found
+    )
 
 
 def _rate(work: Callable[[], Any], n: int, repeats: int) -> str:
@@ -60,7 +62,7 @@ def _rate(work: Callable[[], Any], n: int, repeats: int) -> str:
 
 
 def _read(n_lines: int, repeats: int) -> str:
-    """Megabytes of text a second."""
+    """Megabytes of text per second."""
     frame = make_clicks(n_lines, random_state=0).compute()
     rng = np.random.default_rng(0)
     cells = [frame["label"].astype(str)]
@@ -79,8 +81,8 @@ def _read(n_lines: int, repeats: int) -> str:
         ways: dict[str, Callable[[], Any]] = {
             "`read_criteo`": lambda: read_criteo(path).compute(),
             "`read_criteo`, gzipped": lambda: read_criteo(f"{path}.gz").compute(),
-            "`pandas.read_csv`, ids as texts": plain,
-            '`pandas.read_csv(engine="pyarrow")`, ids as texts': partial(plain, engine="pyarrow"),
+            "`pandas.read_csv`, ids as strings": plain,
+            '`pandas.read_csv(engine="pyarrow")`, ids as strings': partial(plain, engine="pyarrow"),
         }
         found = [[name, _rate(work, len(lines), repeats)] for name, work in ways.items()]
-    return markdown(f"Megabytes of text a second ({n_lines:,} lines)", ["reader", "MB/s"], found)
+    return markdown(f"Megabytes of text per second ({n_lines:,} lines)", ["reader", "MB/s"], found)

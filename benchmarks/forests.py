@@ -59,9 +59,7 @@ def _compared(shape: tuple[int, int, int, int], depth: int | None) -> str:
         table.append([name, f"{taken:.2f}", score, f"{1e9 * asked / n_test:.0f}"])
     bound = f"of depth {depth}" if depth else "of any depth"
     title = f"{n_trees} trees {bound} of {n:,} x {d} float32, persisted, 2 worker processes"
-    return markdown(
-        title, ["", "seconds of a fit", "AUC", "ns a row, predicted by one thread"], table
-    )
+    return markdown(title, ["", "fit, s", "AUC", "prediction by one thread, ns per row"], table)
 
 
 def _once(fit: Fit) -> tuple[float, Any]:

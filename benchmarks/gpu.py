@@ -25,7 +25,7 @@ from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.policies import POLICIES
 
-COLUMNS = ("", "measured", "GB/s", "share of a copy's", "difference")
+COLUMNS = ("", "measured", "GB/s", "share of copy bandwidth", "difference")
 #: Largest batches in a pass of the SGD fit whose step is timed.
 STEPS = 32
 
@@ -56,7 +56,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for name, fact in FACTS.items():
         yield name, lambda on, fact=fact: Measured(value=fact(on.xp))
     yield "copy in device memory, read and written", _copy
-    yield "a call of CuPy, host", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
+    yield "CuPy call, host time", lambda on: Measured(value=f"{on.call_overhead():.1f} us")
     yield from kernel_cases()
     yield from tree_cases()
     for batch in (65_536, 8_192):
@@ -67,11 +67,11 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield f"{lbfgs}, its passes", partial(_lbfgs, "gpu", "its passes")
     yield f"{lbfgs}, PyTorch's passes", _torch_lbfgs
     yield f"{lbfgs}, whole fit", partial(_lbfgs, "gpu", "whole fit")
-    yield f"{lbfgs}, cuML's whole fit, which stops by a rule of its own", _cuml_lbfgs
+    yield f"{lbfgs}, cuML's whole fit (different stopping rule)", _cuml_lbfgs
     for part in ("its passes", "whole fit"):
         yield f"{lbfgs}, CPU, {part}", partial(_lbfgs, "cpu", part)
     yield from _fits("1 process", partial(processes, 1))
-    yield from _fits("2 processes that share the GPU", partial(processes, 2))
+    yield from _fits("2 processes sharing the GPU", partial(processes, 2))
     for policy in POLICIES:
         yield f'SGDClassifier(policy="{policy}"), one lane, GPU and CPU', partial(_policy, policy)
     yield from _fits("LocalCUDACluster", _cuda_cluster)  # last: if it hangs, all else is there

@@ -166,4 +166,4 @@ def summarise(found: dict[str, list[dict[str, Any]]]) -> str:
                 good.append(told[:250])
             elif result["ok"] is False:
                 bad.append(f"BAD {told[:400]}")
-    return "\n".join([markdown("A visit to a GPU", COLUMNS, rows), "", *bad, *good])
+    return "\n".join([markdown("Checks on a GPU", COLUMNS, rows), "", *bad, *good])

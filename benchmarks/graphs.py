@@ -66,8 +66,8 @@ def growth(sizes: tuple[tuple[int, int], ...]) -> str:
             made, looped, _ = _ours(lazy, 20)
         told = f"{made:.2f}", f"{looped:.2f}", f"{1e9 * (made + looped) / n:.0f}"
         rows.append([f"{n:,}", workers, *told])
-    head = ["edges", "workers", "graph from ids, s", "20 iterations, s", "ns an edge"]
-    return markdown("PageRank as it grows", head, rows)
+    head = ["edges", "workers", "building the graph, s", "20 iterations, s", "ns per edge"]
+    return markdown("PageRank as the graph grows", head, rows)
 
 
 def _edges(n_edges: int, scale: int) -> pd.DataFrame:
@@ -156,7 +156,7 @@ def _table(
         f"PageRank of {len(edges):,} edges, {len(ours[0][2]):,} vertices, {iterations} iterations; "
         f"ranks differ by {error:.0e}"
     )
-    return markdown(title, ["", "graph from ids, s", "iterations, s", "whole, s"], rows)
+    return markdown(title, ["", "building the graph, s", "iterations, s", "total, s"], rows)
 
 
 def _components(edges: pd.DataFrame, found: pd.DataFrame, seconds: float) -> str:
@@ -165,12 +165,12 @@ def _components(edges: pd.DataFrame, found: pd.DataFrame, seconds: float) -> str
     made = time.perf_counter()
     n, labels = scipy_components(A, connection="weak")
     looped = time.perf_counter()
-    same = "equal" if np.array_equal(labels, found["component"]) else "OTHER components"
+    same = "equal" if np.array_equal(labels, found["component"]) else "DIFFERENT components"
     rows = [
         ["SciPy", f"{made - since:.2f} + {looped - made:.2f}"],
         [f"ours ({same})", f"{seconds:.2f}"],
     ]
-    return markdown(f"The {n:,} components of the same", ["", "graph + components, s"], rows)
+    return markdown(f"The {n:,} components of the same graph", ["", "graph + components, s"], rows)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ LOSS_TRIES = 3
 #: Hosts of the tables of policies and of silence.
 HOSTS = 4
 #: Rows, features and passes of the linear model (400 bytes of parameters), and of the network
-#: (200 KB), in batches of so many rows a lane.
+#: (200 KB), in batches of so many rows per lane.
 LINEAR_ROWS, LINEAR_FEATURES, LINEAR_PASSES, LINEAR_BATCH = 40_000, 100, 2, 256
 NET_ROWS, NET_FEATURES, NET_LAYER, NET_PASSES, NET_BATCH = 8_192, 784, 64, 2, 128
 #: Elements (float32) and repetitions of the all-reduces: 1 KB to 64 MB.
@@ -163,7 +163,7 @@ def _policies_of(subject: _Subject, cables: list[Cable], names: list[str]) -> st
     title = (
         f"A whole fit of a {subject.name} model on {HOSTS} hosts ({subject.rows:,} rows of "
         f"{subject.features} features{layer}, {subject.passes} passes, batches of "
-        f"{subject.batch} rows a lane): {HOW}"
+        f"{subject.batch} rows per lane): {HOW}"
     )
     return markdown(title, columns, table)
 
@@ -194,13 +194,13 @@ def _loss(tiny: bool) -> Iterator[str]:
             "policy",
             "no loss, seconds",
             "1 % lost, seconds",
-            "from, to",
-            "times",
-            "hosts taken for lost",
+            "range",
+            "ratio",
+            "hosts declared lost",
         ]
         title = (
-            f"Fits of a {subject.name} model on {HOSTS} hosts at 1 Gbit/s whose cables lose one "
-            f"frame in a hundred, medians of {LOSS_TRIES}: {HOW}"
+            f"Fits of a {subject.name} model on {HOSTS} hosts at 1 Gbit/s with 1 % of the frames "
+            f"lost, medians of {LOSS_TRIES}: {HOW}"
         )
         yield markdown(title, columns, rows)
 
@@ -235,7 +235,7 @@ def _losses(model: Any) -> list[str]:
 
 
 def _simulated(tiny: bool) -> Iterator[str]:
-    """Steps a second of policies on each network, predicted and measured."""
+    """Steps per second of policies on each network, predicted and measured."""
     policies = [Synchronous(), AllReduce(), BoundedStaleness(4), Asynchronous(), LocalSGD()]
     rows = []
     for features in [128] if tiny else [128, 4_096]:
@@ -257,7 +257,7 @@ def _simulated(tiny: bool) -> Iterator[str]:
                 cells = [f"{told:,.0f}", f"{real:,.0f}", f"{told / real:.2f}"]
                 rows.append([str(cable), f"{8 * features:,}", repr(policy), *cells])
     columns = ["network", "bytes", "policy", "predicted", "measured", "predicted / measured"]
-    title = f"Steps a second of {HOSTS} hosts, batches of {LINEAR_BATCH} rows a lane: {HOW}"
+    title = f"Steps per second of {HOSTS} hosts, batches of {LINEAR_BATCH} rows per lane: {HOW}"
     yield markdown(title, columns, rows)
 
 
@@ -288,7 +288,7 @@ def _sums(tiny: bool) -> Iterator[str]:
         title = f"All-reduce of float32 between hosts, {cable}, milliseconds (median): {HOW}"
         yield markdown(title, columns, rows)
     rows = [_step_of_ddp(cable, tiny) for cable in cables]
-    title = f"A step of a logistic model of 128 features (1 KB), 64 rows a host, 2 hosts: {HOW}"
+    title = f"A step of a logistic model of 128 features (1 KB), 64 rows per host, 2 hosts: {HOW}"
     yield markdown(title, ["network", "`allreduce`, ms", "PyTorch DDP (gloo), ms"], rows)
 
 
@@ -344,8 +344,8 @@ class _Fault:
 #: Pulled cables are tried under every policy; the rest under one of each kind.
 _PULLED = [_Fault("cable pulled", "trainer"), _Fault("cable pulled", "server")]
 _OTHERS = [
-    _Fault("cable out for 0.5 s", "trainer", seconds=0.5),
-    _Fault("cable out for 6 s", "trainer", seconds=6.0),
+    _Fault("cable unplugged for 0.5 s", "trainer", seconds=0.5),
+    _Fault("cable unplugged for 6 s", "trainer", seconds=6.0),
     _Fault("all processes stopped", "trainer", stopped=True),
 ]
 _KINDS_OF_POLICIES = ("sync", "allreduce", "async")
@@ -409,11 +409,11 @@ def _silence(tiny: bool) -> Iterator[str]:
                 ]
                 rows.append(_silence_row(name, fault, found))
     columns = [
-        "what happens", "to", "policy", "noticed, seconds", "from, to", "next pass, seconds",
-        "updates made again",
+        "fault", "host runs", "policy", "detected after, s", "range", "next pass ends after, s",
+        "updates repeated",
     ]  # fmt: skip
     title = (
-        "A host falls silent, and no connection is closed: 3 hosts, medians of "
+        "A host falls silent without closing its connections: 3 hosts, medians of "
         f"{TRIES} (pulled cables), `daskml_dist.lease` of 3 s: {HOW}"
     )
     yield markdown(title, columns, rows)
@@ -494,10 +494,10 @@ def _load(tiny: bool) -> Iterator[str]:
             process.wait()
     rows = [[name, str(passes[name]), str(false_alarms[name])] for name in passes]
     title = (
-        f"Fits on {HOSTS} living hosts for {seconds:,.0f} s, load average {min(loads):.1f} to "
+        f"Fits on {HOSTS} undisturbed hosts for {seconds:,.0f} s, load average {min(loads):.1f} to "
         f"{max(loads):.1f}: {HOW}"
     )
-    yield markdown(title, ["policy", "passes", "hosts taken for lost"], rows)
+    yield markdown(title, ["policy", "passes", "hosts declared lost"], rows)
 
 
 # -- many workers ----------------------------------------------------------------------------------
@@ -509,9 +509,9 @@ def _many(tiny: bool) -> Iterator[str]:
         rows = [_many_row(size) for size in ([2] if tiny else MANY)]
     columns = [
         "workers", "cluster starts, s", "first fit, s", "second fit, s", "of these before the "
-        "first step, s", "a step of all, ms", "MB a worker",
+        "first step, s", "a step of all, ms", "MB per worker",
     ]  # fmt: skip
-    title = f"Workers of one thread on one machine, `allreduce`, a logistic model of 100: {HOW}"
+    title = f"Single-threaded workers on one machine, `allreduce`, a logistic model of 100: {HOW}"
     yield markdown(title, columns, rows)
 
 

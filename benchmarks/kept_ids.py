@@ -21,14 +21,14 @@ def run(tiny: bool = False) -> str:
     """The table."""
     rows = [_measure(n, tiny) for n in ([20_000] if tiny else SIZES)]
     title = (
-        f"Factorisation machines of {RANK + 1} numbers an id, `async`, two workers of {MEMORY}, "
-        f"rows of {ONCE + OFTEN} ids of which {ONCE} come once, row-wise Adagrad, steps of "
-        f"{BATCH:,} rows; of the rows, {BUDGET >> 20:,} MiB a worker in memory, others in mapped "
-        "files"
+        f"Factorisation machines with {RANK + 1} numbers per id, `async`, two workers of {MEMORY}, "
+        f"rows of {ONCE + OFTEN} ids of which {ONCE} occur once, row-wise Adagrad, steps of "
+        f"{BATCH:,} rows; {BUDGET >> 20:,} MiB of table rows per worker in memory, the rest in "
+        "mapped files"
     )
     columns = [
-        "ids that come once", "ids with a row at the end", "rows/s", "ids touched/s",
-        "s of CPU", "largest worker, MiB",
+        "ids that occur once", "ids with a table row at the end", "rows/s", "ids touched/s",
+        "CPU seconds", "largest worker process, MiB",
     ]  # fmt: skip
     return markdown(title, columns, rows)
 

@@ -51,11 +51,12 @@ def run(tiny: bool = False) -> str:
                      f"{moved / 1e6:.2f}", f"{pairs / 1e6:.0f}", f"{records[-1]['loss']:.6f}"]
                 )  # fmt: skip
     title = (
-        f"L-BFGS, {sizes[0][0]:,} rows, {PER_ROW} nonzeros a row, {WORKERS} worker processes of "
+        f"L-BFGS, {sizes[0][0]:,} rows, {PER_ROW} nonzeros per row, {WORKERS} worker processes of "
         f"one thread, {ITERATIONS} iterations"
     )
-    columns = ["features", "solver's vectors", "ms a pass", "scikit-learn, ms an iteration",
-               "MB sent a pass and process", "MB of pairs a process", "loss"]  # fmt: skip
+    columns = ["features", "solver's vectors", "ms per pass", "scikit-learn, ms per iteration",
+               "MB sent per pass and process", "MB of L-BFGS pairs per process",
+               "loss"]  # fmt: skip
     return markdown(title, columns, rows)
 
 

@@ -29,9 +29,9 @@ def run(tiny: bool = False) -> str:
     asked = os.environ.get("DASKML_DIST_LARGE_TREES")
     sizes = (4_000,) if tiny else ROWS
     cases = [f"{kind}:{n}" for kind in ("boosting", "forest") for n in sizes]
-    head = ["", "rows", "seconds of a fit", "rows/s", "streamed", "peak of each worker, MiB",
-            "without pages of files"]  # fmt: skip
-    title = f"Trees of rows x {FEATURES} float32, made when read, 2 workers of 2 GiB"
+    head = ["", "rows", "fit, s", "rows/s", "streamed", "peak per worker, MiB",
+            "without file pages"]  # fmt: skip
+    title = f"Trees of rows x {FEATURES} float32, generated when read, 2 workers of 2 GiB"
     print("\n" + markdown(title, head, []), flush=True)
     for case in asked.split(",") if asked else cases:
         kind, n = case.split(":")

@@ -63,12 +63,12 @@ def run(tiny: bool = False) -> str:
                 )  # fmt: skip
     width = 4 * (FEATURES + 1)
     title = (
-        f"Rows of {FEATURES} float32 and a label, {most * width / 1e9:.1f} GB and a quarter of it, "
-        f"in Parquet, memory_budget of {BUDGET >> 20} MiB, one process"
+        f"Rows of {FEATURES} float32 and a label, {most * width / 1e9:.1f} GB and a quarter of "
+        f"that, in Parquet, memory_budget of {BUDGET >> 20} MiB, one process"
     )
     heads = [f"{size:,} rows" for size in sizes]
     columns = ["read as", "work", *(f"million rows/s of {head}" for head in heads),
-               *(f"MiB grown by, {head}" for head in heads)]  # fmt: skip
+               *(f"growth in MiB, {head}" for head in heads)]  # fmt: skip
     return markdown(title, columns, rows)
 
 
@@ -159,7 +159,7 @@ def _cluster(X: Any, y: Any, run: Run) -> None:
 #: Tables, and the package that each needs.
 SOURCES = {"Polars scan": "polars", "path": "", "DuckDB relation": "duckdb", "pyarrow dataset": ""}
 WORKS: dict[str, Callable[[Any, Any, Run], Any]] = {
-    "only reading": _read,
+    "reading only": _read,
     "StandardScaler": _scale,
     "SGDClassifier, 1 pass": lambda X, y, run: SGDClassifier(
         max_iter=1, tol=None, random_state=0, learning_rate="constant", eta0=0.01, run=run

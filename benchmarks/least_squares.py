@@ -102,17 +102,24 @@ def _beside_peers(
     seconds = _seconds(lambda: ours.fit(*lazy), repeats)
     looks = len(ours.history_.records)
     table.append(
-        [f"LinearRegression, means of 1,000 ({looks} looks)", f"{seconds:.3f}", "", "", "", ""]
+        [
+            f"LinearRegression, means of 1,000 ({looks} passes over the rows)",
+            f"{seconds:.3f}",
+            "",
+            "",
+            "",
+            "",
+        ]
     )
     table.append(["blocked Gram matrix, one process", f"{floor:.3f}", "", "", "", ""])
     title = f"Least squares of {n_rows:,} x {n_features} float32, persisted, 2 worker processes"
     head = [
         "",
-        "seconds of a fit",
-        "of its looks at the rows",
-        "scikit-learn, seconds",
+        "fit, s",
+        "passes over the rows, s",
+        "scikit-learn, s",
         "ratio",
-        "coef_ differs by",
+        "difference of coef_",
     ]
     return markdown(title, head, table)
 
@@ -129,4 +136,4 @@ def _by_size(sizes: list[tuple[int, int]], what: str, repeats: int) -> str:
         table.append(row)
         del X, y
         gc.collect()
-    return markdown(f"By {what}", ["rows", "features", "LinearRegression s", "Ridge s"], table)
+    return markdown(f"By {what}", ["rows", "features", "LinearRegression, s", "Ridge, s"], table)

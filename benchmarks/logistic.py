@@ -64,7 +64,7 @@ def _beside_peers(X: Any, y: Any, tiny: bool) -> str:
     else:
         add("Spark MLlib, local[2]", *_spark(X, y), "lbfgs")
     title = f"Time of a fit to scikit-learn's objective, {len(X):,} x 28 float32, 2 processes"
-    columns = ["", "seconds", "times scikit-learn's speed", f"objective within {SLACK}"]
+    columns = ["", "seconds", "speed relative to scikit-learn", f"objective within {SLACK}"]
     return markdown(title, columns, rows)
 
 
@@ -85,7 +85,7 @@ def _by_size(tiny: bool) -> str:
                 one = statistics.median(r["seconds"] for r in records[1:]) * 1e3
                 size = workers, f"{n_rows:,}", n_features, solver
                 rows.append([*size, f"{seconds:.3f}", len(records), f"{one:.1f}"])
-    columns = ["workers", "rows", "features", "solver", "seconds", "passes", "ms a pass"]
+    columns = ["workers", "rows", "features", "solver", "seconds", "passes", "ms per pass"]
     return markdown("By workers, rows and features, float32", columns, rows)
 
 
@@ -98,7 +98,9 @@ def _passes(X: Any, y: Any, tiny: bool) -> str:
         fitted = LogisticRegression(solver=solver, run=Run(n_lanes=1)).fit(X, y)
         one = statistics.median(r["seconds"] for r in fitted.history_.records[1:])
         rows.append([f"pass of {solver}", f"{one * 1e3:.1f}", f"{one / floor:.1f}"])
-    return markdown(f"A pass on one thread, {len(X):,} x 28 float32", ["", "ms", "floors"], rows)
+    return markdown(
+        f"A pass on one thread, {len(X):,} x 28 float32", ["", "ms", "relative to reading X"], rows
+    )
 
 
 def _median(fit: Callable[[], Any], tiny: bool) -> tuple[float, Any]:

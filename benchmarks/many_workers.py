@@ -47,11 +47,11 @@ def run(tiny: bool = False) -> str:
             ):
                 rows += _rows(client, n_workers, tiny)
     columns = [
-        "workers", "policy", "first fit, s", "a fit beside its steps, s", "first step, ms",
-        "a step, ms", "private MiB a worker", "more after the fits",
-        "messages of a rendezvous", "KB",
+        "workers", "policy", "first fit, s", "fit without its steps, s", "first step, ms",
+        "step, ms", "private MiB per worker", "MiB more after the fits",
+        "messages per rendezvous", "KB",
     ]  # fmt: skip
-    return markdown("Workers of one thread on one machine", columns, rows)
+    return markdown("Single-threaded workers on one machine", columns, rows)
 
 
 def _rows(client: Client, n_workers: int, tiny: bool) -> list[list[str]]:

@@ -35,10 +35,10 @@ def run(tiny: bool = False) -> str:
     head = [
         "covariances",
         "dtype",
-        "seconds of a fit",
-        "scikit-learn, seconds",
+        "fit, s",
+        "scikit-learn, s",
         "ratio",
-        "lower_bound_ differs by",
+        "difference of lower_bound_",
     ]
     title = f"{STEPS} steps of {k} components, {n:,} x {d}, persisted, 2 worker processes"
     return markdown(title, head, table)

@@ -78,7 +78,7 @@ def _compare(name: str, data: tuple[Any, ...], tiny: bool) -> str:
                 case, f"{model.score(X_test, y_test):.4f}", f"{records[-1]['loss']:.4f}",
                 f"{seconds:.1f}", f"{moved:,.1f}", f"{moved / whole:.2%}",
             ])  # fmt: skip
-    columns = ["", "test accuracy", "loss", "seconds", "MB moved", "of all-reduce"]
+    columns = ["", "test accuracy", "loss", "seconds", "MB moved", "relative to all-reduce"]
     return markdown(TITLES[name], columns, rows)
 
 

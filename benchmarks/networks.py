@@ -62,13 +62,13 @@ def run(tiny: bool = False) -> str:
     told = [[name, *map(_told, rates)] for name, rates in lines.items()] + missing
     if DDP in lines:
         for name in ("TorchClassifier", "MLPClassifier"):
-            told.append([f"{name} of DDP", *map(_ratio, lines[name], lines[DDP])])
+            told.append([f"{name} / DDP", *map(_ratio, lines[name], lines[DDP])])
         for peer in alone:
             ratios = map(_ratio, lines["TorchClassifier"], lines[peer])
-            told.append([f"TorchClassifier of {peer}", *ratios])
+            told.append([f"TorchClassifier / {peer}", *ratios])
     else:
         told.append(["PyTorch", *["not installed"] * len(cases)])
-    title = "Steps a second, Adam, float32, rows of a step over both worker processes"
+    title = "Steps per second, Adam, float32; columns: network, rows per step of both processes"
     return markdown(title, ["", *columns], told)
 
 

@@ -60,7 +60,7 @@ def _messages(tiny: bool) -> str:
                  f"{ms:.0f}"]
             )  # fmt: skip
     columns = [
-        "workers (threads of one process)", "messages sent", "a worker", "waits of the client",
+        "workers (threads of one process)", "messages sent", "per worker", "waits of the client",
         "ms",
     ]  # fmt: skip
     return markdown("A fit of 1,000 x 20 on a cluster", columns, rows)
@@ -136,8 +136,8 @@ def _steps(tiny: bool) -> str:
              f"{batch / later / 1e6:.2f}", f"{theirs:.2f}"]
         )  # fmt: skip
     columns = [
-        "batch", "us of a first step", "us of a later step", "million rows/s",
-        "scikit-learn, a row a step, million rows/s",
+        "batch", "first step, us", "later step, us", "million rows/s",
+        "scikit-learn, one row per step, million rows/s",
     ]  # fmt: skip
     return markdown(
         'Steps of logistic loss without a cluster, float32, policy="sync"', columns, rows

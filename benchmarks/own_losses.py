@@ -103,5 +103,5 @@ def run(tiny: bool = False) -> str:
         [name, f"{seconds[name]:.2f}", f"{seconds[name] / built_in:.2f}", f"{scores[name]:.4f}"]
         for name in LOSSES
     ]
-    title = f"Boosting of {n:,} x {d} float32 by losses of one's own, {rounds} iterations"
-    return markdown(title, ["loss", "seconds of a fit", "of the built-in's", "AUC"], table)
+    title = f"Boosting of {n:,} x {d} float32 with custom losses, {rounds} iterations"
+    return markdown(title, ["loss", "fit, s", "relative to built-in", "AUC"], table)

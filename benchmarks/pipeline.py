@@ -106,6 +106,6 @@ def run(tiny: bool = False) -> str:
             stages, micro_batches, jobs, f"{1e3 * step:.1f}", f"{1 - work / step:.3f}",
             f"{formula:.3f}", f"{(1 - work / step) / formula:.2f}",
         ])  # fmt: skip
-    columns = ["stages", "micro-batches of a lane", "of a step", "step, ms", "idle",
+    columns = ["stages", "micro-batches per lane", "per step", "step, ms", "idle",
                "(p - 1) / (jobs + p - 1)", "ratio"]  # fmt: skip
-    return markdown("Idle share of a pipeline's stages, a lane a worker", columns, table)
+    return markdown("Idle share of a pipeline's stages, one lane per worker", columns, table)

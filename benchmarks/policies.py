@@ -55,12 +55,20 @@ def run(tiny: bool = False) -> str:
             if name == "slow":
                 cells += [f"{loss[-1] / best - 1:.1%}", f"{moved:.1f}", f"{stale:.0f}"]
         table.append(cells)
-    columns = ["policy", "passes", "seconds", "all, s", "passes, one slow", "seconds", "all, s"]
+    columns = [
+        "policy",
+        "passes",
+        "seconds",
+        "all passes, s",
+        "passes, one slow",
+        "seconds",
+        "all passes, s",
+    ]
     columns += ["loss at the end, above the optimum", "MB moved", "largest staleness"]
     title = (
-        f"Passes and seconds to a loss within {NEAR - 1:.0%} of the optimum, and of all 15 passes, "
-        f"{len(X):,} x 50, batches of {BATCH} rows a worker, {WORKERS} worker processes; then with "
-        f"one that sleeps {PAUSE * 1e3:g} ms after {SHARE:.0%} of its steps"
+        f"Passes and seconds to a loss within {NEAR - 1:.0%} of the optimum, and seconds of all 15 "
+        f"passes, {len(X):,} x 50, batches of {BATCH} rows per worker, {WORKERS} worker processes; "
+        f"then with one process that sleeps {PAUSE * 1e3:g} ms after {SHARE:.0%} of its steps"
     )
     return markdown(title, columns, table)
 

@@ -111,18 +111,18 @@ def _list_policies(name: str, lanes: int, tiny: bool) -> dict[str, Way]:
         '`"allreduce"`': ("allreduce", None),
         '`"ssp"`': ("ssp", None),
         '`"async"`': ("async", None),
-        "async, delays bounded": (Asynchronous(max_delay="auto"), None),
-        "async, table of gradients": (Asynchronous(gradient_table=True), None),
+        "async, bounded delays": (Asynchronous(max_delay="auto"), None),
+        "async, gradient table": (Asynchronous(gradient_table=True), None),
         f"local, {EVERY} steps": (LocalSGD(EVERY), None),
         "local, outer Nesterov": (LocalSGD(EVERY, outer="nesterov"), None),
         "local, quorum of 3/4, 2 fragments": (some, None),
-        "the same, in 4 bits": (some, "4bit"),
+        "the same, 4-bit messages": (some, "4bit"),
         '`"average"`': ("average", None),
     }
     if name == "linear":
         found['`"hogwild"`'] = ("hogwild", None)
     if tiny:
-        found = {policy: found[policy] for policy in ('`"async"`', "the same, in 4 bits")}
+        found = {policy: found[policy] for policy in ('`"async"`', "the same, 4-bit messages")}
     return found
 
 
@@ -131,7 +131,7 @@ def _make_cases(tiny: bool) -> dict[str, PolicyCase]:
     X, y = logistic_rows(2_000 if tiny else 60_000, 50)
     exact = LogisticRegression(C=np.inf, max_iter=1000).fit(X, y)
     linear = PolicyCase(
-        f"SGDClassifier, Adagrad at 0.2, {len(X):,} x 50, batches of 64 rows a lane, to a loss "
+        f"SGDClassifier, Adagrad at 0.2, {len(X):,} x 50, batches of 64 rows per lane, to a loss "
         "2 % above the optimum",
         partial(SGDClassifier, learning_rate=0.2, alpha=0.0, batch_size=64),
         X,

@@ -45,7 +45,9 @@ def run(tiny: bool = False) -> str:
         [name, f"{1e3 * numpy[name]:.0f}", f"{1e3 * taken:.0f}", f"{taken / numpy[name]:.2f}"]
         for name, taken in ours.items()
     ]
-    title = f"Predicting {len(X):,} x {FEATURES} float32, {WORKERS} worker processes of one thread"
+    title = (
+        f"Predicting {len(X):,} x {FEATURES} float32, {WORKERS} single-threaded worker processes"
+    )
     columns = ["", f"NumPy, {WORKERS} threads, ms", "daskml_dist, ms", "daskml_dist / NumPy"]
     return markdown(title, columns, rows)
 

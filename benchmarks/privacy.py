@@ -174,10 +174,10 @@ def _is_here(package: str | None) -> bool:
 def _accuracies(tiny: bool) -> str:
     fits: dict[str, tuple[str | None, Fit]] = {
         "`SGDClassifier`": (None, _fit_linear),
-        "Opacus, the same": ("opacus", _fit_opacus(network=False)),
+        "Opacus, same model": ("opacus", _fit_opacus(network=False)),
         "diffprivlib `LogisticRegression`": ("diffprivlib", _fit_diffprivlib),
         f"`MLPClassifier(({HIDDEN},))`": (None, _fit_network),
-        f"Opacus, the same with ({HIDDEN},)": ("opacus", _fit_opacus(network=True)),
+        f"Opacus, same network ({HIDDEN},)": ("opacus", _fit_opacus(network=True)),
     }
     rows = []
     for data, (X, y, X_test, y_test) in _problems(tiny).items():
@@ -198,7 +198,8 @@ def _accuracies(tiny: bool) -> str:
     budgets = [f"epsilon {epsilon:g}" for epsilon in (BUDGETS[:1] if tiny else BUDGETS)]
     title = (
         f"Test accuracy at delta {DELTA:g}, {PASSES} passes, batches of {BATCH_ROWS} rows, clip 1 "
-        f"(mean and deviation of {SEEDS} fits, of peers {PEER_SEEDS}; diffprivlib's delta is 0)"
+        f"(mean and standard deviation of {SEEDS} fits, {PEER_SEEDS} for peers; "
+        "diffprivlib's delta is 0)"
     )
     return markdown(title, ["data", "fit", *budgets, "without privacy"], rows)
 
@@ -270,7 +271,7 @@ def _rates(tiny: bool) -> str:
                 *_compare(MLPClassifier, params, X, y),
             ]
         )
-    columns = ["fit, features", "rows of a batch", "private, rows/s", "plain, rows/s", "share"]
+    columns = ["fit, features", "batch size", "private, rows/s", "ordinary, rows/s", "ratio"]
     return markdown(
         "Rates of fits in one process (float32, best pass of three fits)", columns, rows
     )

@@ -108,7 +108,7 @@ def run(tiny: bool = False) -> str:
     ]
     title = f"Ranking of {n:,} queries, {len(X):,} x {d} float32, {rounds} iterations, 31 leaves"
     title += ", 255 bins, one process of 2 threads, or persisted on 2 worker processes of 1 thread"
-    return markdown(title, ["objective", "", "seconds of a fit", "NDCG@10"], table)
+    return markdown(title, ["objective", "", "fit, s", "NDCG@10"], table)
 
 
 def rows(n: int, d: int, seed: int) -> tuple[Any, Any, Any]:

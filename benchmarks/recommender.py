@@ -56,7 +56,7 @@ def run(tiny: bool = False) -> str:
                     numbers = fit, theirs[0], theirs[0] / fit, sweep, theirs[1], theirs[1] / sweep
                     told = ["" if np.isnan(n) else f"{n:.3g}" for n in numbers]
                     table.append([f"{kind}, rank {rank}, {solver}", *told])
-    head = ["", "fit, s", "implicit", "ratio", "sweep, s", "implicit", "ratio"]
+    head = ["", "fit, s", "implicit, s", "ratio", "sweep, s", "implicit, s", "ratio"]
     title = f"ALS of {len(values):,} ratings, {SWEEPS} sweeps, 2 processes ('implicit': 2 threads)"
     return markdown(title, head, table)
 
@@ -76,8 +76,8 @@ def growth() -> str:
             table.append(
                 [f"{name} {value}", f"{fit:.2f}", f"{sweep:.4f}", f"{1e9 * sweep / n:.1f}"]
             )
-    head = ["of 1 M ratings, rank 16, 2 workers", "fit, s", "sweep, s", "ns a rating"]
-    return markdown("ALS as it grows (ratings in thousands)", head, table)
+    head = ["1 M ratings, rank 16, 2 workers, but", "fit, s", "sweep, s", "ns per rating"]
+    return markdown("ALS as the sizes grow (ratings in thousands)", head, table)
 
 
 def memory(limit: str, workers: int, n_users: int) -> str:
@@ -103,7 +103,7 @@ def memory(limit: str, workers: int, n_users: int) -> str:
     nbytes = model.user_factors_.nbytes + model.item_factors_.nbytes
     rows = [[f"{nbytes / 2**20:.0f}", f"{peak / 2**20:.0f}", f"{taken:.1f}"] for peak in peaks]
     title = f"ALS of 19 M ratings, {shape[0]:,} users, rank 64, 2 sweeps, workers of {limit}"
-    return markdown(title, ["factors, MiB", "most memory of a worker, MiB", "fit, s"], rows)
+    return markdown(title, ["factors, MiB", "peak memory of a worker, MiB", "fit, s"], rows)
 
 
 def _lazy(frame: pd.DataFrame, n: int) -> Any:

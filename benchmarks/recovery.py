@@ -107,7 +107,7 @@ def _kill_rows(
             found[who, after].append(_lose(client, subject, rows, calm, who, after))
     told = [_row(policy, "nobody", nobody)]
     for (who, after), losses in found.items():
-        told.append(_row(policy, who if after else f"{who}, at once", losses))
+        told.append(_row(policy, who if after else f"{who}, immediately", losses))
     return told
 
 
@@ -192,13 +192,13 @@ def _row(policy: str, killed: str, losses: list[_Loss]) -> list[Any]:
 
 def _killed_table(subject: Subject, rows: list[list[Any]], fits: int) -> str:
     columns = [
-        "policy", "killed", "seconds to a new step", "from, to", "`lost_versions`",
-        "gradients of a lane made again", "began anew", "difference of coefficients",
+        "policy", "killed", "seconds to a new step", "range", "`lost_versions`",
+        "gradients per lane repeated", "started from scratch", "difference of coefficients",
         "loss / undisturbed", "all rows",
     ]  # fmt: skip
     title = (
         f"kill -9 of workers about {LATER + JITTER / 2:g} s into a fit ({subject.name}), {WORKERS} "
-        f"worker processes, medians of {fits} fits, differences and loss of the worst: {HOW}"
+        f"worker processes, medians of {fits} fits, worst differences and loss: {HOW}"
     )
     return markdown(title, columns, rows)
 
@@ -231,7 +231,7 @@ def _stopped_table(rows: list[list[Any]], stops: int) -> str:
         f"A trainer's process stopped (SIGSTOP), daskml_dist.lease of 3 s, {WORKERS} worker "
         f"processes, medians of {stops} fits: {HOW}"
     )
-    return markdown(title, ["policy", "seconds to the next generation", "from, to"], rows)
+    return markdown(title, ["policy", "seconds to the next generation", "range"], rows)
 
 
 # -- standbys --------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def _standbys(size: _Size) -> str:
                 rows.append([f"{features:,}", policy, *_rates(X, y, policy, batch, size.fits)])
     columns = ["features", "policy", "steps/s with", "steps/s without", "with / without"]
     title = (
-        f"What standbys cost: daskml_dist.standby_lag of 64 and of a billion in turn, {WORKERS} "
+        f"Cost of standbys: daskml_dist.standby_lag of 64 and of a billion, alternating, {WORKERS} "
         f"worker processes, float32, medians of {size.fits} fits: {HOW}"
     )
     return markdown(title, columns, rows)

@@ -51,8 +51,9 @@ def run(tiny: bool = False) -> str:
             ]
         )  # fmt: skip
     title = (
-        f"Ten items for each user, {name}: {len(chosen):,} choices of {chosen['user'].nunique():,} "
-        f"users among {chosen['item'].nunique():,} items, in one process"
+        f"Ten items for each user, {name}: {len(chosen):,} interactions of "
+        f"{chosen['user'].nunique():,} users among {chosen['item'].nunique():,} items, "
+        "in one process"
     )
     return markdown(title, ["", "NDCG at 10", "precision at 10", "fit and ranking, s"], table)
 
@@ -84,14 +85,14 @@ def _subjects(
     )  # fmt: skip
     found = {
         "TwoTower, ids": ours(TwoTower(random_state=seed, **passes)),
-        "TwoTower, ids and their columns": ours(
+        "TwoTower, ids and features": ours(
             TwoTower(user_features=known, item_features=about, random_state=seed, **passes)
         ),
         "MatrixFactorization, BPR": ours(bpr),
         "ALS, implicit": ours(
             ALS(32, implicit=True, alpha=10.0, reg_param=1.0, rating_col=None, random_state=seed)
         ),
-        "the most chosen": lambda users: _recommend_popular(train, users),
+        "most popular items": lambda users: _recommend_popular(train, users),
     }
     if importlib.util.find_spec("implicit") is not None and not tiny:
         for name in ("BPR", "ALS"):
@@ -191,7 +192,7 @@ def _draw_choices(n_users: int, n_items: int, n_chosen: int) -> tuple[Any, ...] 
 
 
 def _draw_users(n_users: int, n_items: int, n_chosen: int) -> Iterator[pd.DataFrame]:
-    """The choices of each user."""
+    """The interactions of each user."""
     rng = np.random.default_rng(0)
     kinds = rng.integers(12, size=n_items)
     tastes, traits = rng.normal(size=(n_users, 6)), rng.normal(size=(12, 6))

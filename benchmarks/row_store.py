@@ -26,12 +26,12 @@ def run(tiny: bool = False) -> str:
     """The table."""
     rows = [_measured(n, tiny) for n in ([2000] if tiny else SIZES)]
     title = (
-        f"Millions of rows a second on one core: {WIDTH} float32 and a state of one, batches of "
-        f"{BATCH:,} ids drawn evenly"
+        f"Millions of rows per second on one core: {WIDTH} float32 and one state value, batches of "
+        f"{BATCH:,} ids drawn uniformly"
     )
     columns = [
-        "rows", "arrays lie in", "bytes a row", "made", "found", "updated", "read",
-        "read without a row", "a dict and NumPy: found", "updated", "read",
+        "rows", "arrays stored in", "bytes per row", "inserted", "found", "updated", "read",
+        "read, ids without a row", "dict and NumPy: found", "updated", "read",
     ]  # fmt: skip
     return markdown(title, columns, rows)
 

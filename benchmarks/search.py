@@ -71,7 +71,7 @@ def _values_of_c(tiny: bool) -> str:
         for name, s in seconds.items()
     ]
     title = f"{values} values of C, {FOLDS} folds, {n:,} x {FEATURES}"
-    return markdown(title, ["", "s", "ms a fit", "of the stack"], table)
+    return markdown(title, ["", "s", "ms per fit", "relative to the stack"], table)
 
 
 def _candidates(tiny: bool) -> str:
@@ -89,7 +89,7 @@ def _candidates(tiny: bool) -> str:
         alone, together = np.median(turns, axis=0)
         table.append([f"{n:,}", f"{alone:.3f}", f"{together:.3f}", f"{together / alone:.1f}"])
     title = f"{values} values of alpha of `SGDClassifier`, scored on a fifth, {FEATURES} features"
-    columns = ["rows", "one fit, s", f"{values} candidates, s", "of one"]
+    columns = ["rows", "one fit, s", f"{values} candidates, s", "relative to one fit"]
     return markdown(title, columns, table)
 
 
@@ -142,7 +142,7 @@ def _pipelines(tiny: bool) -> str:
         for name, s in seconds.items()
     ]
     title = f"Pipelines, {values} values of C, {FOLDS} folds, {n:,} x {FEATURES}"
-    return markdown(title, ["", "s", "ms a fit", "of the stacks"], table)
+    return markdown(title, ["", "s", "ms per fit", "relative to the stacks"], table)
 
 
 def _prepared(tiny: bool) -> str:

@@ -53,7 +53,7 @@ def run(tiny: bool = False) -> str:
     rows, left_out = [], []
     with tempfile.TemporaryDirectory() as told:
         folder = Path(told)
-        for title, more in (("exact to the bit", []), ("shared products", ["--together"])):
+        for title, more in (("bit-identical answers", []), ("answered together", ["--together"])):
             with _ours(model, folder, more) as (port, server):
                 for kind, body, content_type in _bodies(X[0]):
                     said = json.loads(_asked(port, INFER, json_request(row)))
@@ -78,8 +78,10 @@ def run(tiny: bool = False) -> str:
                     rows.append([peer.name, "JSON", *load])
             except (RuntimeError, OSError) as error:
                 left_out.append(f"{peer.name} ({error})")
-    title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
-    head = ["", "body", "requests a CPU second", "requests/s", "p50, ms", "p99, ms", "failed"]
+    title = (
+        f"HTTP services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
+    )
+    head = ["", "body", "requests per CPU second", "requests/s", "p50, ms", "p99, ms", "failed"]
     table = markdown(title, head, rows)
     table += f"\n\nNot measured: {', '.join(left_out)}." if left_out else ""
     if os.environ.get("DASKML_DIST_SERVING") == "peers":
@@ -104,9 +106,9 @@ def _kinds(X: Any, y: Any, tiny: bool) -> str:
                 ) as server:
                     row += loaded(server, port, INFER, script, seconds)[:3]
             rows.append(row)
-    columns = ("requests a CPU second", "requests/s", "p50, ms")
+    columns = ("requests per CPU second", "requests/s", "p50, ms")
     head = ["", *(f"{way}{one}" for way in ("", "together: ") for one in columns)]
-    return markdown(f"Kinds of models, {CONNECTIONS} connections, a row each", head, rows)
+    return markdown(f"Kinds of models, {CONNECTIONS} connections, one row each", head, rows)
 
 
 def loaded(server: int, port: int, path: str, script: Path, seconds: int) -> list[str]:

@@ -23,7 +23,7 @@ def run(tiny: bool = False) -> str:
     rows = [["in this process", *_measure(batches, "inline")]]
     with processes(2) as client:
         rows += [[policy, *_measure(batches, client, policy=policy)] for policy in POLICIES]
-    title = f"A call of a stream: logistic, {ROWS} rows x {FEATURES}, float64, 2 worker processes"
+    title = f"One call of a stream: logistic, {ROWS} rows x {FEATURES}, float64, 2 worker processes"
     return markdown(title, ["policy", "first ms", "mean ms", "median ms", "p99 ms"], rows)
 
 

@@ -60,8 +60,8 @@ def calibration(loopback: Costs, costs: Costs) -> str:
     """What was measured, and what the tables work with."""
     rows = [
         [f"a step of {FEW_ROWS} rows x {FEATURES} features", _time(loopback.compute)],
-        [f"a step of {STEP_ROWS:,} rows, from one of {MANY_ROWS:,}", _time(costs.compute)],
-        ["a push and its answer, a server's processor", _time(loopback.message)],
+        [f"a step of {STEP_ROWS:,} rows, scaled from one of {MANY_ROWS:,}", _time(costs.compute)],
+        ["a push and its reply, server CPU", _time(loopback.message)],
         ["a byte of an update", f"{loopback.apply * 1e9:.2f} ns"],
         ["a byte of each push in the sum of a round", f"{loopback.add * 1e9:.3f} ns"],
         ["a small message between trainers", _time(loopback.peer)],
@@ -70,7 +70,7 @@ def calibration(loopback: Costs, costs: Costs) -> str:
         ["tables below: one way (not measured)", _time(costs.latency)],
         ["tables below: bandwidth (not measured)", f"{costs.bandwidth / 1e9:.2f} GB/s"],
     ]
-    return markdown("Costs", ["what", "value"], rows)
+    return markdown("Costs", ["cost", "value"], rows)
 
 
 def staleness(costs: Costs, tiny: bool) -> str:
@@ -90,7 +90,7 @@ def staleness(costs: Costs, tiny: bool) -> str:
             )  # fmt: skip
             rows.append([bound, reads, *_training_cells(runs, count), f"{with_slow.idle:.1%}"])
     columns = [
-        "bound", "reads", "idle", "steps/s", "mean staleness", "steps a worker", "learning rate",
+        "bound", "reads", "idle", "steps/s", "mean staleness", "steps per worker", "learning rate",
         "seconds", "computing", "idle with slow workers",
     ]  # fmt: skip
     title = (
@@ -157,7 +157,7 @@ def workers(costs: Costs, tiny: bool) -> str:
             )  # fmt: skip
     columns = [
         "policy", "workers", "steps/s", "idle", "efficiency", "mean staleness",
-        "server's processor busy",
+        "server CPU busy",
     ]  # fmt: skip
     title = (
         f"Workers, one server, 1 KB of parameters; noise (sigma {MIXED.noise}), a pause of "
@@ -188,7 +188,7 @@ def servers(costs: Costs, tiny: bool) -> str:
          "worker network" if network > busy else "computing"]
     )  # fmt: skip
     columns = [
-        "policy", "servers", "a step of all workers", "computing", "server processor",
+        "policy", "servers", "one step of all workers", "computing", "server CPU",
         "server network", "worker network", "busiest",
     ]  # fmt: skip
     title = f"Servers, {count} workers, {n_bytes / 1e6:g} MB of parameters, share of time busy"
@@ -206,7 +206,9 @@ def locks(tiny: bool) -> str:
             speed = [updates_per_second(scheme, n, gradient, updates=updates) for n in cores]
             rows.append([_time(gradient), scheme, *(f"{s / serial:.2f}" for s in speed)])
     columns = ["gradient", "scheme", *(f"{n} cores" if n > 1 else "1 core" for n in cores)]
-    return markdown("Updates a second of one array, over one core without locks", columns, rows)
+    return markdown(
+        "Updates per second of one array, relative to one core without locks", columns, rows
+    )
 
 
 def backup(costs: Costs, tiny: bool) -> str:
@@ -232,8 +234,8 @@ def backup(costs: Costs, tiny: bool) -> str:
                  f"{statistics.median(out.seconds for out, _ in runs):.2f}"]
             )  # fmt: skip
     columns = [
-        "stragglers", "backup workers", "rounds/s", "steps/s that count", "dropped",
-        "rounds to the loss", "seconds",
+        "stragglers", "backup workers", "rounds/s", "useful steps/s", "dropped",
+        "rounds to reach the loss", "seconds",
     ]  # fmt: skip
     title = (
         f'Backup workers, {count} workers, "sync"; to a loss {problem.excess:.1%} above the '
@@ -266,10 +268,10 @@ def prediction(loopback: Costs, tiny: bool) -> str:
                 seen = [f"{real:,.0f}", f"{out.rate / real:.2f}"]
             rows.append([repr(policy), f"{batch:,}", f"{alone:,.0f}", f"{out.rate:,.0f}", *seen])
     columns = [
-        "policy", "rows of a step", "steps/s without meetings", "predicted", "measured",
+        "policy", "rows per step", "steps/s without synchronisation", "predicted", "measured",
         "predicted / measured",
     ]  # fmt: skip
-    return markdown("Two worker processes on this machine, steps of both", columns, rows)
+    return markdown("Two worker processes on this machine, total steps/s", columns, rows)
 
 
 def measured_rates(policies: Sequence[Policy], batch: int, passes: int = 6) -> list[float]:

@@ -34,7 +34,8 @@ def run(tiny: bool = False) -> str:
         fitted = model.fit(X, targets[target])
         rows.append([name, f"`{method}`", *_measured(fitted, method, X[:1], tiny)])
     title = (
-        f"One row of {FEATURES} features in float64 (ONNX Runtime: float32), us a call, one thread"
+        f"One row of {FEATURES} features in float64 (ONNX Runtime: float32), us per call, "
+        "one thread"
     )
     columns = ["", "", "`Predictor`", "daskml_dist", "scikit-learn", "ONNX Runtime"]
     return markdown(title, columns, rows)
@@ -45,9 +46,9 @@ def _models() -> dict[str, tuple[Any, str, int]]:
     logistic = linear_model.LogisticRegression
     return {
         "logistic regression": (logistic(), "predict_proba", 2),
-        "the same, of 3 classes": (logistic(), "predict_proba", 3),
+        "the same, 3 classes": (logistic(), "predict_proba", 3),
         "logistic regression, labels": (logistic(), "predict", 2),
-        "its raw predictions": (logistic(), "decision_function", 2),
+        "the same, raw predictions": (logistic(), "decision_function", 2),
         "`SGDClassifier`, modified Huber": (
             linear_model.SGDClassifier("modified_huber", **_SGD), "predict_proba", 3
         ),
@@ -57,7 +58,7 @@ def _models() -> dict[str, tuple[Any, str, int]]:
             make_pipeline(preprocessing.StandardScaler(), logistic()), "predict_proba", 2
         ),
         "tree of depth 6": (tree.DecisionTreeClassifier(max_depth=6), "predict_proba", 2),
-        "forest of 20 such": (
+        "forest of 20 such trees": (
             ensemble.RandomForestClassifier(20, max_depth=6, random_state=0), "predict_proba", 2
         ),
         "boosting, 20 iterations": (

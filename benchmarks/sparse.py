@@ -95,11 +95,11 @@ def run(tiny: bool = False) -> str:
     ]
     title = (
         f"Sparse logistic regression, {n_rows:,} rows x {n_features:,} features, "
-        f"{PER_ROW} nonzeros a row, processes x threads, medians of {REPEATS}"
+        f"{PER_ROW} nonzeros per row, processes x threads, medians of {REPEATS}"
     )
     columns = [
         "", "setting", "million nonzeros/s", "/ scikit-learn", "/ Vowpal Wabbit",
-        "s for one pass, all told", "accuracy after 1 pass", "after 3",
+        "whole fit of one pass, s", "accuracy after 1 pass", "accuracy after 3",
     ]  # fmt: skip
     return markdown(title, columns, table)
 

@@ -49,12 +49,12 @@ def run(tiny: bool = False) -> str:
                  f"{steps / seconds:,.0f}", f"{mean:.1f}", largest]
             )  # fmt: skip
     columns = [
-        "policy", "passes", "loss reached", "seconds", "seconds a pass", "steps/s",
+        "policy", "passes", "loss reached", "seconds", "seconds per pass", "steps/s",
         "mean staleness", "largest",
     ]  # fmt: skip
     title = (
-        f"To a loss within 3 % of the optimum, {WORKERS} worker processes, one of which pauses "
-        f"{PAUSE * 1e3:g} ms in {SHARE:.0%} of its batches"
+        f"Training to a loss within 3 % of the optimum, {WORKERS} worker processes, one of which "
+        f"pauses {PAUSE * 1e3:g} ms in {SHARE:.0%} of its batches"
     )
     return markdown(title, columns, rows)
 

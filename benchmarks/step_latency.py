@@ -38,5 +38,5 @@ def run(tiny: bool = False) -> str:
 
         ddp = step_milliseconds(FEATURES, BATCH, steps=50 if tiny else 1000)
         rows.append(["PyTorch DDP (gloo)", f"{ddp:.3f}", "", f"{1e3 / ddp:,.0f}"])
-    title = f"A step: logistic, 1 KB of parameters, {BATCH} rows a worker, 2 worker processes"
+    title = f"A step: logistic, 1 KB of parameters, {BATCH} rows per worker, 2 worker processes"
     return markdown(title, ["policy", "median ms", "largest ms", "steps/s"], rows)

@@ -65,15 +65,15 @@ def _measure(folder: Path, files: int, rows: int, budget: int | str, limit: str)
     total = files * rows
     seconds = min(r["seconds"] for r in model.history_.records)
     table = [
-        ["only reading, rows/s", f"{total / reading:,.0f}"],
+        ["reading only, rows/s", f"{total / reading:,.0f}"],
         ["reading into NumPy rows, rows/s", f"{total / converting:,.0f}"],
-        ["a pass of SGD, rows/s", f"{total / seconds:,.0f}"],
-        ["share of the rate of only reading", f"{reading / seconds:.0%}"],
-        ["share of the rate of reading into NumPy rows", f"{converting / seconds:.0%}"],
-        [f"the whole fit, survey and {PASSES} passes, seconds", f"{whole:.2f}"],
-        ["only reading as often, seconds", f"{(PASSES + 1) * reading:.2f}"],
-        ["steps in a pass", f"{model.history_.records[-1]['steps']:,}"],
-        ["peak memory of each worker, MiB", ", ".join(f"{p / 2**20:,.0f}" for p in peaks.values())],
+        ["SGD pass, rows/s", f"{total / seconds:,.0f}"],
+        ["relative to reading only", f"{reading / seconds:.0%}"],
+        ["relative to reading into NumPy rows", f"{converting / seconds:.0%}"],
+        [f"whole fit: first look at the data and {PASSES} passes, s", f"{whole:.2f}"],
+        ["reading only, as often, s", f"{(PASSES + 1) * reading:.2f}"],
+        ["steps per pass", f"{model.history_.records[-1]['steps']:,}"],
+        ["peak memory per worker, MiB", ", ".join(f"{p / 2**20:,.0f}" for p in peaks.values())],
         ["training loss of each pass", ", ".join(f"{r['loss']:.4f}" for r in model.history_)],
     ]
     title = f"Streaming {total:,} rows x {len(FEATURES)} float32, 2 workers of {limit}"

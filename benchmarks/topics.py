@@ -65,9 +65,16 @@ def run(tiny: bool = False) -> str:
             model, other = getattr(feature_extraction, name)(), getattr(text, name)()
             fits = lambda m=model: m.fit(bag), lambda m=other: m.fit(texts)
             lines.append([*_line(name, *fits, runs), "", ""])
-    columns = ["fit", "daskml_dist, s", "scikit-learn, s", "ratio", "perplexity", "scikit-learn's"]
+    columns = [
+        "fit",
+        "daskml_dist, s",
+        "scikit-learn, s",
+        "ratio",
+        "perplexity",
+        "scikit-learn, perplexity",
+    ]
     title = f"{n:,} documents of {LENGTH} words, {n_words:,} words, {passes} passes, {WORKERS} "
-    return markdown(f"{title}worker processes of one thread", columns, lines)
+    return markdown(f"{title}single-threaded worker processes", columns, lines)
 
 
 def _line(name: str, ours: Callable[[], Any], peer: Callable[[], Any], runs: int) -> list[str]:

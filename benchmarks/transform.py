@@ -54,7 +54,7 @@ def _table(what: str, rows: Iterator[tuple[str, float, float]]) -> str:
         for name, ours, peer in rows
     ]
     columns = ["", "daskml_dist, ms", "scikit-learn, ms", "scikit-learn / daskml_dist"]
-    return markdown(f"{what}, {WORKERS} worker processes of one thread", columns, lines)
+    return markdown(f"{what}, {WORKERS} single-threaded worker processes", columns, lines)
 
 
 class _Data:

@@ -147,12 +147,12 @@ def run(tiny: bool = False) -> str:
         [_size(n), f"{a:,.0f}", f"{b:,.0f}"]
         for (n, _), a, b in zip(pushed, by_memory, by_socket, strict=True)
     ]
-    title = "Push and pull under async: 2 trainers, 1 server process (SGD), exchanges/s in all"
+    title = "Push and pull under async: 2 trainers, 1 server process (SGD), total exchanges/s"
     exchanged = markdown(title, ["bytes", "shared memory", "sockets"], rows)
 
     times = 3 if tiny else 3000
     ways = [all_ranks(2, peers.echo, shared, times)[0] for shared in (True, False)]
-    title = "One way of 8 bytes, half of there and back, 2 processes, us"
+    title = "One-way latency of 8 bytes (half a round trip), 2 processes, us"
     latency = markdown(title, ["shared memory", "sockets"], [[_us(way) for way in ways]])
     return "\n\n".join([*tables, exchanged, latency])
 
@@ -179,7 +179,7 @@ def _allreduces(size: int, plan: peers.Plan, copies: list[float]) -> str:
         ]
         ratios = [_ratio(taken[i], own[i]) for taken in others.values()]
         rows.append([_size(n), *told, *ratios, _us(copies[i])])
-    head = ["bytes", *columns, *(f"{name} / shared memory" for name in others), "one copy"]
+    head = ["bytes", *columns, *(f"{name} / shared memory" for name in others), "memory copy"]
     title = f"All-reduce of float32, {size} processes, us, medians of {peers.REPEATS}"
     return markdown(title, head, rows)
 

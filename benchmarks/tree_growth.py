@@ -39,7 +39,7 @@ def run(tiny: bool = False) -> str:
     ]
     title = f"Fits as the sizes grow: {ROUNDS} rounds of boosting, {TREES} trees of forests"
     head = ["workers", "rows", "features", "depth", *(f"{kind}, s" for kind in kinds)]
-    print("\n" + markdown(title, [*head, "of the first"], []), flush=True)
+    print("\n" + markdown(title, [*head, "relative to the first row"], []), flush=True)
     for n in workers:
         first: list[float] = []
         for case, taken in _seconds(kinds, cases, n):

@@ -35,7 +35,9 @@ def run(tiny: bool = False) -> str:
             figures = f"{fused:.1f}", f"{passes:.1f}", f"{passes / fused:.1f}"
             rows.append([f"{size:,}", name, *figures, *beside])
     columns = ["parameters", "optimizer", "one pass, us", "NumPy", "ratio", "torch", "ratio"]
-    return markdown("A step over float32 parameters, mean and l2 included", columns, rows)
+    return markdown(
+        "A step over float32 parameters, including averaging and the L2 penalty", columns, rows
+    )
 
 
 def _measured(steps: list[Callable[[], Any] | None], times: int) -> list[float | None]:

@@ -101,7 +101,7 @@ class DP(NamedParameters):
             (
                 "delta",
                 0 < self.delta < 1 if _is_number(self.delta) else False,
-                "a number between 0 and 1, well below one over the number of rows",
+                "a number between 0 and 1, well below 1 / number of rows",
             ),
             ("clip", self.clip > 0 if _is_number(self.clip) else False, "a number > 0"),
         ):
@@ -112,7 +112,7 @@ class DP(NamedParameters):
             isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed) < 0
         ):
             raise InvalidParameterError(
-                f"DP(seed={seed!r}): give an integer >= 0, for tests alone, or None."
+                f"DP(seed={seed!r}): give an integer >= 0 (for tests only), or None."
             )
 
     def plan(self, n_steps: int, passes: int) -> PrivateSteps:

@@ -108,10 +108,10 @@ def table(figures: Figures) -> str:
         for name, way in figures.ways.items()
     ]
     title = (
-        "Agarwal et al. 2011: passes over the rows until the objective is so near to its minimum "
-        f"(relative); real fits on 2 processes, {NODES} nodes as lanes, {figures.data}; fits end "
-        f"after {', '.join(map(str, ITERATIONS))} iterations, or {', '.join(map(str, ONLINE))} "
-        "online passes"
+        "Agarwal et al. 2011: passes over the rows until the objective is within "
+        f"this of its minimum (relative); real fits on 2 processes, {NODES} nodes as lanes, "
+        f"{figures.data}; fits end after {', '.join(map(str, ITERATIONS))} "
+        f"iterations, or {', '.join(map(str, ONLINE))} online passes"
     )
     return markdown(title, ["", *(f"{level:g}" for level in LEVELS), "at the end"], rows)
 

@@ -63,10 +63,10 @@ LATE, LATE_EPOCHS, LATE_BATCH, LATE_ROUNDS, LATE_CLIENTS = 0.9, 20, 10, 60, 60
 LATE_RATES = (0.1, 0.3)
 LATE_METHODS: dict[str, dict[str, Any]] = {
     "FedAvg, stragglers are dropped": {"drops": True},
-    "stragglers send what they have": {},
-    "FedProx: they do, and mu 0.01": {"proximal": 0.01},
-    "FedProx: they do, and mu 0.1": {"proximal": 0.1},
-    "FedProx: they do, and mu 1": {"proximal": 1.0},
+    "stragglers send partial work": {},
+    "the same, FedProx, mu 0.01": {"proximal": 0.01},
+    "the same, FedProx, mu 0.1": {"proximal": 0.1},
+    "the same, FedProx, mu 1": {"proximal": 1.0},
 }
 
 
@@ -205,14 +205,14 @@ def table(figures: Figures) -> str:
     first = _compare(
         f"McMahan et al. 2017: test accuracy of a perceptron with 64 hidden units, mean of the "
         f"last {min(LAST, some.shape[1])} of {some.shape[1]} rounds and of {len(some)} seeds, on "
-        f"{figures.n_rows:,} rows of {figures.data} parted by class, two for each client; a tenth "
-        f"of the clients a round, {EPOCHS} local epochs, batches of {BATCH}",
+        f"{figures.n_rows:,} rows of {figures.data} partitioned by class, two for each client; a "
+        f"tenth of the clients a round, {EPOCHS} local epochs, batches of {BATCH}",
         figures.methods,
     )
     late = next(iter(figures.late.values())).accuracies
     second = _compare(
-        f"Li et al. 2020: the same on scikit-learn's digits, {LATE_CLIENTS} clients of whom ten "
-        f"are drawn, {LATE_EPOCHS} local epochs, batches of {LATE_BATCH}, {late.shape[1]} rounds; "
+        f"Li et al. 2020: the same on scikit-learn's digits, {LATE_CLIENTS} clients, ten drawn "
+        f"per round, {LATE_EPOCHS} local epochs, batches of {LATE_BATCH}, {late.shape[1]} rounds; "
         f"{LATE:.0%} of the drawn are late",
         figures.late,
     )
@@ -232,7 +232,13 @@ def _compare(title: str, methods: dict[str, Method]) -> str:
             f"{method.accuracies[:, -LAST:].std(axis=1).mean():.3f}",
             f"{gain.mean():+.3f} ± {error:.3f}" if gain.any() else "",
         ])  # fmt: skip
-    columns = ["method", "local rate", "accuracy", "std of rounds", "beside the first (std. error)"]
+    columns = [
+        "method",
+        "local rate",
+        "accuracy",
+        "std over rounds",
+        "difference from the first (std. error)",
+    ]
     return markdown(title, columns, rows)
 
 

@@ -123,8 +123,8 @@ def table(figures: Figures) -> str:
         rows.append([count, *cells])
     grid = markdown(
         f"SparkNet 2015: speed-up over one worker ({figures.steps[1, 1]:,.0f} steps, "
-        f"at {figures.alone:g} times the learning rate) where meetings "
-        f"cost nothing, in brackets the steps of a worker; to a test accuracy of "
+        f"at {figures.alone:g} times the learning rate) if synchronisation "
+        f"costs nothing, in brackets the steps of a worker; to a test accuracy of "
         f"{figures.target:.0%} on {figures.data}, real fits under LocalSGD(tau), batches of "
         f"{BATCH}",
         ["K", *(f"tau = {tau}" for tau in figures.taus)], rows,
@@ -135,7 +135,7 @@ def table(figures: Figures) -> str:
     for tau in figures.taus:
         rows.append([f"tau = {tau}", *(f"{figures.speed_up(most, tau, s):.2f}" for s in prices)])
     columns = [f"K = {most}", *(f"{s:g} steps" for s in prices)]
-    return f"{grid}\n\n{markdown('Computed: speed-up where a meeting takes', columns, rows)}"
+    return f"{grid}\n\n{markdown('Computed: speed-up if a synchronisation takes', columns, rows)}"
 
 
 def _cell(figures: Figures, count: int, tau: int) -> str:
@@ -158,7 +158,9 @@ def draw(figures: Figures, path: Path) -> None:
             left.text(j, i, f"{value:.2f}", ha="center", va="center", color="black", fontsize=9)
         left.set_xticks(range(len(taus)), [str(tau) for tau in taus])
         left.set_yticks(range(len(many)), [str(k) for k in many[::-1]])
-        title = f"free meetings: speed-up to {figures.target:.0%} (real fits, {figures.data})"
+        title = (
+            f"free synchronisation: speed-up to {figures.target:.0%} (real fits, {figures.data})"
+        )
         label(left, title, "tau: steps between averages", "K: workers", None)
         for tau, shade in zip(taus, shades(len(taus)), strict=True):
             speed = figures.speed_up(many[-1], tau, MEETINGS)
@@ -167,4 +169,4 @@ def draw(figures: Figures, path: Path) -> None:
         right.axhline(1, color="0.7", lw=0.8)
         right.set_ylim(0, 1.05 * np.nanmax(cells) + 1)
         title = f"K = {many[-1]} (computed from the counts)"
-        label(right, title, "a meeting, in steps", "speed-up")
+        label(right, title, "a synchronisation, in steps", "speed-up")

@@ -97,10 +97,10 @@ def _lock_all(array: _Array, core: int, row: _Row, now: float) -> float:
 #: How an update is made: (array, core, row, when its gradient is ready) -> when it is over.
 SCHEMES: dict[str, Callable[[_Array, int, _Row, float], float]] = {
     "lock-free": _lock_free,
-    "a lock a coordinate": _lock_each,
+    "one lock per coordinate": _lock_each,
     "one lock": _lock_all,
     # Round robin (RR): one lock that goes round the cores in order.
-    "in turn": _lock_all,
+    "round-robin": _lock_all,
 }
 
 
@@ -143,7 +143,9 @@ def updates_per_second(
     heapq.heapify(ready)
     end = 0.0
     for k in range(updates):
-        now, core = _next_turn(ready, k % cores) if scheme == "in turn" else heapq.heappop(ready)
+        now, core = (
+            _next_turn(ready, k % cores) if scheme == "round-robin" else heapq.heappop(ready)
+        )
         end = update(array, core, rows[k % len(rows)], now)
         seconds = gradient * noise[k] + array.fetch(core, rows[(k + cores) % len(rows)])
         heapq.heappush(ready, (end + seconds, core))

@@ -84,7 +84,7 @@ _LOG_BETA_TOLERANCE = 1e-12
 
 
 class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
-    """Classifier whose probabilities are calibrated on rows that it was not fitted to.
+    """Classifier whose probabilities are calibrated on held-out rows.
 
     Rows in memory are left to scikit-learn. On a Dask collection the classifier is fitted to the
     training rows of each split (all splits in one fit, where the classifier can train several
@@ -261,8 +261,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         """Return the arguments of the classifier's fit, and the groups of rows for the splitter."""
         if lazy := [name for name, value in more.items() if is_dask(value) and name != "groups"]:
             raise InvalidParameterError(
-                f"{lazy} cannot be cut into folds; of the arguments of fit sample_weight can. "
-                "Leave them out."
+                f"{lazy} cannot be split into folds; of the arguments of fit, only sample_weight "
+                "can. Leave them out."
             )
         if is_metadata_routing_enabled():
             with translate_parameter_errors():

@@ -19,7 +19,7 @@ from daskml_dist.metrics.ranking import calibration_curve
 
 
 class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
-    """Display of the share of the positive label among rows by their predicted probability.
+    """Display of a calibration curve: share of positive rows by predicted probability.
 
     scikit-learn's, except that for Dask collections the curve is computed where the rows are, and
     ``y_prob`` stays lazy.

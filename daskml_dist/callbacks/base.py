@@ -62,8 +62,8 @@ def find_measure(record: dict[str, Any], name: str, callback: str) -> float:
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(
-            f"{callback}(monitor={name!r}): the fit has no such measure. Choose one of "
-            f"{', '.join(find_numbers(record))}; val_score needs "
-            "early_stopping=True, and eval_score fit(..., eval_set=(X, y))."
+            f"{callback}(monitor={name!r}): the fit records no such measure. Choose one of "
+            f"{', '.join(find_numbers(record))}; val_score needs early_stopping=True, and "
+            "eval_score fit(..., eval_set=(X, y))."
         )
     return float(value)

@@ -78,7 +78,7 @@ class EvalMonitor(FitCallback):
         self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
 
     def on_fit_begin(self, run: Any) -> None:
-        """Have the labels of the sets checked after the first pass, when the classes are known.
+        """Request a check of the labels of the sets after the first pass.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class EvalMonitor(FitCallback):
         self._labels_are_checked = False
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Score the model as it is after a pass.
+        """Score the model after a pass.
 
         Parameters
         ----------
@@ -132,11 +132,11 @@ def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tu
     for one in sets.values():
         if not isinstance(one, tuple | list) or not 2 <= len(one) <= 2 + len(names):
             raise InvalidParameterError(
-                f"eval_set is to be (X, y) or (X, y, {others}), such as eval_set=(X_val, "
-                f"y_val), or a dict or a list of these; it is a {type(one).__name__}."
+                f"eval_set must be (X, y) or (X, y, {others}), such as eval_set=(X_val, y_val), "
+                f"or a dict or a list of these; it is a {type(one).__name__}."
             )
     if not sets:
-        raise InvalidParameterError("eval_set is empty: give one set of rows at least.")
+        raise InvalidParameterError("eval_set is empty: give at least one set of rows.")
     return {str(name): tuple(one) for name, one in sets.items()}
 
 
@@ -149,7 +149,7 @@ def name_scores(scoring: Any) -> dict[str, Any]:
         if len(scores) < len(scoring):
             raise InvalidParameterError(_wrong_scoring(scoring))
     if not scores:
-        raise InvalidParameterError("scoring is empty: give one score at least.")
+        raise InvalidParameterError("scoring is empty: give at least one score.")
     for name, one in scores.items():
         # None, the estimator's own score, stands alone: it would be a key without a name.
         if not isinstance(name, str) or (one is None and name):
@@ -187,15 +187,18 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
     unknown = [label for label in labels if label not in known]
     if not unknown:
         return
-    message = f"eval_set{name and f'[{name!r}]'} has labels that the fit never saw: {unknown[:5]}"
+    message = (
+        f"eval_set{name and f'[{name!r}]'} has labels that were not in the training rows: "
+        f"{unknown[:5]}"
+    )
     if len(unknown) == len(labels):
         raise InvalidDataError(
-            f"{message}, and none that it saw: {classes.tolist()[:5]}. Give y of both the same "
-            "labels, encoded by one encoder."
+            f"{message}, and none that it knows: {classes.tolist()[:5]}. Encode the labels of "
+            "both sets with the same encoder."
         )
     warnings.warn(
-        f"{message}. No prediction can meet these: leave their rows out of eval_set, or fit to "
-        "rows of these classes too.",
+        f"{message}. The model can never predict them: leave their rows out of eval_set, or fit "
+        "to rows of these classes too.",
         stacklevel=user_stack_level(),
     )
 
@@ -219,7 +222,7 @@ def _explain_pipelines() -> Iterator[None]:
         yield
     except InvalidDataError as error:
         error.args = (
-            f"eval_set: {error}\nRows of eval_set are scored as they are: before the last step of "
-            "a pipeline, transform them as its steps do, pipeline[:-1].transform(X_val).",
+            f"eval_set: {error}\nRows of eval_set are not transformed by a pipeline. Apply its "
+            "earlier steps first: pipeline[:-1].transform(X_val).",
         )
         raise

@@ -16,7 +16,7 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
 
 class CSVLogger(FitCallback):
-    """Callback that writes each pass as a line of a CSV file, as soon as the pass ends.
+    """Callback that writes a line to a CSV file after each pass.
 
     The columns are those of :attr:`daskml_dist.training.history.History.records`; an empty field
     was not measured.
@@ -97,7 +97,7 @@ class CSVLogger(FitCallback):
         self._file.flush()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Write a pass that was made again after the loss of a worker, and drop later ones.
+        """Write a pass that was repeated after the loss of a worker, and drop later ones.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class CSVLogger(FitCallback):
 
 
 class TensorBoard(FitCallback):
-    """Callback that writes each pass for TensorBoard, as soon as the pass ends.
+    """Callback that writes the measures of each pass for TensorBoard.
 
     Needs ``pip install "daskml-dist[tensorboard]"`` (tensorboardX). The step of a number is its
     pass; changes of membership are texts.
@@ -163,7 +163,7 @@ class TensorBoard(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback TensorBoard needs tensorboardX: pip install "
-                "'daskml-dist[tensorboard]'; CSVLogger needs nothing."
+                "'daskml-dist[tensorboard]'; CSVLogger needs no extra package."
             ) from error
         self._writer, self._pass = SummaryWriter(os.fspath(self.log_dir)), 0
         # A list in Markdown, as TensorBoard shows texts.
@@ -187,7 +187,7 @@ class TensorBoard(FitCallback):
         self._writer.flush()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Write a pass that was made again after the loss of a worker.
+        """Write a pass that was repeated after the loss of a worker.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class TensorBoard(FitCallback):
 
 
 class MLflow(FitCallback):
-    """Callback that logs a fit as a run of MLflow: its facts once, its numbers each pass.
+    """Callback that logs a fit as an MLflow run: parameters once, metrics after each pass.
 
     Needs ``pip install "daskml-dist[mlflow]"`` (mlflow-skinny). Where a run is active, as in
     ``with mlflow.start_run():``, the fit is logged into it, and it stays open.
@@ -261,7 +261,7 @@ class MLflow(FitCallback):
         self._is_own_run = False
 
     def on_fit_begin(self, run: Any) -> None:
-        """Begin the run, or go on in the active one.
+        """Start a run, or continue the active one.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class MLflow(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback MLflow needs MLflow: pip install 'daskml-dist[mlflow]'; CSVLogger "
-                "needs nothing."
+                "needs no extra package."
             ) from error
         client = mlflow.MlflowClient(self.tracking_uri)
         active = mlflow.active_run()
@@ -312,7 +312,7 @@ class MLflow(FitCallback):
             self._client.log_metric(self._run_id, key, float(value), step=record["pass"])
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Log a pass that was made again after the loss of a worker.
+        """Log a pass that was repeated after the loss of a worker.
 
         Parameters
         ----------
@@ -334,7 +334,7 @@ class MLflow(FitCallback):
             self._client.set_tag(self._run_id, f"generation.{number}", str(event))
 
     def on_fit_end(self, run: Any) -> None:
-        """End a run that was begun here.
+        """End the run if it was started here.
 
         Parameters
         ----------

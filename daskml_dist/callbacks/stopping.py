@@ -67,7 +67,7 @@ class TimeLimit(FitCallback):
         self._longest = 0.0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """End the fit where another pass would take too long.
+        """End the fit if another pass would exceed the limit.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class OptunaPruning(FitCallback):
         if not hasattr(trial, "report") or not hasattr(trial, "should_prune"):
             raise InvalidParameterError(
                 f"OptunaPruning(trial=...): it is a {type(trial).__name__}. Give the trial that "
-                "Optuna calls the objective with."
+                "Optuna passes to the objective."
             )
         _check_direction(trial, monitor)
         self.trial = trial
@@ -155,12 +155,12 @@ class OptunaPruning(FitCallback):
         except ImportError as error:
             raise DaskMLDistError(
                 "The callback OptunaPruning needs Optuna: pip install 'daskml-dist[optuna]'; "
-                "HyperbandSearchCV needs nothing."
+                "HyperbandSearchCV needs no extra package."
             ) from error
         self._pruned_error = TrialPruned
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Report a pass, and raise Optuna's exception where the pruner ends the trial.
+        """Report a pass, and raise Optuna's exception if the pruner ends the trial.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ def _check_direction(trial: Any, monitor: str) -> None:
         return
     if len(directions) != 1:
         raise InvalidParameterError(
-            "OptunaPruning: pruners of Optuna know studies of one objective alone. Leave the "
+            "OptunaPruning: Optuna's pruners only support studies with one objective. Leave the "
             "callback out, or create the study with one direction."
         )
     wanted = "maximize" if is_more_better(monitor) else "minimize"
@@ -196,7 +196,7 @@ def _check_direction(trial: Any, monitor: str) -> None:
 
 
 class EarlyStopping(FitCallback):
-    """Callback that ends a fit once a measure of its passes gets no better.
+    """Callback that ends a fit once a measure stops improving.
 
     Under policies whose lanes run at their own pace, a pass that has begun by then is finished. An
     estimator's own `tol` and ``early_stopping=True`` end a fit too; set ``tol=None`` to leave it to
@@ -264,7 +264,7 @@ class EarlyStopping(FitCallback):
 
     @property
     def needs_parameters(self) -> bool:
-        """Return whether the fit is to bring its parameters to the client after each pass."""
+        """Return whether the fit must send its parameters to the client after each pass."""
         return self.restore_best
 
     def on_fit_begin(self, run: Any) -> None:
@@ -277,7 +277,7 @@ class EarlyStopping(FitCallback):
         self._best, self._stale, self._kept = -math.inf, 0, None
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """End the fit where passes have been no better for long.
+        """End the fit if the measure has not improved for `patience` passes.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ from daskml_dist.cli._places import start_cluster
 
 #: Prefix of the line of output that holds the finding of a check's process.
 _FINDING_PREFIX = "daskml_dist finding: "
-_BUSY = "Is the machine very busy? Give the check longer: --limit 300."
+_BUSY = "Is the machine very busy? Allow more time: --limit 300."
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _check_inline_fit() -> Finding:
     """Check a fit in this process, without a cluster."""
     return Finding(
         "ok",
-        f"a small fit in this process: {_time_small_fit():.2f} s, with the first load of its loops",
+        f"a small fit in this process: {_time_small_fit():.2f} s, including loading its loops",
     )
 
 
@@ -127,8 +127,8 @@ def _check_tls() -> Finding:
     if find_spec("cryptography") is None:
         return Finding(
             "missing",
-            "temporary certificates need: pip install cryptography. With certificates of your own "
-            "TLS works without it.",
+            "temporary certificates need: pip install cryptography. TLS with your own "
+            "certificates works without it.",
         )
     from distributed import Security
 
@@ -140,8 +140,8 @@ def _check_shared_memory() -> Finding:
     if not hasattr(os, "memfd_create"):
         return Finding(
             "missing",
-            "only Linux has memory that processes share without a name: workers of one machine "
-            "talk over TCP here. Fits in one process need none.",
+            "anonymous shared memory needs Linux: workers of one machine use TCP here. Fits in "
+            "one process are not affected.",
         )
     handle = os.memfd_create("daskml_dist-doctor")
     try:
@@ -156,9 +156,9 @@ def _check_shared_memory() -> Finding:
     if read.stdout.strip() != "shared":
         return Finding(
             "broken",
-            "processes of this user cannot open each other's memory by /proc/PID/fd, so workers of "
-            "one machine talk over TCP, which is slower. Containers forbid it where ptrace is: "
-            "docker run --cap-add SYS_PTRACE.",
+            "processes of this user cannot open each other's memory through /proc/PID/fd, so "
+            "workers of one machine use TCP, which is slower. Containers that forbid ptrace "
+            "forbid this too: docker run --cap-add SYS_PTRACE.",
         )
     return Finding("ok", "processes of this machine share memory")
 
@@ -179,7 +179,9 @@ def _check_gpu() -> Finding:
     # CuPy compiles kernels at their first use, so this needs CUDA's compiler and headers too.
     total = float(cupy.arange(10, dtype="float32").sum())
     if total != 45.0:
-        return Finding("broken", f"{names[0]} adds wrongly: {total} for 45. Look at its driver.")
+        return Finding(
+            "broken", f"{names[0]} computes wrong sums: {total} instead of 45. Check its driver."
+        )
     return Finding("ok", f"{', '.join(names)}; CuPy {cupy.__version__}")
 
 
@@ -194,7 +196,7 @@ def _check_nccl() -> Finding:
 
     gpu, version = find_gpu_and_nccl()
     if not gpu:
-        return Finding("missing", "NCCL is installed, and there is no GPU for it")
+        return Finding("missing", "NCCL is installed, but there is no GPU")
     if not version:
         return Finding("broken", 'its library cannot be loaded: pip install -U "daskml-dist[nccl]"')
     # NCCL's version is major * 10000 + minor * 100 + patch.
@@ -209,19 +211,21 @@ def _check_slurm() -> Finding:
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
         return Finding(
-            "missing", f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs"
+            "missing", f"no {', '.join(lacking)} here: not a node that can submit Slurm jobs"
         )
     answer = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
     )
     # sinfo's "Could not establish a configuration source": a machine with the client alone.
     if "configuration source" in answer.stderr:
-        return Finding("missing", "Slurm's programs are here, and no configuration: set SLURM_CONF")
+        return Finding(
+            "missing", "Slurm's programs are installed, but not configured: set SLURM_CONF"
+        )
     if answer.returncode:
         return Finding("broken", f"sinfo: {answer.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
     if find_spec("dask_jobqueue") is None:
         return Finding(
-            "missing", 'Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"'
+            "missing", 'Slurm works, but SLURMCluster needs: pip install "daskml-dist[hpc]"'
         )
     return Finding("ok", f"partitions: {'; '.join(answer.stdout.strip().splitlines())}")
 
@@ -253,7 +257,10 @@ CHECKS: dict[str, Check] = {
     "fit": Check(_check_inline_fit),
     "cluster": Check(
         _check_cluster_fit,
-        "Do processes of this machine reach each other at 127.0.0.1, whatever firewall there is? "
+        (
+            "Can processes of this machine reach each other at 127.0.0.1, or does a firewall block "
+            "them? "
+        )
         + _BUSY,
     ),
     "tls": Check(_check_tls),
@@ -262,7 +269,9 @@ CHECKS: dict[str, Check] = {
         _check_gpu, "Does nvidia-smi answer? If not, the driver hangs: restart the machine."
     ),
     "nccl": Check(_check_nccl, "Does nvidia-smi answer?"),
-    "slurm": Check(_check_slurm, "slurmctld does not answer: ask who runs the cluster."),
+    "slurm": Check(
+        _check_slurm, "slurmctld does not answer: ask the administrators of the cluster."
+    ),
     "tables": Check(_check_tables),
     "pictures": Check(_check_pictures),
 }
@@ -281,7 +290,7 @@ def run_check_apart(name: str, limit: float) -> Finding:
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        return Finding("broken", f"did not end within {limit:g} s. {CHECKS[name].slow}")
+        return Finding("broken", f"did not finish within {limit:g} s. {CHECKS[name].slow}")
     finally:
         # Workers that outlive the check hold the pipes open: killed, so that reading comes to an
         # end and none of them stays.
@@ -293,7 +302,7 @@ def run_check_apart(name: str, limit: float) -> Finding:
             return Finding(*json.loads(line.removeprefix(_FINDING_PREFIX)))
     # No finding: the interpreter crashed or did not start. The last line of a traceback says why.
     last = (err.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-    return Finding("broken", f"the check itself ended: {last}")
+    return Finding("broken", f"the check itself crashed: {last}")
 
 
 def _run_named_check() -> None:

@@ -66,9 +66,9 @@ def check_output(path: str | None) -> None:
         raise InvalidParameterError(f"--output {path}: end it with one of {', '.join(_FORMATS)}.")
     folder = Path(path).absolute().parent
     if not folder.is_dir():
-        raise InvalidParameterError(f"--output {path}: there is no folder for it. Make it first.")
+        raise InvalidParameterError(f"--output {path}: its folder does not exist. Create it first.")
     if Path(path).is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidParameterError(f"--output {path}: no file can be written there. Name another.")
+        raise InvalidParameterError(f"--output {path}: the file cannot be written. Name another.")
     if lacking := [n for n in _NEEDS.get(Path(path).suffix, []) if find_spec(n) is None]:
         raise InvalidParameterError(
             f'--output {path} needs {", ".join(lacking)}: pip install "daskml-dist[export]", or '
@@ -82,13 +82,13 @@ def save(model: Any, path: str) -> str:
 
 
 def load(path: str, trusted: Collection[str] = ()) -> Any:
-    """Read a fitted estimator that `save` has written.
+    """Read a fitted estimator written by `save`.
 
     `trusted` are names of classes outside this package that the file may hold.
     """
     suffix = Path(path).suffix
     if suffix not in _FORMATS or suffix == ".onnx":
-        why = " ONNX's are run by onnxruntime, in any language." if suffix == ".onnx" else ""
+        why = " Run ONNX files with onnxruntime, in any language." if suffix == ".onnx" else ""
         kinds = ", ".join(known for known in _FORMATS if known != ".onnx")
         raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{why}")
     # skops and safetensors run no code of the file; a pickle does, which the help text warns of.
@@ -99,12 +99,12 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
             model = import_module("joblib").load(path)  # reads plain pickles too
         except Exception as error:  # unpickling a damaged file may raise anything
             raise ModelFileError(
-                f"{path} cannot be read: {type(error).__name__}: {error}. Name a file that "
-                "`fit --output` has written with the same versions of Python and scikit-learn."
+                f"{path} cannot be read: {type(error).__name__}: {error}. Name a file written by "
+                "`fit --output` with the same versions of Python and scikit-learn."
             ) from error
     if not hasattr(model, "predict"):
         raise InvalidParameterError(
-            f"--model {path} holds a {type(model).__name__}, which predicts nothing. Name the file "
+            f"--model {path} holds a {type(model).__name__}, which cannot predict. Name the file "
             "of a fitted model."
         )
     return model
@@ -116,10 +116,19 @@ _SUBPACKAGES = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that describe an estimator, for `make_estimator`."""
-    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
-    parser.add_argument("--policy", help="of fits by gradient steps, such as sync or local")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
+        "--estimator", default="SGDClassifier", metavar="CLASS",
+        help="estimator class of this package; default: SGDClassifier",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", help="synchronisation policy of fits by gradient steps, such as sync or local"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameter of the estimator; repeatable",
     )
 
 

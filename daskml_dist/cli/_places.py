@@ -19,10 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="start N worker processes; default: none",
+        help="start N local worker processes; default: none",
     )
     places.add_argument(
-        "--scheduler", metavar="ADDRESS", help="of a cluster, such as tcp://10.0.0.7:8786"
+        "--scheduler",
+        metavar="ADDRESS",
+        help="address of the Dask scheduler, such as tcp://10.0.0.7:8786",
     )
 
 
@@ -72,6 +74,6 @@ def connect_client(address: str) -> Any:
         return Client(address, timeout=10)
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"No scheduler answers at {address} ({error}). Is its address what `dask scheduler` "
-            "prints, and can this machine reach it?"
+            f"No scheduler answers at {address} ({error}). Is it the address that `dask "
+            "scheduler` prints, and can this machine reach it?"
         ) from error

@@ -69,12 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser)
     parser.add_argument(
         "--target",
-        help="column of the target; a number in .npy, a name in .npz; svmlight files hold it",
+        help="target column; a number for .npy, a name for .npz; not needed for svmlight files",
     )
     parser.add_argument(
-        "--features", metavar="A,B,...", help="columns to learn from; default: all that are numbers"
+        "--features", metavar="A,B,...", help="columns to learn from; default: all numeric ones"
     )
-    parser.add_argument("--drop-missing", action="store_true", help="leave rows with gaps out")
+    parser.add_argument(
+        "--drop-missing", action="store_true", help="leave out rows with missing values"
+    )
     # `read_rows` reports a missing --target by the command's own parser. Commands without
     # `add_columns_of_texts` still have its arguments, as not given.
     parser.set_defaults(usage_error=parser.error, categories=None, text=None)
@@ -83,10 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_columns_of_texts(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name columns of categories and texts."""
     parser.add_argument(
-        "--categories", metavar="A,B,...", help="columns of categories, to be one-hot encoded"
+        "--categories", metavar="A,B,...", help="categorical columns, to be one-hot encoded"
     )
     parser.add_argument(
-        "--text", metavar="A,B,...", help="columns of texts, whose words are counted (tf-idf)"
+        "--text", metavar="A,B,...", help="text columns, whose words are counted (tf-idf)"
     )
 
 
@@ -96,10 +98,12 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help=f"{', '.join(_SUFFIXES)}; folders and patterns with * too",
+        help=f"{', '.join(_SUFFIXES)}; also folders, and patterns with *",
     )
     parser.add_argument(
-        "--zero-based", action="store_true", help="svmlight files count features from 0, not 1"
+        "--zero-based",
+        action="store_true",
+        help="features in svmlight files are numbered from 0, not 1",
     )
 
 
@@ -111,7 +115,7 @@ def read_rows(arguments: argparse.Namespace) -> FileRows:
         arguments.usage_error(
             "the following arguments are required: --target"
             if arguments.target is None
-            else f"--target {arguments.target}: svmlight files hold their target; leave it out"
+            else f"--target {arguments.target}: svmlight files contain their target; leave it out"
         )
     return _read_files(paths, kind, name, arguments, None)
 
@@ -142,7 +146,7 @@ def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
     paths = _expand_paths(arguments.files)
     kinds = {_find_file_kind(path) for path in paths}
     if len(kinds) > 1:
-        raise InvalidDataError(f"Files of several kinds: {sorted(kinds)}. Give those of one kind.")
+        raise InvalidDataError(f"Files of several kinds: {sorted(kinds)}. Give files of one kind.")
     (kind,) = kinds
     return paths, kind, paths[0] if len(paths) == 1 else f"{len(paths)} {kind} files"
 
@@ -172,7 +176,7 @@ def _name_files_in_errors(name: str) -> Iterator[None]:
 
 def _no_rows(name: str) -> InvalidDataError:
     """Return the error of files without rows."""
-    return InvalidDataError(f"{name} holds no rows. Name files that do.")
+    return InvalidDataError(f"{name} holds no rows. Name files that have rows.")
 
 
 def _expand_paths(given: list[str]) -> list[str]:
@@ -199,7 +203,7 @@ def _find_file_kind(path: str) -> str:
         return ".csv" if inside == {".csv"} else ".parquet"
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
-        raise InvalidDataError(f"{path}: of an unknown kind. Use one of {', '.join(_SUFFIXES)}.")
+        raise InvalidDataError(f"{path}: unknown kind of file. Use one of {', '.join(_SUFFIXES)}.")
     return suffix
 
 
@@ -246,7 +250,7 @@ def _read_tables(
         if not len(frame.head(1, npartitions=-1)):
             raise _no_rows(name)
         raise InvalidDataError(
-            f"{name} has no column of numbers beside {target!r}. Name columns by --categories or "
+            f"{name} has no numeric column besides {target!r}. Name columns by --categories or "
             "--text."
         )
     # Gaps in columns that are not used are none: the other columns go before `dropna`. The target
@@ -301,8 +305,8 @@ def _check_columns(paths: list[str]) -> None:
     for path in files[1:]:
         if differing := names[path] ^ names[files[0]]:
             raise InvalidDataError(
-                f"{files[0]} and {path} are no one table: {sorted(differing)} are columns of one "
-                "of them alone. Name files of the same columns."
+                f"{files[0]} and {path} do not form one table: {sorted(differing)} are columns "
+                "of only one of them. Name files with the same columns."
             )
 
 
@@ -320,7 +324,9 @@ def _check_no_columns(arguments: argparse.Namespace) -> None:
     """Raise where columns are named of files that have no named columns."""
     for option in ("features", "categories", "text"):
         if getattr(arguments, option) is not None:
-            raise InvalidParameterError(f"--{option} names columns of tables; arrays have none.")
+            raise InvalidParameterError(
+                f"--{option} names columns of tables, and arrays have no column names."
+            )
 
 
 def _read_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
@@ -354,7 +360,7 @@ def _read_svmlight(
         X, y = load_svmlight_file(path, n_features=width, zero_based=True)
         if first and X[:, [0]].nnz:
             raise InvalidDataError(
-                f"{path} holds a feature number 0, so it counts from 0: give --zero-based."
+                f"{path} has a feature numbered 0, so its numbers start from 0: give --zero-based."
             )
         parts.append((X[:, first:], y))
     # A file does not name features that are 0 in all its rows: the widest file tells their number.
@@ -406,9 +412,9 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
         counts |= {f"column {n!r}": int(c) for n, c in zip(names, missing, strict=True)}
     if gaps := [f"{n} in {where}" for where, n in counts.items() if n]:
         raise InvalidDataError(
-            f"{name} has missing values: {', '.join(gaps)}. Leave such rows out by --drop-missing, "
-            "or fill them first. Features with gaps are taken as they are by, for example, "
-            "--estimator HistGradientBoostingClassifier."
+            f"{name} has missing values: {', '.join(gaps)}. Leave such rows out with "
+            "--drop-missing, or fill the gaps first. Some estimators accept missing values, for "
+            "example --estimator HistGradientBoostingClassifier."
         )
 
 
@@ -420,7 +426,7 @@ def name_gap_option() -> Iterator[None]:
     except InvalidDataError as error:
         if "NaN" not in str(error):
             raise
-        raise InvalidDataError(f"{error} Or: --drop-missing leaves such rows out.") from error
+        raise InvalidDataError(f"{error} Or leave such rows out with --drop-missing.") from error
 
 
 def _mask_whole_rows(X: Any, y: Any) -> Any:

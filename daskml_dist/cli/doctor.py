@@ -25,10 +25,17 @@ _AT_ONCE = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
-        "--only", nargs="+", metavar="CHECK", help=f"some of: {', '.join(CHECKS)}; default: all"
+        "--only",
+        nargs="+",
+        metavar="CHECK",
+        help=f"checks to run, of: {', '.join(CHECKS)}; default: all",
     )
     parser.add_argument(
-        "--limit", type=float, default=60.0, metavar="SECONDS", help="of one check; default: 60"
+        "--limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time limit of each check, in seconds; default: 60",
     )
 
 

@@ -32,13 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rows(parser)
     add_columns_of_texts(parser)
     add_estimator(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of the fit")
-    parser.add_argument("--test", type=float, default=0.25, help="share of rows held out; 0: none")
     parser.add_argument(
-        "--output", metavar="MODEL", help="file: .skops, .safetensors, .onnx, .joblib or .pkl"
+        "--seed", type=int, default=0, help="random seed of the split and of the fit"
     )
     parser.add_argument(
-        "--checkpoint", metavar="FILE", help="save the fit while it runs, and resume it from there"
+        "--test", type=float, default=0.25, help="share of rows to hold out for testing; 0: none"
+    )
+    parser.add_argument(
+        "--output", metavar="MODEL", help="model file: .skops, .safetensors, .onnx, .joblib or .pkl"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="save checkpoints of the fit to this file, and resume from it",
     )
     add_places(parser)
 
@@ -81,7 +87,7 @@ def _fit(model: Any, X: Any, y: Any) -> None:
         # Some fits keep the coefficients that they had reached; others have nothing to predict by.
         if not hasattr(_last_step(model), "n_features_in_"):
             raise
-        print("interrupted: the model is what the fit had come to", file=sys.stderr)
+        print("interrupted: the model is that of the latest step", file=sys.stderr)
     seconds = time.perf_counter() - since
     last = _last_step(model)
     n_iter = getattr(last, "n_iter_", None)
@@ -106,7 +112,7 @@ def _make_model(arguments: argparse.Namespace) -> Any:
         from daskml_dist.training.checkpoint import Checkpoint
 
         if "checkpoint" not in own:
-            raise InvalidParameterError(f"{arguments.estimator} keeps no checkpoints.")
+            raise InvalidParameterError(f"{arguments.estimator} does not support checkpoints.")
         model.set_params(checkpoint=Checkpoint(arguments.checkpoint, resume=True))
     return model
 
@@ -131,7 +137,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
     except ValueError as error:
         raise InvalidParameterError(
             f"{rows.name} cannot be split by --test {arguments.test:g} --seed {arguments.seed} "
-            f"({error}) Take another share or seed; --test 0 holds no rows out."
+            f"({error}) Use another share or seed; --test 0 holds out no rows."
         ) from error
 
 
@@ -139,6 +145,6 @@ def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:
     """Print how many features the rows have, and which columns are left out."""
     left_out = ""
     if rows.left_out:
-        left_out = f"; left out, no numbers: {', '.join(rows.left_out)} (--categories, --text)"
+        left_out = f"; left out, not numeric: {', '.join(rows.left_out)} (--categories, --text)"
     target = "" if arguments.target is None else f", target {arguments.target}"
     print(f"{rows.name}: {rows.X.shape[1]} features{target}{left_out}")

@@ -1,4 +1,4 @@
-"""Predict rows of files by a model that `fit --output` has written.
+"""Predict rows of files with a model written by `fit --output`.
 
     python -m daskml_dist predict new.parquet --model model.skops --output predictions.csv
 
@@ -36,15 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser)
     parser.add_argument("--model", required=True, metavar="MODEL", help="file of a fitted model")
     parser.add_argument(
-        "--method", default="predict", choices=_METHODS, help="of the model; default: predict"
+        "--method",
+        default="predict",
+        choices=_METHODS,
+        help="method of the model; default: predict",
     )
-    parser.add_argument("--target", help="column of the true values, to tell the score")
+    parser.add_argument("--target", help="column of the true values, to compute the score")
     parser.add_argument(
-        "--output", metavar="FILE", help=f"that ends in {', '.join(_SUFFIXES)}; default: print CSV"
+        "--output",
+        metavar="FILE",
+        help=f"output file, ending in {', '.join(_SUFFIXES)}; default: print CSV",
     )
     parser.add_argument(
         "--trusted", action="append", default=[], metavar="CLASS",
-        help="a class outside this package that the model file may hold; repeatable",
+        help="a class outside this package that the model file may contain; repeatable",
     )  # fmt: skip
     # Arguments of a fit's rows: columns are the model's own, and each row gets a prediction.
     parser.set_defaults(features=None, categories=None, text=None, drop_missing=False)
@@ -91,7 +96,7 @@ def _check_output(path: str | None) -> None:
         )
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidParameterError(f"--output {path}: no file can be written there. Name another.")
+        raise InvalidParameterError(f"--output {path}: the file cannot be written. Name another.")
 
 
 def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:

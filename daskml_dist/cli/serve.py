@@ -1,4 +1,4 @@
-"""Serve fitted models over HTTP, by the Open Inference Protocol.
+"""Serve fitted models over HTTP, with the Open Inference Protocol.
 
 python -m daskml_dist serve models --port 8000 --workers 2 --watch
 
@@ -23,10 +23,10 @@ from daskml_dist.errors import InvalidParameterError
 _TOKEN, _KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
 #: Arguments that name a file, with their help texts.
 _FILES = {
-    "token-file": "its first line is the token",
-    "certificate": "of TLS, in PEM",
-    "private-key": "of the certificate",
-    "client-authorities": "that clients must be of",
+    "token-file": "file whose first line is the token",
+    "certificate": "TLS certificate, a PEM file",
+    "private-key": "private key of the certificate",
+    "client-authorities": "certificate authorities that clients must be signed by",
 }
 #: Arguments that are passed to `serving.serve` only where they are given, since their defaults are
 #: those of its parameters.
@@ -40,9 +40,11 @@ _PASSED = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("path", metavar="PATH", help="a model file, or a registry")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one, which is told")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port; 0: a free one, which is printed"
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="server processes")
     parser.add_argument(
         "--watch",
         type=float,
@@ -51,45 +53,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="look for new versions every second, or every SECONDS",
     )
-    _add_flag(parser, "--all-versions", "serve old versions, too")
-    parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
+    _add_flag(parser, "--all-versions", "also serve old versions")
+    parser.add_argument(
+        "--method", help="method of the models: predict_proba, predict or transform"
+    )
     for name, text in _FILES.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
-    parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
-    parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="largest request body")
+    parser.add_argument("--max-waiting", type=int, metavar="N", help="most requests that may wait")
     parser.add_argument(
         "--max-delay",
         type=float,
         metavar="SECONDS",
-        help="call models in a thread, with the rows of SECONDS together; 0: each request alone",
+        help=(
+            "call models in a thread, with the rows of all requests within SECONDS; 0: each "
+            "request alone"
+        ),
     )
     _add_flag(
-        parser, "--together", "requests share calls: faster, but the last digits vary with the load"
+        parser,
+        "--together",
+        "combine requests into one call: faster, but the last digits vary with the load",
     )
     for part in ("head", "body"):
         parser.add_argument(
-            f"--{part}-seconds", type=float, metavar="SECONDS", help=f"for a request's {part}: 30"
+            f"--{part}-seconds",
+            type=float,
+            metavar="SECONDS",
+            help=f"time limit for the {part} of a request; default: 30",
         )
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict many rows: tcp://..."
+        "--scheduler",
+        metavar="ADDRESS",
+        help="address of a Dask scheduler whose workers predict large requests: tcp://...",
     )
     parser.add_argument(
-        "--cluster-rows", type=int, metavar="N", help="rows from which a request goes there"
+        "--cluster-rows",
+        type=int,
+        metavar="N",
+        help="number of rows from which a request is sent to the cluster",
     )
     parser.add_argument(
         "--trusted",
         action="append",
         default=None,
         metavar="CLASS",
-        help="a class outside this package that model files may hold, such as "
+        help="a class outside this package that model files may contain, such as "
         "sklearn.tree._tree.Tree; repeatable",
     )
-    _add_flag(parser, "--access-log", "a line for each request")
+    _add_flag(parser, "--access-log", "log a line for each request")
     parser.add_argument(
         "--compress-from",
         type=int,
         metavar="BYTES",
-        help="compress larger answers, for clients that take gzip",
+        help="compress answers larger than this for clients that accept gzip",
     )
 
 
@@ -135,7 +152,7 @@ def _read_token(file: str | None) -> str | None:
             token = (Path(file).read_text("utf-8").splitlines() or [""])[0]
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidParameterError(
-                f"The token file {file} cannot be read ({error}). Name a file of text that this "
+                f"The token file {file} cannot be read ({error}). Name a text file that this "
                 "user may read."
             ) from error
     if token is None:
@@ -143,6 +160,7 @@ def _read_token(file: str | None) -> str | None:
     # An empty token, such as of a variable that a script failed to set, would let everybody in.
     if not token.strip():
         raise InvalidParameterError(
-            f"The token is empty. Write one into {file or _TOKEN}, or name none for no token."
+            f"The token is empty. Write a token into {file or _TOKEN}, or start the server "
+            "without one."
         )
     return token.strip()

@@ -1,4 +1,4 @@
-"""Compile now what first fits of common estimators would compile, and keep it on disk.
+"""Compile the loops of common estimators in advance, and keep them on disk.
 
     python -m daskml_dist warm
     python -m daskml_dist warm --only LogisticRegression KMeans --dtype float32
@@ -178,15 +178,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         nargs="+",
         metavar="CLASS",
-        help=f"some of: {', '.join(SUBJECTS)}; default: all",
+        help=f"subjects to compile, of: {', '.join(SUBJECTS)}; default: all",
     )
     parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="of the rows; default: all"
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        default=list(DTYPES),
+        help="dtype of the rows; default: all",
     )
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="of a cluster, such as tcp://10.0.0.7:8786, whose hosts compile; default: this one",
+        help=(
+            "address of a Dask scheduler, such as tcp://10.0.0.7:8786, whose hosts compile; "
+            "default: this host"
+        ),
     )
 
 
@@ -196,8 +203,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         if name not in SUBJECTS:
             raise InvalidParameterError(
-                f"There is nothing to compile for {name!r}. Use some of {list(SUBJECTS)}."
-                f"{suggest_nearest(name, SUBJECTS)}"
+                f"There is nothing to compile for {name!r}. Choose from "
+                f"{list(SUBJECTS)}.{suggest_nearest(name, SUBJECTS)}"
             )
     cases = [(name, dtype) for name in names for dtype in dict.fromkeys(arguments.dtype)]
     if arguments.scheduler is None:

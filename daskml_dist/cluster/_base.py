@@ -103,8 +103,8 @@ class BaseCentroidEstimator(
             check_one_of("init", self.init, inits)
         elif callable(self.init) and not hasattr(self, "_called_init"):
             raise InvalidParameterError(
-                "init is a function, and rows of a Dask collection may be more than one process "
-                f"holds. Give what it returns for some rows, or one of {list(inits)}."
+                "init is a function, which needs all rows in one process, and X is a Dask "
+                f"collection. Give what it returns for a sample of rows, or one of {list(inits)}."
             )
 
     def _call_init(self, X: Any, known: NDArray[np.float64] | None = None) -> None:

@@ -26,7 +26,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class BisectingKMeans(BaseCentroidSolver):
-    """k-means by splits: one cluster at a time is split in two, until there are enough.
+    """k-means by repeatedly splitting one cluster into two.
 
     Each split is a k-means of two centroids over the rows of its cluster, wherever they are.
 
@@ -140,9 +140,9 @@ class BisectingKMeans(BaseCentroidSolver):
         # A leaf of equal rows cannot be split.
         if (found := len(nodes)) < self.n_clusters:
             warnings.warn(
-                f"Number of clusters ({found}) found smaller than n_clusters ({self.n_clusters}): "
-                "no cluster is left with rows that differ, or the fit was stopped. Ask for fewer "
-                "clusters.",
+                f"Number of clusters ({found}) found smaller than n_clusters "
+                f"({self.n_clusters}): no remaining cluster has distinct rows, or the fit was "
+                "stopped. Ask for fewer clusters.",
                 ConvergenceWarning,
                 stacklevel=user_stack_level(),
             )

@@ -48,7 +48,7 @@ _MAX_SAMPLE_ENTRIES = 1 << 21
 
 
 class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
-    """k-means by steps along small batches, under a policy.
+    """k-means by steps on mini-batches, under any policy.
 
     A step moves each centroid towards the mean of its rows of the batch, by their share in all of
     its rows so far. Counts and sums of rows are added, so under every policy each row counts once a
@@ -175,8 +175,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         # Outer steps extrapolate; counts and sums would then be of no rows.
         if settings.policy.outer_optimizer is not None:
             raise InvalidParameterError(
-                f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
-                "means of rows. Leave out outer, outer_rate and outer_momentum."
+                f"{settings.policy!r} steps beyond the mean of the lanes, but centres are means "
+                "of rows. Leave out outer, outer_rate and outer_momentum."
             )
         # Counts and sums over many rows need the digits of float64; the rows keep their dtype.
         return dataclasses.replace(settings, dtype="float64", tol=None)
@@ -258,8 +258,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             return CentroidModel(np.zeros((int(self.n_clusters), summary.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
-                f"n_clusters={self.n_clusters}, and the fit that this one goes on from has "
-                f"{len(last.first)}. Set that, or call fit."
+                f"n_clusters={self.n_clusters}, but the fit that is continued has "
+                f"{len(last.first)}. Set that number, or call fit to start again."
             )
         return dataclasses.replace(last, reassignment=None)
 

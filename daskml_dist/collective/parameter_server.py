@@ -25,7 +25,7 @@ _NO_PASSES = 1 << 60
 
 
 class ParameterServer:
-    """Parameter server for a function that pushes gradients and pulls parameters by itself.
+    """Parameter server for a function that pushes gradients and pulls parameters.
 
     The named arrays are cut into a shard for each server, an actor that the scheduler places;
     standbys on other workers hold snapshots, so that a lost server loses few updates (none under
@@ -82,9 +82,9 @@ class ParameterServer:
             raise InvalidDataError("arrays is empty: name at least one array of parameters.")
         for name, array in own.items():
             if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-                raise InvalidDataError(f"The parameters {name!r} are no finite real numbers.")
+                raise InvalidDataError(f"The parameters {name!r} must be finite real numbers.")
         if isinstance(n_servers, bool) or not isinstance(n_servers, int) or n_servers < 1:
-            raise InvalidParameterError(f"n_servers={n_servers!r} is no number of servers.")
+            raise InvalidParameterError(f"n_servers={n_servers!r} must be an integer >= 1.")
         self.n_servers = n_servers
         self.policy = get_policy(policy)
         if self.policy.trainers_meet or self.policy.averages:
@@ -110,7 +110,7 @@ class ParameterServer:
 
     @property
     def n_updates(self) -> int:
-        """Return the number of updates that the servers have made in all runs."""
+        """Return the total number of updates that the servers have made."""
         return self._state.step
 
     def plan(self, call: FunctionCall) -> StepWork:

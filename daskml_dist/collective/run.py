@@ -42,7 +42,7 @@ def run_together(
     retries: int | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Run a function once in every process that holds blocks, all at the same time.
+    """Run a function at the same time on every worker that holds blocks, as communicating ranks.
 
     The processes are *ranks* of a group, which meet over shared memory and sockets (encrypted where
     the cluster is). Where a worker is lost, leaves, or joins, the function begins again on all
@@ -146,19 +146,19 @@ def _check_arguments(
             "function(group, blocks, state) on every rank."
         )
     if retries is not None and not (isinstance(retries, int) and retries >= 0):
-        raise InvalidParameterError(f"retries={retries!r} is no number of times: 0 or more.")
+        raise InvalidParameterError(f"retries={retries!r}: use an integer >= 0.")
     if timeout is not None and not timeout > 0:
-        raise InvalidParameterError(f"timeout={timeout!r} is no number of seconds above 0.")
+        raise InvalidParameterError(f"timeout={timeout!r}: use seconds > 0.")
     if server is not None and not isinstance(server, ParameterServer):
         raise InvalidParameterError(
-            f"server={server!r} is no ParameterServer: make one of named arrays, "
+            f"server={server!r} is not a ParameterServer: make one from named arrays, "
             'ParameterServer({"w": np.zeros(10)}).'
         )
     if is_running_function():
         raise InvalidParameterError(
             "run_together was called inside a function that run_together runs: each rank would "
-            "start a run of its own, and wait for the others' workers. Call it from the client, "
-            "one after the other, or use the group that the function is given."
+            "start its own run and wait for the others' workers. Call it from the client, or "
+            "use the group that is passed to the function."
         )
 
 

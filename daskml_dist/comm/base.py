@@ -67,7 +67,7 @@ def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
 Arrays = list[NDArray[Any]]
 
 #: Text of the error that ends a trainer's part in a generation; no user sees it.
-RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how it goes on."
+RENEWED_MESSAGE = "The membership of the fit changed; this trainer waits for new instructions."
 #: Seconds between two looks at whether a wait still makes sense: as long as Ctrl-C may take.
 CHECK_SECONDS = 0.2
 
@@ -145,8 +145,8 @@ class WaitBound:
             raise GenerationError(RENEWED_MESSAGE)
         if time.monotonic() - since > self.timeout:
             raise WaitTimeoutError(
-                f"Nothing came from {what} for {self.timeout:g} s. Is a worker stopped or "
-                "overloaded? Look at the workers' logs, or raise the bound with "
+                f"Received nothing from {what} for {self.timeout:g} s. Is a worker stopped or "
+                "overloaded? Check the workers' logs, or raise the limit with "
                 'dask.config.set({"daskml_dist.timeout": seconds}).'
             )
 

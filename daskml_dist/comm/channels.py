@@ -336,7 +336,7 @@ class RingOffer:
         if answer == _REFUSAL:
             return None
         if ring is None or not hmac.compare_digest(answer, ring.segment.token):
-            raise ConnectionError("a false answer to an offer of shared memory")
+            raise ConnectionError("a wrong answer to an offer of shared memory")
         return ring
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
     if any(not place.gpu for place in places):
         return "a worker has no GPU; give every worker one"
     if len(hosts) == len(places):
-        return "there is one worker a host, and nothing for NCCL to do within it"
+        return "there is one worker per host, so NCCL is not needed"
     for place in places:
         if place.nccl < _OLDEST_NCCL:
             found = f"NCCL {place.nccl}" if place.nccl else "no NCCL"
@@ -119,10 +119,13 @@ def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
         if len({places[rank].gpu for rank in ranks}) < len(ranks):
             return (
                 f"workers of {places[ranks[0]].host} share a GPU, which NCCL refuses; start one "
-                "worker a GPU (LocalCUDACluster)"
+                "worker per GPU (LocalCUDACluster)"
             )
         if len({places[rank].nccl for rank in ranks}) > 1:
-            return f"workers of {places[ranks[0]].host} have different NCCL; install one version"
+            return (
+                f"workers of {places[ranks[0]].host} have different versions of NCCL; install the "
+                "same one"
+            )
     return ""
 
 

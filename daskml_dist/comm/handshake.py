@@ -151,7 +151,7 @@ def receive_hello(
     # The caller's nonce is part of `hello`, of which the key is made.
     protocol, role, name, _ = _HELLO.unpack(hello)
     if protocol != _PROTOCOL or role not in (UP, DOWN, PEER):
-        raise ConnectionError("not a caller of this package")
+        raise ConnectionError("the caller is not a process of this package")
     # A fresh nonce makes the key of this connection alone, so that nothing said before proves
     # anything.
     nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -165,7 +165,7 @@ def receive_hello(
 def _derive_key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -> bytes:
     """Return the key of one connection, made of all that both sides must agree on."""
     if not secret:
-        raise ConnectionError("this process has no secret of a run")
+        raise ConnectionError("this process has no secret for a run")
     place = f"{listener.host}\0{listener.port}\0{listener.key}".encode()
     # All but the last part have one length each, and a host has no NUL.
     return hmac.digest(secret, b"connection\0" + hello + nonce + place, "sha256")

@@ -141,8 +141,8 @@ def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> 
     if known.get(name) is not type(thing):
         another = f" (there is another class {name})" if name in known else ""
         raise TypeError(
-            f"{name} cannot travel to other workers{another}: give numbers, text, arrays, lists, "
-            "tuples, sets, dictionaries or objects of the classes that are sent."
+            f"{name} cannot be sent to other workers{another}: give numbers, text, arrays, "
+            "lists, tuples, sets, dictionaries or objects of the classes that are sent."
         )
     return {"object": [name, *each(vars(thing)), *each(vars(thing).values())]}
 
@@ -316,8 +316,8 @@ def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.
 def make_malformed_error(what: object) -> MessageError:
     """Return the error of a message that this version would not have sent."""
     return MessageError(
-        f"Another worker of the fit sent {what}. Have all workers the same version of "
-        "daskml_dist, and does nothing else speak to their ports? Fit again."
+        f"Another worker of the fit sent {what}. Do all workers have the same version of "
+        "daskml_dist, and does no other program use their ports? Fit again."
     )
 
 

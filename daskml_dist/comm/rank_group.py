@@ -87,7 +87,7 @@ def split_packed(joined: NDArray[np.uint8]) -> PackedValue:
 
 
 class RankGroup:
-    """Ranks that run one function together, as the function sees them.
+    """Group of ranks that run a function together, for collective calls within it.
 
     Every rank makes the same calls in the same order. Results of collectives are the same to the
     bit on all ranks, unless they say otherwise.
@@ -157,7 +157,7 @@ class RankGroup:
 
     @property
     def own_host(self) -> str:
-        """Return the host of this rank, at which others reach it."""
+        """Return the host name at which other ranks reach this one."""
         return self.hosts[self.rank] if self.workers else "127.0.0.1"
 
     @property
@@ -167,7 +167,7 @@ class RankGroup:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the ranks are to begin again, or to end; may be asked in any thread.
+        """Return whether the ranks must restart or end; may be called from any thread.
 
         Calls of the group raise then; code that waits by other means is to look here.
         """
@@ -176,7 +176,7 @@ class RankGroup:
     # -- collectives ---------------------------------------------------------------------------
 
     def allreduce(self, array: ArrayLike, op: Reduction = "sum") -> Any:
-        """Return all ranks' arrays as one: their sum, maximum or minimum, on every rank.
+        """Return the sum, maximum or minimum of all ranks' arrays, on every rank.
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class RankGroup:
             own = own.astype(np.int64)
         name = op if isinstance(op, str) else "function"
         if isinstance(op, str) and op not in ("sum", *_MERGES):
-            raise InvalidParameterError(f'op={op!r} is not "sum", "max", "min" or a function.')
+            raise InvalidParameterError(f'op={op!r} must be "sum", "max", "min" or a function.')
         self._meet(f"allreduce of {_describe_array(own.dtype, own.shape)} by {name}")
         if not own.size:
             found = own
@@ -231,7 +231,7 @@ class RankGroup:
         """
         own = np.ascontiguousarray(_as_numbers(array))
         if not own.ndim:
-            raise InvalidDataError("A single number has no shares: use allreduce.")
+            raise InvalidDataError("A single number cannot be scattered: use allreduce.")
         self._meet(f"reduce_scatter of {_describe_array(own.dtype, own.shape)}")
         each = int(np.prod(own.shape[1:]))
         bounds = [at * each for at in self._communicator.bounds(len(own))]
@@ -247,10 +247,10 @@ class RankGroup:
         return [value if r == self.rank else unpack_value(one) for r, one in enumerate(found)]
 
     def alltoall(self, values: Sequence[Any]) -> list[Any]:
-        """Give each rank the value at its place in `values`; return what each has for this one."""
+        """Send each rank the value at its index in `values`; return what each sent to this one."""
         if len(values) != self.size:
             raise InvalidParameterError(
-                f"alltoall takes a value for each of the {self.size} ranks, not {len(values)}."
+                f"alltoall takes one value for each of the {self.size} ranks, not {len(values)}."
             )
         packed = [join_packed(pack_value(value)) for value in values]
         self._meet("alltoall")
@@ -264,15 +264,15 @@ class RankGroup:
         return [array for (array,) in found]
 
     def alltoall_bytes(self, data: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
-        """Give each rank its bytes, and return those for this one: :meth:`alltoall` of bytes."""
+        """Send each rank its bytes, and return those for this one: :meth:`alltoall` of bytes."""
         self._meet("alltoall_bytes")
         found: list[NDArray[np.uint8]] = self._run(lambda: self._communicator.alltoall(list(data)))
         return found
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """Return the value of rank `root` on all ranks; what the others give is not looked at."""
+        """Return the value of rank `root` on all ranks; the values of other ranks are ignored."""
         if not 0 <= root < self.size:
-            raise InvalidParameterError(f"root={root} is none of the {self.size} ranks.")
+            raise InvalidParameterError(f"root={root} is not one of the {self.size} ranks.")
         self._meet(f"broadcast from rank {root}")
         is_root = self.rank == root
         if root:
@@ -284,13 +284,13 @@ class RankGroup:
         return value if is_root else unpack_value(split_packed(data))
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called this."""
         self._meet("barrier")
 
     # -- what outlives a loss ------------------------------------------------------------------
 
     def save(self, state: Any) -> None:
-        """Save a state, with which the function begins again after a loss, as its `state`.
+        """Save a state, which is passed to the function as `state` if it restarts after a loss.
 
         All ranks call it; rank 0's state is the one that counts, and every rank keeps a copy of
         its bytes.
@@ -337,8 +337,8 @@ class RankGroup:
             self.failure = WaitTimeoutError(
                 f"Rank {self.rank} waited {self._wait.timeout:g} s for rank {ranks} in call "
                 f"{self._n_calls} of its group ({call or 'its data'}). Does the function sleep "
-                "there, compute for longer than that, or wait for something else? Raise the bound "
-                "with run_together(timeout=seconds)."
+                "or compute for longer than that there, or wait for something else? Raise the "
+                "limit with run_together(timeout=seconds)."
             )
             raise self.failure from error
         except TrainingError as error:
@@ -348,7 +348,7 @@ class RankGroup:
 
 
 class RankParameters:
-    """Parameters that servers hold for a function, as one of its ranks sees them.
+    """Parameters held by servers, for the function of one rank.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ class RankParameters:
         self._lanes = lanes
 
     def pull(self) -> dict[str, NDArray[Any]]:
-        """Return the parameters by name, as the policy lets this rank have them; read-only.
+        """Return the parameters by name, once the policy allows it; read-only.
 
         Under ``"sync"`` it waits until all ranks have pushed as often as this one, under ``"ssp"``
         until the slowest is near enough.
@@ -403,7 +403,7 @@ class RankParameters:
         return views
 
     def push(self, gradients: Mapping[str, ArrayLike], rows: float = 1.0) -> None:
-        """Push gradients, which the servers turn into a step as the policy says.
+        """Push gradients, which the servers apply according to the policy.
 
         Parameters
         ----------
@@ -417,7 +417,7 @@ class RankParameters:
         views = self._layout.views(total)
         if unknown := sorted(set(gradients) - set(views)):
             raise InvalidParameterError(
-                f"No parameters of the names {unknown}: the server has {sorted(views)}."
+                f"No parameters are named {unknown}: the server has {sorted(views)}."
             )
         for name, gradient in gradients.items():
             own = np.asarray(copy_to_host(gradient))
@@ -431,7 +431,7 @@ class RankParameters:
         self._connection.send(self._lanes, self.clock, float(rows), total, pull=False)
 
     def leave(self) -> None:
-        """Let the other ranks go on without this one; called once by the engine."""
+        """Let the other ranks continue without this one; called once by the engine."""
         self._connection.call_all("leave", lanes=list(self._lanes))
 
 
@@ -440,8 +440,8 @@ def _as_numbers(array: Any) -> NDArray[Any]:
     own = np.asarray(copy_to_host(array) if hasattr(array, "shape") else array)
     if own.dtype.kind not in _SUMMABLE:
         raise InvalidDataError(
-            f"An array of {own.dtype} cannot be reduced: it holds no numbers. Use allgather for "
-            "other values."
+            f"An array of {own.dtype} cannot be reduced: it does not hold numbers. Use allgather "
+            "for other values."
         )
     return own
 
@@ -473,7 +473,7 @@ def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
         for rank, (call, number) in enumerate(zip(calls[:8], numbers, strict=False))
     )  # fmt: skip
     return (
-        f"The ranks of a function make different calls: {doing}. Every rank has to make the same "
-        "calls of its group in the same order, with arrays of one shape and dtype, until it "
-        "returns; let no rank skip one, whatever blocks it has."
+        f"The ranks of a function make different calls: {doing}. Every rank must make the same "
+        "calls of its group in the same order, with arrays of the same shape and dtype, until "
+        "it returns, whatever blocks it has."
     )

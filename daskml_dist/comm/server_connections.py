@@ -200,7 +200,7 @@ class RemoteConnection(ServerConnection):
             # An answer of another size, or one that was not asked for, cannot be given to a lane.
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
-                raise make_malformed_error("an answer that nobody asked for")
+                raise make_malformed_error("an unexpected answer")
         found: ServerReply | CallPayload = message
         return found
 
@@ -256,7 +256,7 @@ def _answer_until_goodbye(
     # A trainer may take any time for its next step; but a host answers TCP's probes.
     wait = None
     if up.ring is None:
-        silent = SilentPeerError("The host of a trainer acknowledges nothing.")
+        silent = SilentPeerError("The host of a trainer does not acknowledge data.")
         wait = WaitBound(math.inf, on_silence=partial(on_silence, silent))
     out, reader = down.open_outbox(None), FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL))
 
@@ -300,7 +300,7 @@ def _handle_message(server: ShardServer, message: Any, answer: Callable[[Any], N
         logger.warning(
             "A server could not take a message, and closes its connection", exc_info=True
         )
-        raise make_malformed_error(f"a message without a meaning ({error!r})") from error
+        raise make_malformed_error(f"a message that cannot be understood ({error!r})") from error
 
 
 def _send_queued(messages: queue.SimpleQueue[Any], send: Callable[[Any], None]) -> None:

@@ -198,7 +198,7 @@ class FrameReader:
         arrays = [self._read_array(tuple(shape), dtype) for dtype, shape in announced]
         message = join_object(tree, arrays, _CALL_CLASSES)
         if not isinstance(message, dict):
-            raise make_malformed_error("a call that is none")
+            raise make_malformed_error("an invalid call")
         return message
 
     def _check_row_count(self, n: int) -> int | None:

@@ -83,9 +83,9 @@ class Blockwise(EstimatorMixin, BaseEstimator):
         check_unique_names(X)
         if isinstance(self.transformer, type) or not hasattr(self.transformer, "transform"):
             raise InvalidParameterError(
-                f"transformer={self.transformer!r} is no transformer."
-                f"{suggest_nearest(self.transformer, ())} Pass one of scikit-learn's, such as "
-                "Blockwise(Normalizer())."
+                f"transformer={self.transformer!r} is not a "
+                f"transformer.{suggest_nearest(self.transformer, ())} Pass one of "
+                "scikit-learn's, such as Blockwise(Normalizer())."
             )
         if _has_learned(self.transformer):
             # Not a clone, which would have forgotten what it learned.
@@ -169,8 +169,8 @@ class Blockwise(EstimatorMixin, BaseEstimator):
             if names and hasattr(X, "columns") and names != list(X.columns):
                 raise InvalidDataError(f"{error}\nPass the columns of the fit: {names}.") from error
             raise InvalidParameterError(
-                f"{type(self.transformer).__name__} cannot take a made-up sample of X: {error}\n"
-                "Pass a few rows that it can take: Blockwise(..., sample=rows)."
+                f"{type(self.transformer).__name__} cannot transform a generated sample of X: "
+                f"{error}\nPass a few rows that it accepts: Blockwise(..., sample=rows)."
             ) from error
 
     def _sample(self, X: Any) -> Any:

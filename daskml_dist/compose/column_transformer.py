@@ -67,7 +67,7 @@ class _MetadataRouting(BlockTransformer):
 
 
 class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
-    """Transformer of groups of columns by a transformer each, for Dask collections too.
+    """Transformer that applies other transformers to groups of columns, also of Dask collections.
 
     As :class:`sklearn.compose.ColumnTransformer`. All transformers are fitted in the same passes
     over the rows, one for each step of the longest pipeline among them. A block is transformed in
@@ -155,8 +155,9 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         ]
         if malformed:
             raise InvalidParameterError(
-                f"transformers holds {malformed[0]!r}: each is to be (name, transformer, columns), "
-                'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
+                f"transformers holds {malformed[0]!r}: each must be (name, transformer, "
+                'columns), such as ("age", StandardScaler(), ["age"]); make_column_transformer '
+                "generates the names."
             )
         self._check_parameters()
         X, y = convert_named_columns(X, y)
@@ -226,9 +227,9 @@ class ColumnTransformer(_MetadataRouting, compose.ColumnTransformer):
         else:
             name = type(transformer).__name__
             raise InvalidParameterError(
-                f"{name} of {type(transformer).__module__} cannot be fitted to a Dask collection. "
-                f"Use the {name} of daskml_dist where there is one, or fit it on a sample and "
-                "pass Blockwise(fitted)."
+                f"{name} of {type(transformer).__module__} cannot be fitted to a Dask "
+                f"collection. Use the {name} of daskml_dist if there is one, or fit it on a "
+                "sample and pass Blockwise(fitted)."
             )
         return FrozenEstimator(fitted)
 
@@ -277,8 +278,8 @@ def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
     """Raise an error for metadata beside a Dask collection."""
     if params and is_dask(X):
         raise InvalidParameterError(
-            f"{', '.join(params)}: ColumnTransformer routes metadata of rows in memory alone. "
-            "Leave it out, or fit transformers that need it one by one."
+            f"{', '.join(params)}: ColumnTransformer only routes metadata for rows in memory. "
+            "Leave it out, or fit the transformers that need it separately."
         )
 
 
@@ -385,8 +386,8 @@ def _find_positions(rows: Any, columns: Any) -> list[int]:
         return _find_positions_in_frame(every, rows, columns)
     except IndexError as error:
         raise InvalidDataError(
-            f"Columns {columns!r} are not in X, which has {len(every)} columns. Give numbers from "
-            "0 on, slices or masks; names are those of a dataframe's columns."
+            f"Columns {columns!r} are not in X, which has {len(every)} columns. Give numbers "
+            "from 0, slices or masks; names need a dataframe."
         ) from error
 
 
@@ -405,8 +406,8 @@ def _find_positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
         if missing:
             hint = suggest_nearest(missing[0], rows.columns) if len(missing) == 1 else ""
             raise InvalidDataError(
-                f"Columns {missing} are not in X, which has {list(rows.columns)}. Name columns "
-                f"that are there.{hint}"
+                f"Columns {missing} are not in X, which has {list(rows.columns)}. Name existing "
+                f"columns.{hint}"
             )
         return list(by_position.loc[list(values)])
     return list(by_position.iloc[list(values)]) if len(values) else []

@@ -64,7 +64,7 @@ class Compressor(NamedParameters, ABC):
 
     @property
     def needs_allreduce(self) -> bool:
-        """Return whether it is for whole gradients that all lanes sum at each step, alone."""
+        """Return whether it only works for gradients that all lanes sum at each step."""
         return False
 
     def make_sum(
@@ -81,7 +81,7 @@ class Compressor(NamedParameters, ABC):
         return self.has_fixed_size and n_lanes > 2 and prod(parameters.shape) >= MIN_RANGED_ENTRIES
 
     def count_bytes(self, parameters: Parameters, dtype: DTypeLike) -> float:
-        """Return about how many bytes a gradient becomes."""
+        """Return the approximate size of a compressed gradient in bytes."""
         # Measured on noise, of which larger models have more.
         n = prod(parameters.shape)
         noise = np.random.default_rng(0).standard_normal(min(n, _MEASURED_ENTRIES)).astype(dtype)

@@ -19,7 +19,7 @@ from daskml_dist.models.base import Parameters
 
 @dataclass(frozen=True)
 class Float16(Compressor):
-    """Half precision: ``"fp16"``, 2 bytes an entry.
+    """Half precision: ``"fp16"``, 2 bytes per entry.
 
     The entries of a push are scaled together by a power of two, so that none overflows. Entries
     down to ``2**-28`` of the largest keep 11 significant bits.
@@ -108,7 +108,7 @@ class _Levels(Compressor):
 
 @dataclass(frozen=True)
 class EightBit(_Levels):
-    """Linear quantisation to 8 bits: ``"8bit"``, a byte an entry and a scale a block.
+    """Linear quantisation to 8 bits: ``"8bit"``, a byte per entry and a scale per block.
 
     An entry becomes the nearest of 255 levels between minus and plus the largest of its block.
     Rounding is to the nearest and so the same at each run; the rounding error is added to the next
@@ -142,7 +142,7 @@ class EightBit(_Levels):
 
 @dataclass(frozen=True)
 class FourBit(_Levels):
-    """Linear quantisation to 4 bits: ``"4bit"``, half a byte an entry and a scale a block.
+    """Linear quantisation to 4 bits: ``"4bit"``, half a byte per entry and a scale per block.
 
     As `EightBit`, with 15 levels and smaller blocks. Choose it for what lanes send when they meet
     seldom (``"local"``); the rounding error is added to what they send next.
@@ -184,7 +184,7 @@ class FourBit(_Levels):
 
 @dataclass(frozen=True)
 class OneBit(Compressor):
-    """Signs alone: ``"1bit"``, a bit an entry and a scale a block.
+    """Only signs: ``"1bit"``, a bit per entry and a scale per block.
 
     An entry becomes plus or minus the mean size of its block. Nearly all of a gradient thus waits
     for later messages: choose it for a slow network and many steps, with the optimizers ``"sgd"``
@@ -275,7 +275,7 @@ class _SomeEntries(Compressor):
 
 @dataclass(frozen=True)
 class TopK(_SomeEntries):
-    """Compressor that sends the largest entries alone: ``"topk"``, 4 bytes and a number for each.
+    """Compressor that sends only the largest entries: ``"topk"``, 4 bytes and a value for each.
 
     The others wait and add up until they are among the largest. A waiting entry arrives late and
     in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down)
@@ -366,7 +366,7 @@ class SignificantlyModified(_SomeEntries):
 
 @dataclass(frozen=True)
 class EF21(TopK):
-    """Estimates that follow the gradients by their largest changes: ``"ef21"``, of an all-reduce.
+    """Estimates of the gradients, updated by their largest changes: ``"ef21"``, for all-reduce.
 
     Each lane keeps an estimate of its gradient, which all know; it sends the largest entries of the
     difference, and steps go along the sum of the estimates. Where each step is of all rows it comes
@@ -417,7 +417,7 @@ class EF21(TopK):
 
 @dataclass(frozen=True)
 class PowerSGD(Compressor):
-    """Two thin factors in the place of each matrix: ``"powersgd"``, of an all-reduce.
+    """Low-rank factors instead of each matrix: ``"powersgd"``, for all-reduce.
 
     The lanes' sum of an ``n x m`` gradient becomes a matrix of `rank`, of which ``rank * (n + m)``
     numbers travel: one power iteration a step, from the factor of the step before. Factors are

@@ -115,8 +115,9 @@ class HeldOutScorer:
             roles = [self.folds.assign_roles(codes, k) == TEST for k in range(len(self.fits))]
             if len(roles) > 1 and not (np.sum(roles, axis=0) == 1).all():
                 raise InvalidParameterError(
-                    "cv: every row must be in the test rows of one split, by whose fit it is "
-                    "scored. Use KFold, GroupKFold, LeaveOneOut, or one split: ShuffleSplit(1)."
+                    "cv: every row must be in the test rows of exactly one split, whose fit "
+                    "scores it. Use KFold, GroupKFold, LeaveOneOut, or one split: "
+                    "ShuffleSplit(1)."
                 )
             tested = [np.flatnonzero(role) for role in roles]
         parts = [
@@ -144,8 +145,8 @@ class HeldOutScorer:
         scores = np.asarray(self.score(self.fits[number], X, y), np.float64)
         if np.isnan(scores).any():
             raise InvalidDataError(
-                "The estimator predicts NaN for some calibration rows, by which nothing can be "
-                "calibrated. Impute missing values: SimpleImputer()."
+                "The estimator predicts NaN for some calibration rows, which cannot be used. "
+                "Impute missing values: SimpleImputer()."
             )
         return HeldOutScores(
             scores,
@@ -224,7 +225,7 @@ class FunctionGroups:
         if len(found) != count_rows_of_block(X):
             raise InvalidParameterError(
                 f"group_by gives {len(found)} labels for {count_rows_of_block(X)} rows. Give one "
-                "for each row."
+                "per row."
             )
         return check_group_labels(found, "group_by")
 
@@ -263,16 +264,16 @@ def make_ratio(likelihood_ratio: Any) -> Callable[[Any], Any] | None:
     if hasattr(likelihood_ratio, "predict_proba"):
         if len(getattr(likelihood_ratio, "classes_", ())) != 2:
             raise InvalidParameterError(
-                "likelihood_ratio: the classifier is not fitted, or not of two classes. Fit it to "
-                "calibration rows as class 0 and new rows as class 1."
+                "likelihood_ratio: the classifier is not fitted, or does not have two classes. "
+                "Fit it to calibration rows as class 0 and new rows as class 1."
             )
         return ClassifierRatio(likelihood_ratio)
     if callable(likelihood_ratio):
         found: Callable[[Any], Any] = likelihood_ratio
         return found
     raise InvalidParameterError(
-        f"likelihood_ratio={likelihood_ratio!r}: use a function of rows, or a fitted classifier of "
-        "calibration rows (class 0) and new rows (class 1)."
+        f"likelihood_ratio={likelihood_ratio!r}: use a function of rows, or a fitted classifier "
+        "that separates calibration rows (class 0) from new rows (class 1)."
     )
 
 
@@ -325,8 +326,8 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         """Return whether scores of all fits have one distribution."""
         if self.n_splits_ > 1 and self.likelihood_ratio is not None:
             raise InvalidParameterError(
-                f"likelihood_ratio is for one split, and cv={self.cv!r} makes {self.n_splits_}. "
-                "Leave cv=None."
+                f"likelihood_ratio needs a single split, and cv={self.cv!r} makes "
+                f"{self.n_splits_}. Leave cv=None."
             )
         return self.n_splits_ == 1
 

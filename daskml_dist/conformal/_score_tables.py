@@ -158,11 +158,11 @@ def check_enough_rows(n_rows: float, alpha: float, group: Any = None) -> None:
     possible = (
         f"these can cover {n / (n + 1):.4g} of new rows at most (alpha >= {1 / (n + 1):.4g})"
         if n
-        else "nothing can be said of new rows"
+        else "no coverage can be promised for new rows"
     )
     raise InvalidDataError(
         f"There are {n} calibration rows{whose}, and alpha={alpha:g} needs {needed} or more: "
-        f"{possible}. Raise alpha, calibrate on more rows, or join groups."
+        f"{possible}. Raise alpha, calibrate on more rows, or merge groups."
     )
 
 
@@ -179,7 +179,7 @@ def tabulate_scores(
     """
     sketches = reduce_parts(blocks, _summarize_scores, _merge_summaries)
     if not sketches:
-        raise make_no_rows_error(": there is nothing to calibrate by")
+        raise make_no_rows_error(": there is nothing to calibrate with")
     tables = {key: ScoreTable.of(sketch) for key, sketch in sketches.items()}
     # A sketch without error holds all scores, whose quantiles are exact as they are.
     if not weighted and any(sketch.error for sketch in sketches.values()):

@@ -60,7 +60,7 @@ class ResidualScore:
         if (predicted <= 0).any():
             raise InvalidDataError(
                 "conformity='relative' divides by predictions, and some are <= 0. Use "
-                "conformity='absolute', or a model of positive targets."
+                "conformity='absolute', or a model that only predicts positive values."
             )
         return predicted
 

@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 
 class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimator):
-    """Intervals around the predictions of a model on a stream, which cover through drifts.
+    """Prediction intervals on a stream that keep their coverage under drift.
 
     Each batch is predicted before its targets are learned. Intervals are as wide as the scores of
     the last rows say at a level that follows the errors (Gibbs and Candes 2021).
@@ -183,8 +183,8 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         learns = self.update or not is_fitted(vars(self).get("estimator_", self.estimator))
         if learns and not hasattr(self.estimator, "partial_fit"):
             raise InvalidParameterError(
-                f"{type(self.estimator).__name__} has no partial_fit. Pass a fitted one with "
-                "update=False, or one that learns batch by batch, such as SGDRegressor."
+                f"{type(self.estimator).__name__} has no partial_fit. Pass a fitted estimator "
+                "with update=False, or one that learns batch by batch, such as SGDRegressor."
             )
 
     def _copy_state(self) -> Self:
@@ -211,8 +211,8 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
             scores = np.abs(y - predict_numbers(self.estimator_, X))
             if np.isnan(scores).any():
                 raise InvalidDataError(
-                    f"{type(self.estimator_).__name__} predicts NaN for some rows. Impute missing "
-                    "values, or begin again by fit() where the model has diverged."
+                    f"{type(self.estimator_).__name__} predicts NaN for some rows. Impute "
+                    "missing values, or start again with fit() if the model has diverged."
                 )
             self._follow_errors(scores)
             if not self.update:
@@ -237,7 +237,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         self._scores = np.array(kept)
 
     def predict_interval(self, X: Any) -> Any:
-        """Predict intervals at the present level.
+        """Predict intervals at the current level.
 
         Parameters
         ----------

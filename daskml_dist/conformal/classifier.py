@@ -52,8 +52,8 @@ class _ScoredLabels:
         if (self.classes[at] != y).any():
             lacking = np.unique(y[self.classes[at] != y])[:5].tolist()
             raise InvalidDataError(
-                f"y holds labels that the classifier has not learned: {lacking}. Drop these rows, "
-                "or fit it to rows of all labels."
+                f"y holds labels that the classifier has not learned: {lacking}. Drop these "
+                "rows, or fit it to rows with all labels."
             )
         return take_label_scores(self.score_all(fit, X), at)
 
@@ -80,7 +80,7 @@ class _LabelSetClassifier(ClassifierMixin, ConformalPredictor):
 
 
 class ConformalClassifier(OnBlocks, _LabelSetClassifier):
-    """Classifier whose sets of labels hold the right one as often as they say.
+    """Classifier that predicts sets of labels with a guaranteed coverage.
 
     Any classifier with probabilities, of this package, of scikit-learn or like these, is calibrated
     on rows that it has not seen. The set of a new row then holds its label with a probability of at
@@ -195,8 +195,8 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         self.classes_ = np.asarray(self.estimator.classes_) if is_frozen else count_labels(y)[0]
         if len(self.classes_) < 2:
             raise InvalidDataError(
-                f"y holds {len(self.classes_)} class, and sets of labels need two. Pass rows of "
-                "several classes."
+                f"y holds {len(self.classes_)} class, but prediction sets need at least two. "
+                "Pass rows of several classes."
             )
         return y
 
@@ -219,7 +219,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         return _ScoredLabels(score, self.classes_)
 
     def predict_set(self, X: Any, alpha: float | None = None) -> Any:
-        """Predict sets of labels that hold the right one for a share ``1 - alpha`` of new rows.
+        """Predict sets of labels that contain the true one for a share ``1 - alpha`` of new rows.
 
         Parameters
         ----------

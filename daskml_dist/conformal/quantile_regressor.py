@@ -40,7 +40,7 @@ def predict_ends(fits: tuple[Any, ...], X: Any) -> tuple[Floats, Floats]:
 
 
 class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
-    """Regressor of quantiles whose intervals hold the target as often as they say.
+    """Quantile regressor whose intervals have a guaranteed coverage.
 
     Two quantiles, ``alpha / 2`` and ``1 - alpha / 2``, are fitted to the training rows. Their
     distance follows the spread of the targets from row to row; calibration rows tell by how much
@@ -125,8 +125,8 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
         if isinstance(self.estimator, tuple | list):
             if len(self.estimator) not in (2, 3):
                 raise InvalidParameterError(
-                    f"estimator holds {len(self.estimator)} regressors: give those of the lower "
-                    "and the upper quantile, and perhaps one of point predictions."
+                    f"estimator holds {len(self.estimator)} regressors: give one for the lower "
+                    "quantile, one for the upper, and optionally one for point predictions."
                 )
             return list(self.estimator)
         half = float(self.alpha) / 2
@@ -139,8 +139,8 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
     def _pools_fits(self) -> bool:
         if self.n_splits_ > 1:
             raise InvalidParameterError(
-                f"cv={self.cv!r} makes {self.n_splits_} splits, and quantiles are calibrated on "
-                "one. Leave cv=None, or use ConformalRegressor for CV+."
+                f"cv={self.cv!r} makes {self.n_splits_} splits, but quantiles are calibrated on "
+                "a single split. Leave cv=None, or use ConformalRegressor for CV+."
             )
         return True
 
@@ -170,7 +170,7 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
     if name is not None:
         if name not in params:
             raise InvalidParameterError(
-                f"quantile_param={name!r} is no parameter of {type(estimator).__name__}."
+                f"quantile_param={name!r} is not a parameter of {type(estimator).__name__}."
             )
         return made.set_params(**{name: share})
     # The shortest name first: of a pipeline the last step that has one, of an estimator its own.
@@ -181,7 +181,8 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
         if last == "quantile":
             if loss is not None and not asks:
                 raise InvalidParameterError(
-                    f'{prefix}loss={loss!r} estimates no quantile. Use {prefix}loss="quantile".'
+                    f"{prefix}loss={loss!r} does not estimate quantiles. Use "
+                    f'{prefix}loss="quantile".'
                 )
             return made.set_params(**{own: share})
         if last not in ("loss", "objective") or not asks or f"{prefix}quantile" in params:
@@ -193,7 +194,7 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
         if f"{prefix}alpha" in params:
             return made.set_params(**{f"{prefix}alpha": share})
     raise InvalidParameterError(
-        f"{type(estimator).__name__} has no parameter that is a quantile. Use a regressor of "
-        'quantiles, such as HistGradientBoostingRegressor(loss="quantile"), name its parameter by '
-        "quantile_param, or give a tuple of the regressors of both quantiles."
+        f"{type(estimator).__name__} has no quantile parameter. Use a quantile regressor, such "
+        'as HistGradientBoostingRegressor(loss="quantile"), name its parameter with '
+        "quantile_param, or give a tuple of two regressors."
     )

@@ -44,7 +44,7 @@ def predict_numbers(fit: Any, X: Any) -> Floats:
     found = np.asarray(fit.predict(X), np.float64)
     if found.ndim == 2 and found.shape[1] > 1:
         raise InvalidDataError(
-            f"The regressor predicts {found.shape[1]} targets, and intervals are of one. Fit a "
+            f"The regressor predicts {found.shape[1]} targets, but intervals are for one. Fit a "
             "regressor for each target."
         )
     return found.reshape(-1)
@@ -110,7 +110,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
 
 
 class ConformalRegressor(OnBlocks, IntervalRegressor):
-    """Regressor whose predictions have intervals that hold the target as often as they say.
+    """Regressor with prediction intervals of guaranteed coverage.
 
     Any regressor, of this package, of scikit-learn or like these, is calibrated on rows that it has
     not seen. An interval of a new row then holds its target with a probability of at least

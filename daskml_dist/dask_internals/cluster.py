@@ -88,9 +88,9 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
     # A connecting client would wait for the scheduler, and then know nothing of its tasks.
     if client.status != "running":
         raise SchedulerLostError(
-            "The connection to the Dask scheduler was lost, and with it the fit. Start the cluster "
-            "again and fit again; with Checkpoint(path, resume=True) the fit goes on from its last "
-            "checkpoint."
+            "The connection to the Dask scheduler was lost, so the fit cannot continue. Start "
+            "the cluster again and fit again; with Checkpoint(path, resume=True) it resumes "
+            "from the last checkpoint."
         )
     identity: dict[str, Any] = client.sync(client.scheduler.identity, n_workers=-1)
     return dict(identity["workers"])

@@ -39,7 +39,9 @@ def make_baskets(
             as_collection(rows, numeric=False), partial(_find_items, item), merge_ids
         )
         if not len(items):
-            raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")
+            raise InvalidDataError(
+                "The frame has no rows. Check the file or the filter that it comes from."
+            )
         matrix = partial(_build_baskets, basket, item)
         if not is_dask_frame(rows):
             return matrix(rows, items), items
@@ -56,8 +58,8 @@ def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
     """Raise where a frame does not have the columns of baskets and items."""
     if not is_dataframe_like(frame):
         raise InvalidDataError(
-            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
-            f"each entry: columns {basket!r} and {item!r}."
+            f"{type(frame).__name__} is not a dataframe. Give a pandas or Dask dataframe with "
+            f"one row per entry: columns {basket!r} and {item!r}."
         )
     if missing := [name for name in (basket, item) if name not in frame.columns]:
         raise InvalidDataError(
@@ -99,8 +101,8 @@ def mark_known(X: Any) -> Any:
     """Return baskets with two columns an item: all whether it is there, then all whether known."""
     if hasattr(getattr(X, "_meta", X), "tocsr"):
         raise InvalidDataError(
-            "X is sparse, and entries that are not stored are known to be zero. Leave null_values "
-            "out, or give dense rows: X.toarray()."
+            "X is sparse, and entries that are not stored count as zero. Leave null_values out, "
+            "or give dense rows: X.toarray()."
         )
     if is_dask_frame(X):
         mark = delayed(_mark_block, pure=False)
@@ -126,13 +128,13 @@ def _mark_block(block: Any) -> NDArray[np.bool_]:
             values = block.astype(np.float64, copy=False)
     except (ValueError, TypeError) as error:
         raise InvalidDataError(
-            f"X holds what is no number ({error}). An entry tells whether an item is in a basket: "
-            "give 0, 1, or NaN where nobody knows."
+            f"X holds values that are not numbers ({error}). An entry tells whether an item is "
+            "in a basket: give 0, 1, or NaN for unknown."
         ) from error
     if (values < 0).any() or np.isinf(values).any():
         raise InvalidDataError(
             "X holds entries below zero or infinite. An entry tells whether, or how much of, an "
-            "item is in a basket: make it zero or more, or NaN where nobody knows."
+            "item is in a basket: make it zero or more, or NaN for unknown."
         )
     # Two columns an item: there (and known), and known at all.
     known = ~np.isnan(values)
@@ -143,5 +145,5 @@ def _check_table(X: Any) -> None:
     """Raise where rows have not two dimensions."""
     if X.ndim != 2:
         raise InvalidDataError(
-            f"X has {X.ndim} dimensions. Give a row for each basket and a column for each item."
+            f"X has {X.ndim} dimensions. Give one row per basket and one column per item."
         )

@@ -59,10 +59,10 @@ class RowsFolder:
                 pickle.dump(values, file, protocol=5)
         except OSError as error:
             raise InvalidDataError(
-                f"Rows could not be written to {self.path}: {error}. Let Dask's "
-                "temporary-directory name a folder with room for all of them, "
-                "dask.config.set({'temporary-directory': path}), or learn them as a stream, which "
-                "keeps none."
+                f"Rows could not be written to {self.path}: {error}. Set Dask's "
+                "temporary-directory to a folder with room for all rows, "
+                "dask.config.set({'temporary-directory': path}), or learn them as a stream, "
+                "which stores none."
             ) from error
 
     def read(self, name: str) -> Any:
@@ -76,9 +76,9 @@ class RowsFolder:
     def make_missing_error(self) -> InvalidDataError:
         """Return the error of a process that does not see the files."""
         return InvalidDataError(
-            f"The rows lie in {self.path}, which this worker does not see: they are on another "
-            "host's disk. Set Dask's temporary-directory to a folder that all hosts share before "
-            "the fit, or write the rows to Parquet files there and pass their path."
+            f"The rows lie in {self.path}, which this worker cannot see, since it is on another "
+            "host's disk. Set Dask's temporary-directory to a folder that all hosts share "
+            "before the fit, or write the rows to Parquet files there and pass their path."
         )
 
 
@@ -154,8 +154,9 @@ def spool_batches(
     first = next(batches, _NOTHING)
     if first is _NOTHING:
         raise InvalidTypeError(
-            f"X is a {type(batches).__name__}, which can be read once, and gives no batch: it is "
-            "empty, or was read before, as by an earlier fit. Make a new one for each fit."
+            f"X is a {type(batches).__name__}, which can be read only once, and it yields no "
+            "batch: it is empty, or was already read by an earlier fit. Make a new one for each "
+            "fit."
         )
     if _split_batch(first, read_piece) is None:
         return None
@@ -167,13 +168,14 @@ def spool_batches(
         pieces = _split_batch(batch, read_piece)
         if pieces is None or (like is not None and len(pieces) != len(like)):
             raise InvalidTypeError(
-                f"Batch {number} is a {type(batch).__name__}, and the first one was of another "
-                "kind. Let every batch be a table, an array of two dimensions, or a tuple (X, y)."
+                f"Batch {number} is a {type(batch).__name__}, but the first one was of another "
+                "kind. Every batch must be a table, a two-dimensional array, or a tuple (X, y)."
             )
         lengths = {name: one.shape[0] for name, one in zip(_PIECE_NAMES, pieces, strict=False)}
         if len(set(lengths.values())) > 1:
             raise InvalidDataError(
-                f"Batch {number} has pieces of several lengths: {lengths}. Give each row a target."
+                f"Batch {number} has parts of different lengths: {lengths}. Give one target "
+                "per row."
             )
         if like is None:
             like = [piece[:0] for piece in pieces]
@@ -188,7 +190,7 @@ def spool_batches(
         row_counts.append(lengths["X"])
     if not row_counts:
         raise InvalidDataError(
-            "The batches of X hold 0 sample(s), while a minimum of 1 is required. Look at the "
+            "The batches of X hold 0 sample(s), while a minimum of 1 is required. Check the "
             "filter that they come from."
         )
     found = [
@@ -245,7 +247,7 @@ def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> Non
         if found != first:
             raise InvalidDataError(
                 f"Batch {number}: {name} has the columns {found}, and that of the first batch "
-                f"{first}. Give every batch the same columns, in one order."
+                f"{first}. Give every batch the same columns in the same order."
             )
 
 

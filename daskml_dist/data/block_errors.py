@@ -27,8 +27,8 @@ _OWN_ERROR_MARK = "_not_of_the_rows"
 #: Remedy for a block that is not what its collection says.
 META_MISMATCH_REMEDY = (
     "The columns or dtypes of the block are not those that Dask was told (its meta), in a "
-    "collection's .columns and .dtypes. Let the function that makes the block give these, or tell "
-    "Dask the right ones: meta=..., or dtype= where files are read."
+    "collection's .columns and .dtypes. Make the function that makes the block return these, or "
+    "tell Dask the right ones: meta=..., or dtype= where files are read."
 )
 
 
@@ -57,10 +57,10 @@ def make_reading_error(what: str, error: BaseException, task: str = "") -> Inval
         return InvalidDataError(f"{said}{META_MISMATCH_REMEDY}")
     if isinstance(error, TypeError) and "list indices" in str(error):
         return InvalidDataError(
-            f"{said}The block of a Dask Array is a list, of which Dask takes no part. Make arrays "
-            "of all blocks first: X.map_blocks(numpy.asarray)."
+            f"{said}A block of the Dask Array is a list, which Dask cannot slice. Convert the "
+            "blocks to arrays first: X.map_blocks(numpy.asarray)."
         )
-    return InvalidDataError(f"{said}Mend or leave out the file or the task that makes it.")
+    return InvalidDataError(f"{said}Repair or leave out the file or the task that makes it.")
 
 
 def _touch_parts(*parts: Any) -> bool:
@@ -130,7 +130,7 @@ class DeclaredNumbers:
     def _refuse(self, found: str, index: int | None) -> None:
         """Raise the error of a block that holds something else than Dask was told."""
         raise InvalidDataError(
-            f"{describe_block(index)}{self.name} has {found}, and Dask was told {self.dtype}. "
+            f"{describe_block(index)}{self.name} has {found}, but Dask expects {self.dtype}. "
             f"{META_MISMATCH_REMEDY}"
         )
 

@@ -194,9 +194,9 @@ def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
     """Check that a block's values are as many as its rows."""
     if len(values) != n_rows:
         raise InvalidDataError(
-            f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Give {name} the "
-            f"rows of X: where chunk sizes are unknown, call X.compute_chunk_sizes() and "
-            f"{name}.compute_chunk_sizes(), and the chunks are matched."
+            f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Pass the same "
+            "rows in both; if chunk sizes are unknown, call X.compute_chunk_sizes() and "
+            f"{name}.compute_chunk_sizes(), so that the chunks can be matched."
         )
 
 
@@ -389,8 +389,8 @@ def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
     first = parts[0]
     if len({part.n_rows for part in parts}) > 1:
         raise InvalidDataError(
-            f"Chunks of X beside each other have {[part.n_rows for part in parts]} rows. Make X "
-            "anew so that all columns of a row are in the same row of chunks, and persist() it."
+            f"Neighbouring chunks of X have {[part.n_rows for part in parts]} rows. Recreate X "
+            "so that all columns of a row are in the same row of chunks, and persist() it."
         )
     is_sparse = all(part.sparse for part in parts)
     return replace(

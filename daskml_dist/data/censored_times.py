@@ -32,8 +32,8 @@ Array = NDArray[Any]
 #: Names of the columns of a frame of bounds, encoded or not.
 _COLUMNS = ("time", "bound")
 _FORMS = (
-    "Pass signed times (negative: no event up to then), an array or frame of (event, time), of "
-    "which event is of booleans, or two columns of bounds (lower, upper)"
+    "Pass signed times (negative: no event up to then), an array or frame of (event, time), "
+    "where event is boolean, or two columns of bounds (lower, upper)"
 )
 
 
@@ -63,7 +63,7 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
         columns = [y[name] for name in (y.columns if names is None else names)]
         if len(columns) != 2:
             raise InvalidDataError(
-                f"{describe_block(index)}y has {len(columns)} columns, and times have two. "
+                f"{describe_block(index)}y has {len(columns)} columns, but times need two. "
                 f"{_FORMS}."
             )
         first, second = (convert_to_array(column, "y", index) for column in columns)
@@ -73,7 +73,7 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
             return _read_signed(_read_numbers(array.reshape(-1), index), index)
         if array.ndim != 2 or array.shape[1] != 2:
             raise InvalidDataError(
-                f"{describe_block(index)}y of times has the shape {array.shape}. {_FORMS}."
+                f"{describe_block(index)}y holds times and has the shape {array.shape}. {_FORMS}."
             )
         first, second = array.T
     # Booleans tell pairs of event and time from two bounds, which are numbers both.
@@ -83,16 +83,18 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
         return times, np.where(first, times, np.inf)
     if names is not None:
         raise InvalidDataError(
-            f"{describe_block(index)}The first field of y, {names[0]!r}, is of {first.dtype}, and "
-            f"is to tell events by booleans. {_FORMS}."
+            f"{describe_block(index)}The first field of y, {names[0]!r}, has dtype "
+            f"{first.dtype}, but must be boolean (whether there was an event). {_FORMS}."
         )
     low, high = _read_numbers(first, index), _read_numbers(second, index)
     # 0 below stands for no lower bound, and infinity above for no upper one; both tell nothing.
     _refuse(low < 0, low, "is a negative lower bound", index)
     _refuse(np.isinf(low), low, "is an infinite lower bound", index)
     _refuse(high < low, high, "is an upper bound below the lower one", index)
-    _refuse(high == 0, high, "is an upper bound of no positive time", index)
-    _refuse((low == 0) & np.isinf(high), high, "with the lower bound 0 tells nothing", index)
+    _refuse(high == 0, high, "is an upper bound that is not positive", index)
+    _refuse(
+        (low == 0) & np.isinf(high), high, "with the lower bound 0 carries no information", index
+    )
     return low, high
 
 
@@ -106,7 +108,7 @@ def _read_numbers(values: Array, index: int | None) -> Array:
 
 def _read_signed(times: Array, index: int | None) -> tuple[Array, Array]:
     """Return the bounds of signed times."""
-    _refuse(times == 0, times, "has no sign that tells events from censored times", index)
+    _refuse(times == 0, times, "is neither positive (event) nor negative (censored)", index)
     low = np.abs(times)
     _refuse(np.isinf(low), times, "is an infinite time", index)
     return low, np.where(times > 0, low, np.inf)
@@ -117,8 +119,8 @@ def _refuse(is_wrong: Array, values: Array, why: str, index: int | None) -> None
     if is_wrong.any():
         row = int(is_wrong.argmax())
         raise InvalidDataError(
-            f"{describe_block(index)}Input y holds a time that cannot be: {values[row]:g} {why} "
-            f"(row {row} of the block). {_FORMS}; drop or mend such rows."
+            f"{describe_block(index)}Input y holds an impossible time: {values[row]:g} {why} "
+            f"(row {row} of the block). {_FORMS}; drop or correct such rows."
         )
 
 
@@ -205,7 +207,7 @@ def _encode_signed(y: Any) -> Array:
     # A time between two bounds has no place in the order of events.
     if (np.isfinite(high) & ~is_event).any():
         raise InvalidDataError(
-            "y holds times between two bounds, and Cox's partial likelihood takes events, and "
-            "times that are censored from above. Use daskml_dist.losses.AFT, or the upper bounds."
+            "y holds times between two bounds, but Cox's partial likelihood only supports "
+            "events and right-censored times. Use daskml_dist.losses.AFT, or the upper bounds."
         )
     return np.where(is_event, low, -low)

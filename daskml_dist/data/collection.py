@@ -64,8 +64,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 #: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
 _NO_FILES_HINT = (
-    " Where it is read from files, no file may have matched the path: check the path and its "
-    "pattern."
+    " If it is read from files, perhaps no file matched the path: check the path and its pattern."
 )
 
 
@@ -294,15 +293,15 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
         if column not in (columns or ()):
             _check_has_columns(X, f"{name}={column!r}")
             has = (
-                f"its columns are {columns}. The steps of a pipeline may see some of them alone"
+                f"its columns are {columns}. Earlier steps of a pipeline may have dropped some"
                 if columns is not None
-                else "X is no frame, nor is what the steps of a pipeline make of one"
+                else "X is not a dataframe here; steps of a pipeline may have made it an array"
             ) + f": take the column out before, {name} = X.pop({column!r})"
             # A frequent slip, with a remedy of its own.
             if name == "sample_weight" and column == "balanced":
                 raise InvalidDataError(
-                    "sample_weight='balanced' names no column of X. Classes are weighed by "
-                    "class_weight='balanced', a parameter of the constructor."
+                    "sample_weight='balanced' names no column of X. To weight classes, pass "
+                    "class_weight='balanced' to the constructor."
                 )
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
@@ -322,7 +321,7 @@ def _check_has_columns(X: Any, named: str) -> None:
     """Raise `InvalidDataError` for a frame without columns, of which Dask makes one of no files."""
     if is_dataframe_like(X) and not len(X.columns):
         raise InvalidDataError(
-            f"{named} names no column of X, which has none at all.{_NO_FILES_HINT}"
+            f"{named} names no column of X, which has no columns.{_NO_FILES_HINT}"
         )
 
 
@@ -358,7 +357,7 @@ def _names_columns(y: Any, X: Any) -> bool:
     unknown = [name for name in y if name not in columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
-            f"y={list(y)!r} names {unknown}, which are no columns of X: its columns are "
+            f"y={list(y)!r} names {unknown}, which are not columns of X: its columns are "
             f"{columns}. Name columns of the dataframe, or pass the values themselves."
         )
     return not unknown
@@ -373,8 +372,8 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
         raise InvalidDataError(
-            "Feature names are only supported if all input features have string names. "
-            "Make them so: X.columns = X.columns.astype(str)."
+            "Feature names are only supported if all input features have string names. Convert "
+            "them: X.columns = X.columns.astype(str)."
         )
     return np.asarray(names, dtype=object) if all(are_strings) else None
 
@@ -432,7 +431,7 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
     if n_rows == 0:
         raise InvalidDataError(
             f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required. "
-            "Look at the files or the filter that X comes from."
+            "Check the files or the filter that X comes from."
         )
     if of_row is not None and 0 in of_row:
         raise InvalidDataError(
@@ -571,7 +570,7 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
     n_features = _find_column_count(collection)
     if n_parts > n_features:
         raise InvalidParameterError(
-            f'shard="features" with {n_parts} lanes, and X has {n_features} columns. Use '
+            f'shard="features" with {n_parts} lanes, but X has only {n_features} columns. Use '
             f'Run(n_lanes={n_features}) at most, or shard="rows".'
         )
     # Every part goes with y and the weights, so that each lane can compute the loss of all rows.
@@ -593,9 +592,9 @@ def _find_column_count(collection: Collection) -> int:
     """Return the number of columns of X; raise where they cannot be cut."""
     if any(map(is_dask_frame, collection.inputs)):
         raise InvalidDataError(
-            'shard="features" cuts X along its columns, and may read a dataframe again for each '
-            "part, in another order of rows. Give Dask Arrays: X.to_dask_array(lengths=True), and "
-            "y likewise."
+            'shard="features" splits X by columns, and may read a dataframe once for each part, '
+            "each time in another order of rows. Give Dask Arrays: "
+            "X.to_dask_array(lengths=True), and y likewise."
         )
     n_features = collection.n_features
     if n_features is None or len(collection.row_shape or ()) != 1:

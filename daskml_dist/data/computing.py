@@ -65,10 +65,10 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
             # The second is said where the client that held rows is closed.
             if name == "FutureCancelledError" or str(error).startswith("Missing dependency"):
                 raise DataLostError(
-                    "Rows are not there any more. Nothing can make again what was scattered, and "
-                    "what was persisted is held by the collection that persist() returned, not by "
-                    "parts of it, for as long as its client is open: keep that, or read the rows "
-                    f"from storage. {MISSING_TASKS_HINT} ({error})"
+                    "The rows are no longer available. Scattered data cannot be recomputed, and "
+                    "persisted data lives as long as the collection that persist() returned "
+                    "(not just parts of it) and its client: keep these, or read the rows from "
+                    f"storage. {MISSING_TASKS_HINT} ({error})"
                 ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
             if not left or name != "KilledWorker":
@@ -120,8 +120,8 @@ def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], No
 _chosen_client: ContextVar[Any] = ContextVar("daskml_dist_client", default=None)
 
 _CLIENT_CHOICES = (
-    "'inline' to use this process for rows in memory, 'auto' for whichever is sooner, or None for "
-    "the current client"
+    "'inline' to use this process for rows in memory, 'auto' for whichever is faster, or None "
+    "for the current client"
 )
 
 
@@ -152,8 +152,8 @@ def check_synchronous(client: Any, what: str) -> None:
 def _make_asynchronous_error(what: str) -> InvalidParameterError:
     """Return the error of a client that belongs to an event loop."""
     return InvalidParameterError(
-        f"{what} needs a synchronous Client, outside of its event loop, which it would stop. In "
-        "the loop, await it in a thread: await model.fit_async(X, y), or await "
+        f"{what} needs a synchronous Client outside of its event loop, since it would block the "
+        "loop. In the loop, await it in a thread: await model.fit_async(X, y), or await "
         "daskml_dist.run_async(function, ...). Elsewhere create one with Client(..., "
         "asynchronous=False); a task that fits is a plain function, not async."
     )
@@ -386,7 +386,7 @@ class _WorkerPlaces:
 
 _SCALE_REMEDY = "Scale the cluster up, or give its workers more memory."
 _REFIT_REMEDY = (
-    "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint."
+    "Then fit again; with Checkpoint(path, resume=True) it resumes from the last checkpoint."
 )
 
 
@@ -403,22 +403,21 @@ def _any_accepts_work(statuses: list[Any]) -> bool:
 def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
     """Return the error of a wait in which no worker took work."""
     return TrainingError(
-        f"No worker that takes work was there within {timeout:g} s "
-        f"({_describe_statuses(statuses)}).{why} "
-        f"{_SCALE_REMEDY} {_REFIT_REMEDY} daskml_dist.timeout in Dask's configuration is the time."
+        f"No worker accepted work within {timeout:g} s ({_describe_statuses(statuses)}).{why} "
+        f"{_SCALE_REMEDY} {_REFIT_REMEDY} The time limit is daskml_dist.timeout in Dask's "
+        "configuration."
     )
 
 
 def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
     """Return the error of a cluster that does not replace its lost workers."""
     return TrainingError(
-        f"All workers are lost, and the cluster starts no others: it has given up the places of "
-        f"its {n_places} workers, which Dask does with one that is lost once more within "
-        f"distributed.deploy.lost-worker-timeout (15 s) of a loss.{why} Ask for them again, "
-        f"client.cluster.scale({n_places}), and look why they ended: do they run out of memory? "
+        "All workers are lost, and the cluster starts no new ones: Dask gave up the places of "
+        f"its {n_places} workers, as it does if a replaced worker is lost within "
+        f"distributed.deploy.lost-worker-timeout (15 s).{why} Request them again with "
+        f"client.cluster.scale({n_places}), and check why they died: did they run out of memory? "
         f'{_REFIT_REMEDY} dask.config.set({{"distributed.deploy.lost-worker-timeout": "1h"}}) '
-        "before the "
-        "cluster is made keeps their places."
+        "before the cluster is made keeps their places."
     )
 
 
@@ -455,7 +454,7 @@ def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
                 ) from error
             if time.monotonic() > end:
                 raise WorkerLostError(
-                    f"No worker took {_SCATTER_SECONDS:g} s long what was sent to it ({error}). "
-                    "Look at the workers' logs: do they run out of memory?"
+                    f"No worker took {_SCATTER_SECONDS:g} s what was sent to it ({error}). Check "
+                    "the workers' logs: did they run out of memory?"
                 ) from error
             time.sleep(_SCATTER_PAUSE_SECONDS)

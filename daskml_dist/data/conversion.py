@@ -44,18 +44,18 @@ _REMEDIES = {
     ("netCDF4", "Dataset"): "is a file: pass xarray.open_dataset(path, chunks={})",
     ("anndata", "AnnData"): "holds several tables: pass adata.X, and adata.obs['label'] as y",
     ("datasets", "Dataset"): (
-        "holds a table in Arrow's files: pass dataset.to_pandas(), or dataset.to_parquet(path) and "
+        "is a table in Arrow files: pass dataset.to_pandas(), or dataset.to_parquet(path) and "
         "then the path"
     ),
     ("pyspark", "DataFrame"): (
-        "lies with Spark's own workers: write it, frame.write.parquet(path), and pass the path"
+        "is held by Spark's workers: write it with frame.write.parquet(path) and pass the path"
     ),
-    ("ibis", "Table"): "is a query that is not run yet: pass the result of its .to_pyarrow()",
-    ("daft", "DataFrame"): "is a query that is not run yet: pass the result of its .to_arrow()",
+    ("ibis", "Table"): "is a query that has not run yet: pass the result of its .to_pyarrow()",
+    ("daft", "DataFrame"): "is a query that has not run yet: pass the result of its .to_arrow()",
     ("datafusion", "DataFrame"): (
-        "is a query that is not run yet: pass the result of its .to_arrow_table()"
+        "is a query that has not run yet: pass the result of its .to_arrow_table()"
     ),
-    ("torch", "DataLoader"): "gives batches: pass iter(loader), which are read once",
+    ("torch", "DataLoader"): "yields batches: pass iter(loader), which is read once",
 }
 
 
@@ -104,8 +104,8 @@ def convert_batches(X: Any, *beside: Any) -> tuple[Any, ...]:
         if at >= len(given) or given[at] is not None:
             raise InvalidTypeError(
                 f"The batches of X hold {name} themselves, which is "
-                f"{'given, too' if at < len(given) else 'not used here'}. Let each batch be the "
-                f"rows alone, or pass {name}=None."
+                f"{'given, too' if at < len(given) else 'not used here'}. Make each batch only "
+                f"rows, or pass {name}=None."
             )
         given[at] = values
     return (X, *given)
@@ -379,9 +379,9 @@ def check_unique_names(X: Any) -> None:
         return
     alike = X.columns[X.columns.duplicated()].unique().tolist()
     raise InvalidDataError(
-        f"Expected unique column names: several columns of the dataframe are called {alike}. Give "
-        "each a name of its own (X.columns = [...]), or keep the first of each: "
-        "X.loc[:, ~X.columns.duplicated()]."
+        f"Expected unique column names: several columns of the dataframe are named {alike}. Give "
+        "each its own name (X.columns = [...]), or keep the first of each: X.loc[:, "
+        "~X.columns.duplicated()]."
     )
 
 
@@ -681,8 +681,8 @@ def _check_device_rows(X: Any, index: int | None, tensors: bool) -> Rows:
     """Return rows of CuPy where they lie; raise where this process can use no GPU."""
     if problem := gpu_problem():
         raise DeviceUnavailableError(
-            f"{describe_block(index)}X is of CuPy, and here no GPU can be used: {problem} Give "
-            "every worker a GPU, or read the rows into NumPy's arrays."
+            f"{describe_block(index)}X holds CuPy arrays, but no GPU can be used here: {problem} "
+            "Give every worker a GPU, or read the rows as NumPy arrays."
         )
     check_dimensions(X, index, tensors=tensors)
     check_numeric_dtype(X.dtype, "X", index)
@@ -720,8 +720,8 @@ def convert_to_numbers(
         raise InvalidDataError(_describe_not_numeric(values.dtype, name, index)) from error
     except TypeError as error:
         raise InvalidTypeError(
-            f"{describe_block(index)}{name} holds objects that are no numbers: {error}. Take the "
-            "number out of each first."
+            f"{describe_block(index)}{name} holds objects that are not numbers: {error}. Convert "
+            "each to a number first."
         ) from error
 
 
@@ -798,13 +798,13 @@ def describe_values_remedy(dtype: Any, name: str) -> str:
     kind = _classify_dtype(dtype)
     if kind == "dates":
         return (
-            f"Pass numbers in place of dates, such as the seconds since 1970, {name} = "
+            f"Pass numbers instead of dates, such as the seconds since 1970, {name} = "
             f"{name}.astype('datetime64[s]').astype('int64')."
         )
     if kind == "spans of time":
         return (
-            f"Pass numbers in place of spans of time, such as seconds: {name}.dt.total_seconds() "
-            f"of a Series, {name} / numpy.timedelta64(1, 's') of an array."
+            f"Pass numbers instead of time spans, such as seconds: {name}.dt.total_seconds() of "
+            f"a Series, {name} / numpy.timedelta64(1, 's') of an array."
         )
     if name == "X":
         first = (
@@ -812,26 +812,26 @@ def describe_values_remedy(dtype: Any, name: str) -> str:
             "OneHotEncoder"
         )
     elif name == "sample_weight":
-        first = "Pass a number for each row"
+        first = "Pass one number per row"
     elif name == "y":
-        first = "A regressor learns numbers: use a classifier for labels"
+        first = "A regressor needs numeric targets: use a classifier for labels"
     else:
-        first = "Use a score of labels, such as accuracy_score, for labels"
-    return f"{first}; where it holds numbers, {name} = {name}.astype('float64')."
+        first = "Use a score for labels, such as accuracy_score"
+    return f"{first}; if it holds numbers, {name} = {name}.astype('float64')."
 
 
 def describe_shape_remedy(X: Any) -> str:
     """Return what to do about rows that have not two dimensions."""
     if is_series_like(X):
         column = "X.to_frame()" if X.name is None else f"df[[{X.name!r}]], or X.to_frame()"
-        told = f"A Series is one column: pass a frame of it, {column}; of one row df.iloc[[0]]."
+        told = f"A Series is one column: pass a frame, {column}; for a single row df.iloc[[0]]."
     else:
         told = ""
     if _holds_texts(X):
         return (
-            f"{told} Texts are made numbers by a vectorizer of daskml_dist.feature_extraction: "
-            "make_pipeline(HashingVectorizer(), model). Where they are the labels, pass them after "
-            "the rows: fit(X, y)."
+            f"{told} Convert texts to numbers with a vectorizer of "
+            "daskml_dist.feature_extraction: make_pipeline(HashingVectorizer(), model). If they "
+            "are the labels, pass them after the rows: fit(X, y)."
         ).lstrip()
     if isinstance(X, list | tuple) and X and isinstance(X[0], Mapping):
         return "Make a frame of the dicts: X = pandas.DataFrame(X)."
@@ -839,8 +839,8 @@ def describe_shape_remedy(X: Any) -> str:
         return told
     if getattr(X, "ndim", 1) > 2:
         return (
-            "Reshape your data: X.reshape(len(X), -1) makes one row of each entry. Networks of "
-            "PyTorch (TorchClassifier) take such arrays as they are."
+            "Reshape your data: X.reshape(len(X), -1) makes one row of each entry. PyTorch "
+            "networks (TorchClassifier) accept such arrays unchanged."
         )
     return (
         "Reshape your data either using array.reshape(-1, 1) if it has a single feature or "
@@ -854,7 +854,7 @@ def describe_target_column(X: Any, y: Any) -> str:
     if not is_series_like(y) or name is None or name not in getattr(X, "columns", ()):
         return ""
     return (
-        f" Where column {name!r} is the target, leave it out of X: X.drop(columns={name!r}), or "
+        f" If column {name!r} is the target, leave it out of X: X.drop(columns={name!r}), or "
         f"fit(X, y={name!r})."
     )
 
@@ -870,8 +870,8 @@ def warn_of_target_column(X: Any, y: Any) -> None:
     column = X[y.name]
     if (column._name == y._name) if is_dask(X) else column.equals(y):
         warnings.warn(
-            f"Column {y.name!r} of X holds the target itself, which a model then only has to "
-            f"read.{remedy}",
+            f"Column {y.name!r} of X is the target itself, so the model would just copy "
+            f"it.{remedy}",
             UserWarning,
             stacklevel=user_stack_level(),
         )
@@ -887,22 +887,20 @@ def _classify_dtype(dtype: Any) -> str:
 #: What to do about columns of each kind.
 _COLUMN_REMEDIES = {
     "dates": (
-        "Take numbers out of the dates {names}, such as X[name].dt.hour, .dt.dayofweek or "
-        ".dt.dayofyear, or the seconds since one, (X[name] - start).dt.total_seconds(), and drop "
-        "the dates."
+        "Extract numbers from the dates {names}, such as X[name].dt.hour, .dt.dayofweek or "
+        ".dt.dayofyear, or the seconds since one, (X[name] - start).dt.total_seconds(), and "
+        "drop the dates."
     ),
     "periods": (
-        "Take numbers out of the periods {names}, such as X[name].dt.year or .dt.month, and drop "
-        "them."
+        "Extract numbers from the periods {names}, such as X[name].dt.year or .dt.month, and "
+        "drop them."
     ),
-    "spans of time": "Make seconds of the spans of time {names}: X[name].dt.total_seconds().",
+    "spans of time": "Convert the time spans {names}: X[name].dt.total_seconds().",
     "words": (
-        "Encode or drop them first, for example:\n"
-        "    from daskml_dist.preprocessing import OneHotEncoder\n"
-        "    encode = make_column_transformer((OneHotEncoder(), {names}), "
-        "remainder='passthrough')  # of daskml_dist.compose\n"
-        "    model = make_pipeline(encode, model).fit(X, y)  # of sklearn.pipeline\n"
-        "Where they hold numbers, X = X.astype('float64')."
+        "Encode or drop them first, for example:\n    from daskml_dist.preprocessing import "
+        "OneHotEncoder\n    encode = make_column_transformer((OneHotEncoder(), {names}), "
+        "remainder='passthrough')  # of daskml_dist.compose\n    model = make_pipeline(encode, "
+        "model).fit(X, y)  # of sklearn.pipeline\nIf they hold numbers, X = X.astype('float64')."
     ),
 }
 

@@ -208,8 +208,8 @@ def _convert_by_narwhals(value: Any) -> Any:
         import narwhals
     except ImportError as error:
         raise InvalidDataError(
-            f"A {type(value).__module__}.{type(value).__name__} is read by narwhals: pip install "
-            "narwhals, or pass a frame of pandas."
+            f"A {type(value).__module__}.{type(value).__name__} needs narwhals to be read: pip "
+            "install narwhals, or pass a pandas frame."
         ) from error
     table = narwhals.from_native(value, eager_only=True, allow_series=True)
     # A column of numbers keeps its dtype in NumPy; a table goes by Arrow, whatever made it.

@@ -108,15 +108,14 @@ def find_numeric(kinds: Sequence[str], names: Sequence[Any], numeric: Any) -> li
     for name in numeric:
         if name not in names:
             raise InvalidParameterError(
-                f"numeric: {name!r} is no field. Use columns of {shorten_names(names)}."
-                f"{suggest_nearest(name, names)}"
+                f"numeric: {name!r} is not a column. Use columns of "
+                f"{shorten_names(names)}.{suggest_nearest(name, names)}"
             )
         kind = kinds[names.index(name)]
         if kind not in ("integer", "float", "missing"):
             raise InvalidDataError(
-                f"Column {name!r} is of kind {kind}, and numeric={numeric!r} names it. "
-                f"Leave it out there, or make numbers of it: "
-                f"{_REMEDIES['float'].format(name=name)}."
+                f"Column {name!r} is of kind {kind}, but numeric={numeric!r} names it. Remove it "
+                f"there, or convert it to numbers: {_REMEDIES['float'].format(name=name)}."
             )
     return [name in numeric for name in names]
 
@@ -155,8 +154,9 @@ def _find_bag_kind(kind: str, name: Any) -> str:
     kinds = {"integer": "integers", "float": "integers", "text": "texts", "missing": "missing"}
     if kind not in kinds:
         raise InvalidDataError(
-            f"Column {name!r} holds lists of {kind}s. Bags are of integers or strings: make texts "
-            f"of their items, X[{name!r}].map(lambda bag: [str(item) for item in bag])."
+            f"Column {name!r} holds lists of {kind}s. Lists of ids must hold integers or "
+            f"strings: convert their items to strings, X[{name!r}].map(lambda bag: [str(item) "
+            "for item in bag])."
         )
     return kinds[kind]
 
@@ -178,7 +178,7 @@ def _find_kind(column: Any, name: Any) -> str:
             raise _make_mixed_error(name, said)
         dtype = f"{dtype}, values of {said}"
     raise InvalidTypeError(
-        f"Column {name!r} of dtype {dtype} can be no ids. Make texts of it, "
+        f"Column {name!r} of dtype {dtype} cannot be used as ids. Convert it to strings, "
         f"{_REMEDIES['text'].format(name=name)}, or leave it out of X."
     )
 
@@ -186,8 +186,8 @@ def _find_kind(column: Any, name: Any) -> str:
 def _make_mixed_error(name: Any, said: str) -> InvalidTypeError:
     """Return the error of a column of several types, in which 1 and "1" might be two ids."""
     return InvalidTypeError(
-        f"Column {name!r} holds values of mixed types ({said}), of which 1 and '1' would be two "
-        f"ids. Make them one type: {_REMEDIES['text'].format(name=name)}, or "
+        f"Column {name!r} holds values of mixed types ({said}), and 1 and '1' would be two ids. "
+        f"Convert them to one type: {_REMEDIES['text'].format(name=name)}, or "
         f"{_REMEDIES['integer'].format(name=name)}."
     )
 
@@ -326,9 +326,9 @@ class BlockHasher:
             if self.missing == "error":
                 row = int(are_bad.argmax())
                 raise InvalidDataError(
-                    f"Column {name!r} holds NaN or infinite numbers, or such as {self.dtype} has "
-                    f"not (row {row}: {values[row]}). Fill them, X[{name!r}].fillna(0.0), or set "
-                    "missing='own', which gives them an id of their own."
+                    f"Column {name!r} holds NaN, infinity, or numbers that {self.dtype} cannot "
+                    f"represent (row {row}: {values[row]}). Fill them, X[{name!r}].fillna(0.0), "
+                    "or set missing='own', which gives them their own id."
                 )
             # An absent entry is a 0 of the number.
             ids[are_bad], values[are_bad] = _MISSING_ID, 1
@@ -343,8 +343,8 @@ class BlockHasher:
         if found == "date":
             if self.hashing == "vowpal":
                 raise InvalidDataError(
-                    f"Column {name!r} holds dates, and hashing='vowpal' hashes texts. Write them "
-                    f"as you do for Vowpal Wabbit: X[{name!r}].dt.strftime('%Y-%m-%d')."
+                    f"Column {name!r} holds dates, but hashing='vowpal' hashes strings. Format "
+                    f"them as for Vowpal Wabbit: X[{name!r}].dt.strftime('%Y-%m-%d')."
                 )
             return _extract_dates(column, name)
         numbers, are_missing = _extract_integers(column, name)
@@ -392,9 +392,9 @@ class BlockHasher:
         if self.missing == "own":
             return
         raise InvalidDataError(
-            f"Column {name!r} holds missing ids (the first is value {int(are_missing.argmax())} of "
-            f"its block). Drop these rows, X.dropna(subset=[{name!r}]), or set "
-            "missing='own', which gives them an id of their own."
+            f"Column {name!r} holds missing ids (the first is value {int(are_missing.argmax())} "
+            f"of its block). Drop these rows, X.dropna(subset=[{name!r}]), or set missing='own', "
+            "which gives them their own id."
         )
 
     def _check_kind(self, name: Any, found: str, fitted: str) -> None:
@@ -408,10 +408,10 @@ class BlockHasher:
         if wanted in _REMEDIES and found in _REMEDIES:
             remedy = f"Convert it first: {_REMEDIES[wanted].format(name=name)}"
         else:  # bags
-            remedy = "Bring it to the form that it had there"
+            remedy = "Convert it to that kind"
         raise InvalidTypeError(
-            f"Column {name!r} is of kind {found}, and in the fit it was {fitted}: its ids would be "
-            f"others. {remedy}, or fit again."
+            f"Column {name!r} is of kind {found}, but in the fit it was {fitted}, so its ids "
+            f"would differ. {remedy}, or fit again."
         )
 
 
@@ -419,11 +419,10 @@ def _check_no_written_lists(name: Any, texts: Any) -> None:
     """Raise for texts that Dask has made of lists: ``"['a', 'b']"`` would be one id."""
     if len(texts) and all(text[:1] == "[" and text[-1:] == "]" for text in texts[:100]):
         raise InvalidDataError(
-            f"Column {name!r} holds texts such as {texts[0]!r}, which Dask makes of lists in "
-            "columns of objects. Make the frame with "
-            "dask.config.set({'dataframe.convert-string': False}), or of Arrow's lists; where "
-            "these are single ids, make categories of them: "
-            f"X[{name!r}].astype('category')."
+            f"Column {name!r} holds strings such as {texts[0]!r}, which look like lists that "
+            "Dask converted to strings. Create the frame with "
+            "dask.config.set({'dataframe.convert-string': False}), or use Arrow lists; if "
+            f"these are single ids, convert them to categories: X[{name!r}].astype('category')."
         )
 
 
@@ -437,8 +436,8 @@ def _extract_dates(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_]]:
         times = column.to_numpy(dtype="datetime64[ns]", na_value=np.datetime64("NaT", "ns"))
     except ValueError as error:  # out of the range of nanoseconds
         raise InvalidDataError(
-            f"Column {name!r} holds dates that 64 bits of nanoseconds have not: {error}. Make "
-            f"texts of them: {_REMEDIES['text'].format(name=name)}."
+            f"Column {name!r} holds dates that do not fit 64-bit nanoseconds: {error}. Convert "
+            f"them to strings: {_REMEDIES['text'].format(name=name)}."
         ) from error
     return times.view(np.uint64), np.isnat(times)
 
@@ -468,21 +467,21 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
         are_wrong = (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_WHOLE_FLOAT)
         if are_wrong.any():
             raise InvalidDataError(
-                f"Column {name!r} is of ids, and holds {numbers[are_wrong.argmax()]}, which is no "
-                f"whole number below 2**53. Name it by numeric=[{name!r}] where it holds numbers, "
-                f"or make texts of its ids: {_REMEDIES['text'].format(name=name)}."
+                f"Column {name!r} holds {numbers[are_wrong.argmax()]}, but ids must be whole "
+                f"numbers below 2**53. Name it by numeric=[{name!r}] if it holds numbers, or "
+                f"convert its ids to strings: {_REMEDIES['text'].format(name=name)}."
             )
         numbers = numbers.astype(np.int64)
     if numbers.dtype.kind not in "biu":
         raise InvalidDataError(
-            f"Column {name!r} holds ids that are no numbers of 64 bits. Make texts of them: "
+            f"Column {name!r} holds ids that do not fit 64 bits. Convert them to strings: "
             f"{_REMEDIES['text'].format(name=name)}."
         )
     if numbers.dtype.kind == "i" and len(numbers) and (least := numbers.min()) < 0:
         raise InvalidDataError(
-            f"Column {name!r} is of ids, and holds {least}: ids are not negative. Make texts of "
-            f"them, {_REMEDIES['text'].format(name=name)}; name it by numeric=[{name!r}] where it "
-            "holds numbers; or, where this stands for missing ids, "
+            f"Column {name!r} holds {least}, but ids cannot be negative. Convert "
+            f"them to strings, {_REMEDIES['text'].format(name=name)}; name it by "
+            f"numeric=[{name!r}] if it holds numbers; or, if this stands for missing ids, "
             f"X[{name!r}].mask(X[{name!r}] < 0) and missing='own'."
         )
     return numbers.astype(np.uint64, copy=False), are_missing

@@ -28,8 +28,8 @@ def flatten_dataset(dataset: Any) -> dict[str, Any]:
         )
     if texts := [name for name in names if not isinstance(name, str)]:
         raise InvalidDataError(
-            f"Variables {texts} of the xarray.Dataset have names that are no texts. Rename them: "
-            "dataset.rename({old: 'new'})."
+            f"Variables {texts} of the xarray.Dataset have names that are not strings. Rename "
+            "them: dataset.rename({old: 'new'})."
         )
     # The dimensions of the variable that has most come first, in its order: those of the grid.
     widest = max((dataset[name] for name in names), key=lambda one: one.ndim)

@@ -82,8 +82,8 @@ def join_column_chunks(X: Any) -> Any:
     if not isinstance(X, da.Array) or set(X.numblocks[1:]) <= {1}:
         return X
     logger.info(
-        "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "
-        "spare every fit this copy.",
+        "X has %d column chunks, which every fit has to join: X.rechunk({1: -1}) and persist() "
+        "avoid this copy.",
         X.numblocks[1],
     )
     if X.ndim > 2:
@@ -169,16 +169,17 @@ def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
     """Return the error of inputs whose blocks do not go together."""
     found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
-        f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
-        "on the Dask Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
+        f"The rows cannot be aligned: {found}, with unknown chunk sizes. Call "
+        ".compute_chunk_sizes() on the Dask Array first, or convert a dataframe with "
+        ".to_dask_array(lengths=True)."
     )
 
 
 def _make_row_order_error(names: list[str]) -> InvalidDataError:
     """Return the error of inputs whose rows may come in different orders."""
     return InvalidDataError(
-        f"The rows cannot be aligned: {' and '.join(names)} come out of a shuffle (shuffle, merge, "
-        "sort_values, set_index...) that the other input does not share, and a shuffle gives rows "
-        "in the order in which they arrive. Pass columns of one Dask DataFrame, or call "
-        "df = df.persist() before you take arrays, columns or predictions from it."
+        f"The rows cannot be aligned: {' and '.join(names)} come from a shuffle (shuffle, merge, "
+        "sort_values, set_index...) that the other input does not share, and a shuffle does not "
+        "keep a fixed order of rows. Pass columns of one Dask DataFrame, or call df = "
+        "df.persist() before you take arrays, columns or predictions from it."
     )

@@ -87,8 +87,8 @@ def select_ranks(
         # ends after few passes, unless the rows are others each time.
         if slack > _MAX_SLACK:
             raise InvalidDataError(
-                "The rows differ from one pass over them to the next, so that ranks of their "
-                "values cannot be found. Persist them: X = X.persist()."
+                "The rows change from one pass to the next, so the ranks of their values cannot "
+                "be computed. Persist them: X = X.persist()."
             )
         slack *= 8
 

@@ -63,7 +63,7 @@ def open_path(path: Any) -> Any:
     endings = {_find_ending(name) for name in names}
     if len(endings) > 1:
         raise InvalidDataError(
-            f"X names files of several kinds: {', '.join(sorted(endings))}. Pass those of one kind."
+            f"X names files of several kinds: {', '.join(sorted(endings))}. Pass files of one kind."
         )
     (ending,) = endings
     if ending not in _READERS:
@@ -77,8 +77,8 @@ def open_path(path: Any) -> Any:
     except Exception as error:
         raise InvalidDataError(
             f"X={given!r} could not be read: {error!r}. Check the path and its pattern; a store "
-            "such as s3:// needs fsspec's package for it (s3fs, gcsfs, adlfs), and its options "
-            f"go to {_OWN_READERS.get(ending, 'the reader itself')}, whose result is passed as X."
+            "such as s3:// needs its fsspec package (s3fs, gcsfs, adlfs), and options go to "
+            f"{_OWN_READERS.get(ending, 'the reader itself')}, whose result is passed as X."
         ) from error
 
 
@@ -104,8 +104,8 @@ def _find_ending(name: str) -> str:
         listed = files.find(root)[:_MAX_LISTED_FILES]
     except Exception as error:  # of any store
         raise InvalidDataError(
-            f"X={name!r} could not be read: {error!r}. Check the path; a store such as s3:// needs "
-            "fsspec's package for it (s3fs, gcsfs, adlfs)."
+            f"X={name!r} could not be read: {error!r}. Check the path; a store such as s3:// "
+            "needs its fsspec package (s3fs, gcsfs, adlfs)."
         ) from error
     # Parquet is the one format that is spread over folders, with files of other kinds beside it.
     return ".parquet" if any(_get_ending(one) == ".parquet" for one in listed) else ending
@@ -136,8 +136,8 @@ def make_unread_error(path: Any, name: str) -> InvalidTypeError:
         f"dask.dataframe.read_parquet({path!r}).",
     )
     return InvalidTypeError(
-        f"{name}={path!r} is a text, and no rows. Paths that are read end with "
-        f"{', '.join(_READERS)}, or are of a folder of Parquet files. {told}"
+        f"{name}={path!r} is a string, not rows. Paths that can be read end with "
+        f"{', '.join(_READERS)}, or name a folder of Parquet files. {told}"
     )
 
 
@@ -237,7 +237,7 @@ def _read_zarr(name: Paths) -> Any:
         import xarray
     except ImportError as error:
         raise InvalidDataError(
-            f"{name!r} is a Zarr group of several arrays. Pass the one of the rows, "
+            f"{name!r} is a Zarr group of several arrays. Pass the array that holds the rows, "
             f"zarr.open({name!r})['name'], or install xarray, which reads a group as one Dataset."
         ) from error
     return xarray.open_zarr(name)
@@ -267,15 +267,16 @@ _OWN_READERS = {
 }
 #: What to do about files of other kinds.
 _REMEDIES = {
-    ".npy": "Pass the array: numpy.load(path), or with mmap_mode='r' for one beyond memory.",
-    ".npz": "Pass an array of it: numpy.load(path)['X'], or scipy.sparse.load_npz(path).",
+    ".npy": "Pass the array: numpy.load(path), or with mmap_mode='r' if it is larger than memory.",
+    ".npz": "Pass one of its arrays: numpy.load(path)['X'], or scipy.sparse.load_npz(path).",
     ".nc": "Pass xarray.open_dataset(path, chunks={}).",
-    ".h5": "Pass an array of it: dask.array.from_array(h5py.File(path)['X']).",
+    ".h5": "Pass one of its arrays: dask.array.from_array(h5py.File(path)['X']).",
     ".h5ad": "Pass the counts and the labels: adata = anndata.read_h5ad(path), adata.X, "
     "adata.obs['label'].",
-    ".json": "Pass a frame: dask.dataframe.read_json(path); lines of JSON end with .jsonl.",
+    ".json": "Pass a dataframe: dask.dataframe.read_json(path); files of JSON lines must end with "
+    ".jsonl.",
     ".xlsx": "Pass a frame: pandas.read_excel(path).",
-    ".svm": "Pass what sklearn.datasets.load_svmlight_file(path) returns.",
-    ".libsvm": "Pass what sklearn.datasets.load_svmlight_file(path) returns.",
+    ".svm": "Pass the result of sklearn.datasets.load_svmlight_file(path).",
+    ".libsvm": "Pass the result of sklearn.datasets.load_svmlight_file(path).",
     ".pkl": "Unpickle it first, if you trust it.",
 }

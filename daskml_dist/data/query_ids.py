@@ -64,8 +64,8 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
         if not np.isfinite(numbers).all():
             raise InvalidDataError(
                 f"{describe_block(index)}Input group contains NaN or infinity (row "
-                f"{int((~np.isfinite(numbers)).argmax())} of the block). Each row needs a query: "
-                "drop such rows, or give them one."
+                f"{int((~np.isfinite(numbers)).argmax())} of the block). Each row needs a query "
+                "id: drop such rows, or give them one."
             )
         # Whole ones are the same queries as whole numbers of another dtype.
         is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MAX_WHOLE)
@@ -77,8 +77,8 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
             codes = {value: _encode_id(value) for value in set(values.tolist())}
         except TypeError as error:  # of lists, say
             raise InvalidTypeError(
-                f"{describe_block(index)}group holds objects that are no ids: {error}. Give a "
-                "number, a text or a date for each row."
+                f"{describe_block(index)}group holds objects that cannot be ids: {error}. Give "
+                "one number, string or date per row."
             ) from error
         return np.array([codes[value] for value in values.tolist()], np.int64)
     distinct, places = np.unique(values.astype(str), return_inverse=True)
@@ -125,9 +125,9 @@ def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any
             f"column, or pass the queries themselves.{suggest_nearest(name, X.columns)}"
         )
     raise InvalidDataError(
-        "Ranking needs to know which rows are of one query: fit(X, y, group=...) takes the name of "
-        "a column of a dataframe, an id for each row, or the sizes of queries whose rows follow "
-        f"each other. A dataframe's column {default!r} is found by itself."
+        "Ranking needs to know which rows belong to one query: fit(X, y, group=...) takes the "
+        "name of a dataframe column, one id per row, or the sizes of queries whose rows are "
+        f"consecutive. A dataframe column named {default!r} is used by default."
     )
 
 
@@ -147,8 +147,8 @@ def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> t
         told = f"here it is {sizes.sum()}" if are_counts else f"here they are of {sizes.dtype}"
         raise InvalidDataError(
             f"group has {len(sizes)} values for {n_rows} rows, so it holds the sizes of queries: "
-            f"whole numbers from 0 whose sum is {n_rows}; {told}. Give the sizes of queries whose "
-            "rows follow each other, or an id for each row, in any order."
+            f"whole numbers from 0 whose sum is {n_rows}; {told}. Give the sizes of queries with "
+            "consecutive rows, or one id per row, in any order."
         )
     ids = np.repeat(_FIRST_OF_SIZES + (number << 40) + np.arange(len(sizes)), sizes)
     n_weights = None if weight is None else find_length(weight)
@@ -212,8 +212,8 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
         if known and others_known:
             if sum(chunks) != sum(group.chunks[0]):
                 raise InvalidDataError(
-                    f"y has {sum(chunks)} rows and group has {sum(group.chunks[0])}. Give group an "
-                    "id for each row."
+                    f"y has {sum(chunks)} rows and group has {sum(group.chunks[0])}. Give group "
+                    "one id per row."
                 )
             return y, group.rechunk((chunks,))
         return _forget_sizes(y), _forget_sizes(group)
@@ -225,7 +225,7 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
     here = group if is_dask(y) else y
     if len(here) != sum(chunks):
         raise InvalidDataError(
-            f"y and group have {len(here)} and {sum(chunks)} rows. Give group an id for each row."
+            f"y and group have {len(here)} and {sum(chunks)} rows. Give group one id per row."
         )
     other = da.from_array(here, (chunks,))
     return (y, other) if is_dask(y) else (other, group)

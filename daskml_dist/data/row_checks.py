@@ -101,8 +101,8 @@ def check_row_shape(
         )
     raise InvalidDataError(
         f"{describe_block(index)}X has rows of shape {found}, but {name} is expecting rows of "
-        f"shape {expected}. Bring them to the shape that it was fitted on: X.reshape(-1, "
-        f"{', '.join(map(str, expected))}), if no more has changed."
+        f"shape {expected}. Reshape them as in the fit: X.reshape(-1, "
+        f"{', '.join(map(str, expected))}), if only the shape has changed."
     )
 
 
@@ -110,26 +110,26 @@ def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | No
     """Check that a block has the columns that its collection tells, by which all else goes."""
     if told is not None and found != told:
         raise InvalidDataError(
-            f"{describe_block(index)}X has rows of shape {found}, and its collection says {told}. "
-            f"Tell Dask what a function makes of its blocks, such as "
-            f"X.map_blocks(f, chunks=(X.chunks[0], {found})), or let it keep their columns."
+            f"{describe_block(index)}X has rows of shape {found}, but its collection declares "
+            f"{told}. Tell Dask what a function returns for a block, such as X.map_blocks(f, "
+            f"chunks=(X.chunks[0], {found})), or make the function keep the columns."
         )
 
 
 def make_no_rows_error(because: str = ", while a minimum of 1 is required") -> InvalidDataError:
     """Return the error of a collection whose blocks have no rows."""
     return InvalidDataError(
-        f"X holds 0 sample(s) in all its blocks{because}. Check the filter or the path that made "
-        "the collection."
+        f"X holds 0 sample(s) in all its blocks{because}. Check the filter or the path of the "
+        "collection."
     )
 
 
 def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
     """Return the error of an input whose rows Dask does not know."""
     return InvalidDataError(
-        f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
-        "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
-        "or bag.to_dataframe()."
+        f"{name} is a {type(value).__module__}.{type(value).__name__}, and Dask does not know "
+        "its rows. Pass a Dask Array or DataFrame, for example dask.array.from_delayed(...), or "
+        "bag.to_dataframe()."
     )
 
 
@@ -159,16 +159,16 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
     if X is None:
         raise InvalidTypeError(
             f"{name} is None. Pass rows: an array, a dataframe, a sparse matrix, or a Dask "
-            "collection of them; does the function that made it return something?"
+            "collection of them; did the function that made it forget to return something?"
         )
     if isinstance(X, str | os.PathLike):
         raise make_unread_error(X, name)
     check_holds_values(X, name, single=True)  # `check_dimensions` refuses a single number
     if isinstance(X, tuple | list) and X and _holds_collections(X):
         raise InvalidTypeError(
-            f"{name} is a {type(X).__name__} of {len(X)} collections. Where they are X and y, pass "
-            "these apart, fit(X, y); where all are rows, join them: dask.array.concatenate(...) "
-            "or dask.dataframe.concat(...)."
+            f"{name} is a {type(X).__name__} of {len(X)} collections. If they are X and y, pass "
+            "them separately, fit(X, y); if all are rows, join them: "
+            "dask.array.concatenate(...) or dask.dataframe.concat(...)."
         )
 
 
@@ -179,17 +179,18 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     kind = type(values).__name__
     # A generator is used up by the first look at it, and a fit makes several.
     if isinstance(values, Iterator):
-        batches = "Batches of rows, or tuples (X, y), are taken by fit. " if name == "X" else ""
+        batches = "Only fit accepts batches of rows, or tuples (X, y). " if name == "X" else ""
         raise InvalidTypeError(
-            f"{name} is a {kind}, which can be read once; a fit reads its rows several "
-            f"times. {batches}Make an array of it, {name} = numpy.array(list({name})), or a Dask "
-            "collection whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
+            f"{name} is a {kind}, which can be read only once, but a fit reads its rows several "
+            f"times. {batches}Convert it to an array, {name} = numpy.array(list({name})), or a "
+            "Dask collection whose blocks are read by tasks (dask.delayed, "
+            "dask.dataframe.from_map)."
         )
     if is_future(values) or _are_futures(values):
         one = "the future" if is_future(values) else "a future"
         raise InvalidTypeError(
-            f"{name} is of futures, whose values Dask has and nobody here. Make a collection of "
-            f"them: dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
+            f"{name} holds futures, whose values are on the workers. Make a collection of them: "
+            f"dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
             "dask.dataframe.from_delayed(...)."
         )
     # xarray's arrays are mappings of a kind, too, but have a dtype.
@@ -197,7 +198,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         is_row = all(isinstance(value, Number | str) for value in values.values())
         held = f"[{name}]" if is_row and values else name  # of columns, or of one row
         raise InvalidTypeError(
-            f"{name} is a {kind}. Make a frame of it: {name} = pandas.DataFrame({held})."
+            f"{name} is a {kind}. Convert it to a dataframe: {name} = pandas.DataFrame({held})."
         )
     if isinstance(values, Set):
         raise InvalidTypeError(
@@ -205,15 +206,15 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         )
     if not single and isinstance(values, Number):
         raise InvalidTypeError(
-            f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} is "
-            "a single number. Pass a value for each row: an array, or a Dask collection."
+            f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} "
+            "is a single number. Pass one value per row: an array, or a Dask collection."
         )
     # A frequent slip: `fit(load_data, y)` for `fit(load_data(), y)`.
     if isinstance(values, type | ModuleType) or _is_function(values):
         told = getattr(values, "__name__", kind)
         raise InvalidTypeError(
-            f"{name} is {told}, a {kind}, and has no values. Pass what it returns or holds: an "
-            "array, a dataframe or a Dask collection."
+            f"{name} is {told}, a {kind}, which has no rows. Pass the array, dataframe or Dask "
+            "collection that it returns or holds."
         )
 
 
@@ -392,13 +393,13 @@ def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None
         known = np.unique(labels)
     except TypeError as error:
         raise InvalidDataError(
-            f"{describe_block(index)}{name} gives labels of several types, or missing ones. Make "
-            "all of them strings, or all of them numbers."
+            f"{describe_block(index)}{name} has labels of several types, or missing ones. "
+            "Convert all to strings, or all to numbers."
         ) from error
     # NaN and NaT, which are last in the order, differ from themselves: they would be no group.
     if len(known) and known[-1] != known[-1]:
         raise InvalidDataError(
-            f"{describe_block(index)}{name} gives missing labels. Fill them with a label of their "
-            "own, or drop the rows."
+            f"{describe_block(index)}{name} has missing labels. Fill them with a separate label, "
+            "or drop the rows."
         )
     return labels

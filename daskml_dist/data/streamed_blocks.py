@@ -174,17 +174,17 @@ class BlockRecipes:
                 raise
             failed = begun[-1] if begun else key
             raise InvalidDataError(
-                f"Block {number} could not be made again: {describe_task(failed, self.graph)} "
-                f"raised {error!r}. It raised nothing when the fit began. Mend what the task reads "
-                f"or calls, where that has changed since{self._or_persist}; where nothing has, "
-                "report this as a defect of daskml_dist, and raise memory_budget meanwhile, so "
-                "that blocks are kept."
+                f"Block {number} could not be recomputed: {describe_task(failed, self.graph)} "
+                f"raised {error!r}. It did not fail when the fit began. If what the task reads "
+                f"or calls has changed since, repair it{self._or_persist}. If nothing has "
+                "changed, please report this as a bug of daskml_dist; until then, raise "
+                "memory_budget, so that blocks are kept."
             ) from error
         if block.n_rows != n_rows:
             raise InvalidDataError(
                 f"Block {number} had {n_rows} rows when the fit began, and has {block.n_rows} "
-                f"now: do files change that it is made of, or does a task draw at random? Let "
-                f"them give the same rows each time{self._or_persist}."
+                "now: have its files changed, or does a task draw random numbers? They must "
+                f"give the same rows each time{self._or_persist}."
             )
         return block
 

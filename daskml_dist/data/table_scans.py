@@ -90,9 +90,9 @@ class _PolarsScan(TableSource):
                 return found
             said = f"there are {found.height}"
         raise InvalidDataError(
-            f"Rows {first} to {first + n_rows} of the Polars scan could not be read: {said}. Where "
+            f"Rows {first} to {first + n_rows} of the Polars scan could not be read: {said}. If "
             "its files have changed since it was opened, call scan_parquet(...) again, and pass "
-            "what it returns."
+            "the result."
         )
 
 
@@ -272,16 +272,17 @@ def _open_result(run: Callable[[str], Any]) -> Any:
     source = _ArrowFragments(dataset(path, format="parquet"), folder)
     if not source.parts:
         raise InvalidDataError(
-            "The query gives 0 sample(s), while a minimum of 1 is required. Look at its filter."
+            "The query gives 0 sample(s), while a minimum of 1 is required. Check its filter."
         )
     return make_frame(source)
 
 
 #: What shows that a lazy table can be read, by its package.
 _TRIALS = {
-    "polars": "See that query.head().collect() gives rows.",
-    "duckdb": "See that relation.limit(1).fetchall() gives rows, and that its connection is open.",
-    "pyarrow": "See that dataset.head(1) gives rows.",
+    "polars": "Check that query.head().collect() returns rows.",
+    "duckdb": "Check that relation.limit(1).fetchall() returns rows, and that its connection is "
+    "open.",
+    "pyarrow": "Check that dataset.head(1) returns rows.",
 }
 #: How lazy tables are opened, by the package and class of each.
 _OPENERS: dict[tuple[str, str], Callable[[Any], Any]] = {

@@ -122,13 +122,15 @@ def as_value_collection(blocks: Any) -> ValueCollection:
     if any(map(_is_lazy, inputs)):
         parts = _cut_lazy(inputs)
         if not parts:
-            raise InvalidDataError("blocks has no partition: there is nothing to run on.")
+            raise InvalidDataError(
+                "blocks has no partition: there is nothing to run the function on."
+            )
         return _make_collection("dask", parts, inputs, is_single)
     counts = {count_rows_of_block(value) for value in inputs}
     if len(counts) > 1:
         raise InvalidDataError(
-            f"The values in blocks have {sorted(counts)} rows, and are cut into blocks together. "
-            "Give each as many."
+            f"The values in blocks have {sorted(counts)} rows, but they are split into blocks "
+            "together. Give all the same number of rows."
         )
     if counts == {0}:
         raise InvalidDataError("blocks has no rows: there is nothing to run the function on.")
@@ -169,8 +171,8 @@ def _check_has_blocks(value: Any, position: int) -> None:
         return
     raise InvalidTypeError(
         f"blocks[{position}] is {type(value).__name__!r}, which has no blocks of rows. Give Dask "
-        "Arrays, dataframes, bags, lists of delayed values, or arrays and frames in memory. What "
-        "every rank is to have goes into state."
+        "Arrays, dataframes, bags, lists of delayed values, or arrays and frames in memory. "
+        "Pass values that every rank needs as state."
     )
 
 
@@ -191,8 +193,8 @@ def _cut_lazy(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     lengths = {name: len(found) for name, found in pieces.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidDataError(
-            f"The collections in blocks have different numbers of blocks: {lengths}. Give them as "
-            "many: rechunk() an array, repartition() a dataframe or a bag."
+            f"The collections in blocks have different numbers of blocks: {lengths}. Give them "
+            "the same number: rechunk() an array, repartition() a dataframe or a bag."
         )
     n_blocks = next(iter(lengths.values()))
     for name, value in rows.items():  # beside bags and delayed values, which have no rows

@@ -48,7 +48,7 @@ def make_clicks(
     random_state: Any = None,
     chunks: Any = "auto",
 ) -> Any:
-    """Draw rows of ids and numbers, and clicks on them by a factorization machine.
+    """Generate rows of ids and numbers, with clicks drawn from a factorization machine.
 
     A field's ids follow a power law, as ids of users, sites and advertisements do: few make most of
     the rows, and most are rare. The log-odds of a click are the sum of an intercept, a weight of

@@ -194,7 +194,9 @@ def partition_by_groups(X: Any, y: Any, groups: Any) -> tuple[da.Array, da.Array
         )
     # None is equal to itself, and NaN is not.
     if (owners != owners).any() or (owners.dtype == object and None in owners.tolist()):
-        raise InvalidDataError("groups holds missing values. Drop these rows, or name a group.")
+        raise InvalidDataError(
+            "groups holds missing values. Drop these rows, or give them a group."
+        )
     _, codes, counts = np.unique(owners, return_inverse=True, return_counts=True)
     order = np.argsort(codes, kind="stable")
     return _take_rows(X, y, np.split(order, np.cumsum(counts)[:-1]))
@@ -237,7 +239,7 @@ def partition_by_column(frame: Any, column: str) -> Any:
     columns = list(getattr(frame, "columns", ()))
     if column not in columns:
         raise InvalidParameterError(
-            f"column={column!r} is none of the frame. Choose one of {columns}."
+            f"column={column!r} is not a column of the frame. Choose one of {columns}."
             if columns
             else f"{type(frame).__name__} has no columns. Give a pandas or Dask dataframe, or use "
             "partition_by_groups for arrays."
@@ -288,8 +290,9 @@ def _take_rows(X: Any, y: Any, clients: Sequence[NDArray[np.intp]]) -> tuple[da.
             rows = np.asarray(rows)
         if rows.shape[0] != len(order):
             raise InvalidDataError(
-                f"{name} has {rows.shape[0]} rows, and y has {len(order)}. Give them as many; "
-                "a Dask Array of unknown chunks knows its rows after X.compute_chunk_sizes()."
+                f"{name} has {rows.shape[0]} rows, and y has {len(order)}. They must have the "
+                "same number; for a Dask Array with unknown chunks, call "
+                "X.compute_chunk_sizes() first."
             )
         if isinstance(rows, da.Array):
             chunks = (sizes, *(-1 for _ in rows.shape[1:]))

@@ -93,8 +93,8 @@ def read_criteo(
     are_parquet = [one.lower().endswith(_PARQUET_SUFFIXES) for one in paths]
     if any(are_parquet) and not all(are_parquet):
         raise InvalidDataError(
-            f"{path} names files of Parquet and of text. Read each kind by a call of its own, and "
-            "join them: dask.dataframe.concat([...])."
+            f"{path} names files of Parquet and of text. Read each kind with a separate call, "
+            "and join them: dask.dataframe.concat([...])."
         )
     meta = _make_frame({name: _make_empty(name) for name in wanted})
     if all(are_parquet):
@@ -213,10 +213,11 @@ def _parse_text(data: bytes, piece: _Piece, columns: Sequence[str]) -> Any:
     if wrong >= 0:
         shown = data.split(b"\n", line + 1)[line][:_SHOWN_CHARACTERS].decode(errors="replace")
         raise InvalidDataError(
-            f"{piece.path}, block {piece.number} (from byte {piece.start}), line {line + 1} of the "
-            f"block: {_COLUMNS[wrong]} or what follows it cannot be read in {shown!r}. A line is a "
-            "label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal digits, "
-            "separated by tabs, and empty where they are missing. Mend the line or leave it out."
+            f"{piece.path}, block {piece.number} (from byte {piece.start}), line {line + 1} of "
+            f"the block: {_COLUMNS[wrong]} or what follows it cannot be read in {shown!r}. A "
+            "line is a label of 0 or 1, 13 whole numbers and 26 ids of at most 8 hexadecimal "
+            "digits, separated by tabs, and empty where they are missing. Correct the line or "
+            "leave it out."
         )
     made: dict[str, Any] = {}
     for name in columns:
@@ -269,8 +270,8 @@ def _convert_column(column: Any, name: str) -> Any:
         raise InvalidDataError(
             f"Column {name!r} cannot be read: {error}. Its values should be "
             f"{'0 or 1' if name == _LABEL else 'numbers' if name in _NUMBERS else ''}"
-            f"{'integers below 2**32 or hexadecimal texts of them' if name in _IDS else ''}: mend "
-            "the file, or leave the column out by columns=[...]."
+            f"{'integers below 2**32 or hexadecimal strings of them' if name in _IDS else ''}: "
+            "correct the file, or leave the column out with columns=[...]."
         ) from error
 
 
@@ -283,7 +284,7 @@ def _convert_ids(column: Any) -> Any:
         wide = column.to_numpy(dtype=np.float64, na_value=0.0)
         wide = np.where(are_missing, 0.0, wide)
         if not ((wide >= 0) & (wide < 2.0**32) & (wide == np.floor(wide))).all():
-            raise ValueError("numbers that are no integers from 0 to 2**32 - 1")
+            raise ValueError("numbers that are not integers from 0 to 2**32 - 1")
         return _make_ids(wide.astype(np.uint32), are_missing)
     codes, distinct = pandas.factorize(column)
     # Texts are few beside rows: each is parsed once. Empty ones are missing, too.

@@ -204,7 +204,7 @@ def _resolve_class_shares(weights: Any, n_classes: int) -> Floats:
     if shares.shape != (n_classes,) or not (shares >= 0).all() or not shares.sum() > 0:
         raise InvalidParameterError(
             f"weights={weights!r} should be a share of each of the {n_classes} classes, of at "
-            "least 0. Pass as many, or leave the last one out."
+            "least 0. Pass one weight per class, or leave the last one out."
         )
     return np.asarray(shares / shares.sum())
 
@@ -414,8 +414,8 @@ def make_blobs(
     spread = np.asarray(cluster_std, np.float64)
     if spread.shape not in ((), (len(points),)):
         raise InvalidParameterError(
-            f"cluster_std has the shape {spread.shape}, and there are {len(points)} centers. Pass "
-            "one number, or one of each center."
+            f"cluster_std has the shape {spread.shape}, and there are {len(points)} centers. "
+            "Pass one number, or one for each center."
         )
     spread = np.broadcast_to(spread, len(points))
     draw = partial(_draw_blobs, points, spread)

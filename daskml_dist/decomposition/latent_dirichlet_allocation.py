@@ -255,7 +255,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         # Per-word perplexity over no words.
         if np.isinf(solution.extra.get("bound", 0.0)):
             raise InvalidDataError(
-                "X holds no word: all its counts are 0. Look at the vocabulary of the vectorizer "
+                "X holds no words: all its counts are 0. Check the vocabulary of the vectorizer "
                 "that made it."
             )
         # Unnormalised, as in scikit-learn.
@@ -313,7 +313,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         """
         score, n_words, n_rows = self._sum_bounds(X)
         if n_words == 0:
-            raise InvalidDataError("X holds no word: all its counts are 0. Give others.")
+            raise InvalidDataError("X holds no words: all its counts are 0. Pass other rows.")
         # The documents' part of the bound is scaled up; the topics' part counts once.
         ratio = self.total_samples / n_rows if sub_sampling else 1.0
         bound = ratio * score + topics_bound(self.components_, self.topic_word_prior_)

@@ -250,13 +250,13 @@ class NMF(BaseComponents):
         if self.init != "custom":
             if H is not None or W is not None:
                 raise InvalidParameterError(
-                    f"W or H was given, and init={self.init!r} reads neither. Use init='custom'."
+                    f"W or H was given, but init={self.init!r} uses neither. Use init='custom'."
                 )
             return
         if H is None or (W is None and self.solver == "mu"):
             raise InvalidParameterError(
-                "init='custom' begins with what is given, and "
-                f"{'H' if H is None else 'W'} is None. Pass {'H' if H is None else 'W'}."
+                f"init='custom' starts from W and H, but {'H' if H is None else 'W'} is None. "
+                f"Pass {'H' if H is None else 'W'}."
             )
 
     @staticmethod
@@ -265,7 +265,7 @@ class NMF(BaseComponents):
         try:
             found = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise InvalidParameterError(f"{name} is no array of numbers: {error}.") from error
+            raise InvalidParameterError(f"{name} is not an array of numbers: {error}.") from error
         if found.ndim != 2 or not np.isfinite(found).all() or (found < 0).any():
             raise InvalidParameterError(
                 f"Negative values in data passed to NMF (input {name}), or NaN, or another shape "
@@ -312,12 +312,12 @@ class NMF(BaseComponents):
             if H.shape != (k, d):
                 raise InvalidParameterError(
                     f"Array with wrong shape passed to NMF (input H). Expected {(k, d)}, but got "
-                    f"{H.shape}. Give one row a component, one column a feature of X."
+                    f"{H.shape}. Give one row per component and one column per feature of X."
                 )
         if k * d > _MAX_COMPONENT_ENTRIES:
             raise InvalidParameterError(
                 f"n_components={self.n_components!r} of {d:,} features: components of {k * d:,} "
-                "numbers are more than a process should hold. Ask for fewer."
+                "numbers do not fit in the memory of one process. Ask for fewer components."
             )
         return k
 
@@ -327,8 +327,8 @@ class NMF(BaseComponents):
         # W took the place of the targets, so the summary of the targets is that of W.
         if (found := len(summary.targets.mean)) != k:
             raise InvalidParameterError(
-                f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but got "
-                f"{found}. Give one column a component."
+                f"Array with wrong second dimension passed to NMF (input W). Expected {k}, but "
+                f"got {found}. Give one column per component."
             )
         if summary.target_range.min() < 0:
             raise InvalidParameterError(

@@ -605,9 +605,9 @@ class PCA(BaseComponents):
         n_rows = rows.summary.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
-                f"n_samples={n_rows}, of weight {rows.weight_sum:g} together: a variance needs two "
-                "rows at least, and weights whose sum is 2 at least, since a weight of 2 is a row "
-                "twice. Give more rows, or larger weights."
+                f"n_samples={n_rows} with a total weight of {rows.weight_sum:g}: a variance "
+                "needs at least two rows, and weights whose sum is at least 2, since a weight "
+                "of 2 counts a row twice. Give more rows, or larger weights."
             )
         if self._n_requested is not None and self._n_requested > most:
             raise InvalidParameterError(
@@ -635,9 +635,9 @@ class PCA(BaseComponents):
             )
         if d > _MAX_FEATURES_OF_COVARIANCE:
             raise InvalidParameterError(
-                f"n_components={self.n_components!r} and svd_solver={self.svd_solver!r} would make "
-                f"the whole covariance of {d:,} features. Ask for a number of components, with "
-                'svd_solver="randomized".'
+                f"n_components={self.n_components!r} and svd_solver={self.svd_solver!r} would "
+                f"need the whole covariance matrix of {d:,} features. Ask for a number of "
+                'components, with svd_solver="randomized".'
             )
         # With fewer than 10 rows a feature scikit-learn takes the SVD of X, which loses fewer
         # digits than a covariance: products in float64 make up for it.

@@ -16,7 +16,7 @@ __all__ = ["Progress"]
 
 
 class Progress(NamedParameters):
-    """Callback that shows what a fit does, and leaves one line of summary.
+    """Callback that shows the progress of a fit, and leaves a one-line summary.
 
     A terminal shows one live line: while rows are read and workers are chosen, the phase and its
     progress; then pass, loss, rows per second, staleness, validation score, the time since the fit
@@ -53,11 +53,12 @@ class Progress(NamedParameters):
     ) -> None:
         if max_iter is not None and max_iter < 1:
             raise InvalidParameterError(
-                f"Progress(max_iter={max_iter}): give at least 1, or None for the fit's own"
+                f"Progress(max_iter={max_iter}): give at least 1, or None for that of the fit"
             )
         if not isinstance(verbose, int | np.integer | np.bool_):
             raise InvalidParameterError(
-                f"verbose={verbose!r}: give 0 for silence, 1 for a live line, 2 for a line a pass"
+                f"verbose={verbose!r}: give 0 for no output, 1 for a live line, 2 for a line "
+                "per pass"
             )
         self.console = console
         self.max_iter = max_iter
@@ -76,7 +77,7 @@ class Progress(NamedParameters):
         return type(self), (None, self.max_iter, self.verbose)
 
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        """Show what the fit does now, and close the display with the last phase.
+        """Show the current phase, and close the display after the last one.
 
         Parameters
         ----------
@@ -128,7 +129,7 @@ class Progress(NamedParameters):
             self._display.show()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Show a pass that was made again after the loss of a worker.
+        """Show a pass that was repeated after the loss of a worker.
 
         Parameters
         ----------
@@ -138,7 +139,7 @@ class Progress(NamedParameters):
         self.on_pass_end(run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
-        """Note on a line of its own that the membership of the fit changed.
+        """Print a line for a change of membership.
 
         Parameters
         ----------

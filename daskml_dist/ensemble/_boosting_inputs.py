@@ -36,8 +36,8 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
     if np.isnan(width):
         if is_asked:
             raise InvalidParameterError(
-                f"categorical_features={given!r}: the number of columns of X is not known before X "
-                "is computed. Pass a dask Array that knows it: dask.array.from_delayed(block, "
+                f"categorical_features={given!r}: the number of columns of X is unknown until X "
+                "is computed. Pass a Dask Array that knows it: dask.array.from_delayed(block, "
                 "shape=(numpy.nan, n_columns), dtype=float)."
             )
         return None
@@ -106,7 +106,7 @@ def suggest_categories(X: Any) -> str:
     remedy = f"X.astype({dict.fromkeys(words, 'category')})"
     if is_dask(X):
         remedy = f"X.categorize({words})"
-    return f" Boosting takes words as categories too: X = {remedy}."
+    return f" Boosting also accepts categories: X = {remedy}."
 
 
 def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:
@@ -187,7 +187,7 @@ def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -
         if known and (strange := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
                 f"Column {name!r} holds categories that the frame's meta does not declare: "
-                f"{strange[:5]}. Have them looked for: X[{name!r}].cat.as_unknown()."
+                f"{strange[:5]}. Let Dask find them: X[{name!r}].cat.as_unknown()."
             )
         columns[name] = np.where(codes < 0, np.nan, codes)
     return X.assign(**columns)
@@ -204,7 +204,7 @@ def resolve_monotonic_cst(
     if n_outputs > 1:
         raise InvalidParameterError(
             "monotonic constraints are not supported for multiclass classification, or for several "
-            "targets in one tree. Leave monotonic_cst out, or fit a classifier a class (for "
+            "targets in one tree. Leave monotonic_cst out, or fit one classifier per class (for "
             'targets: multi_strategy="one_output_per_tree").'
         )
     if isinstance(given, dict):
@@ -212,7 +212,7 @@ def resolve_monotonic_cst(
     if np.shape(given) != (n_features,):
         raise InvalidParameterError(
             f"monotonic_cst has shape {np.shape(given)} but the input data X has {n_features} "
-            "features. Give a number a feature, or a dict of names."
+            "features. Give one number per feature, or a dict by feature name."
         )
     strange = sorted({value for value in np.asarray(given).tolist() if value not in (-1, 0, 1)})
     if strange:

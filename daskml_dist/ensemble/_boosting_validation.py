@@ -117,8 +117,8 @@ class JoinedRanges:
             )
         if len(unseen := np.setdiff1d(classes, labels)):
             raise InvalidDataError(
-                f"{self.target_names} contains previously unseen labels: "
-                f"{unseen.tolist()[:5]}. Hold out rows of the classes that y has."
+                f"{self.target_names} contains previously unseen labels: {unseen.tolist()[:5]}. "
+                "Hold out only rows of classes that y has."
             )
         return sums
 
@@ -178,20 +178,20 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
     if is_frame != val_is_frame:
         raise InvalidDataError(
             f"X {'is' if is_frame else 'is not'} a dataframe, and {name} "
-            f"{'is' if val_is_frame else 'is not'}. Give both in one form."
+            f"{'is' if val_is_frame else 'is not'}. Give both in the same form."
         )
     # Concatenation would align frames by name, and fill columns that one lacks with NaN, which is
     # a valid value here: the fit would go on, and learn nonsense.
     if is_frame and list(X.columns) != list(X_val.columns):
         raise InvalidDataError(
             "The feature names should match those that were passed during fit: X has "
-            f"{list(X.columns)[:8]}, {name} {list(X_val.columns)[:8]}. Order the columns alike: "
-            "X_val[list(X.columns)]."
+            f"{list(X.columns)[:8]}, {name} {list(X_val.columns)[:8]}. Put the columns in the "
+            "same order: X_val[list(X.columns)]."
         )
     if not is_frame and X.ndim == X_val.ndim == 2 and X.shape[1] != X_val.shape[1]:
         raise InvalidDataError(
-            f"{name} has {X_val.shape[1]} features, but {X.shape[1]} are expected: X has as many. "
-            "Give both the same columns."
+            f"{name} has {X_val.shape[1]} features, but {X.shape[1]} are expected, as in X. Give "
+            "both the same columns."
         )
 
 
@@ -237,8 +237,8 @@ def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
     first = parts[0]
     if any(np.isscalar(part) for part in parts):
         raise InvalidDataError(
-            "With X_val or eval_set, weights are to be given a row: a number for all rows has no "
-            "length."
+            "With X_val or eval_set, weights must be given per row: a single number for all "
+            "rows is not accepted."
         )
     if any(is_dask(part) for part in parts):
         if is_dataframe_like(first) or is_series_like(first):
@@ -365,15 +365,15 @@ def _score_raw_predictions(
             return float(get_scorer(scoring)(*arguments, **keywords))
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidDataError(
-                f"scoring={scoring!r} cannot score the rows: {error}. Use a scorer of "
-                'such targets and predictions, or "loss".'
+                f"scoring={scoring!r} cannot score the rows: {error}. Use a scorer for such "
+                'targets and predictions, or "loss".'
             ) from error
     score = (scoring or _score_by_estimator)(*arguments, **keywords)
     try:
         return float(score)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(
-            f"scoring={scoring!r} answered {type(score).__name__}. Return one number."
+            f"scoring={scoring!r} returned {type(score).__name__}. It must return one number."
         ) from error
 
 

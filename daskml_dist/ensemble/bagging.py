@@ -520,7 +520,7 @@ class BaggingMixin(OnBlocks):
         """Return a seed for each member that is to be fitted."""
         if self.warm_start and self.oob_score:
             raise InvalidParameterError(
-                "Out of bag estimate only available if warm_start=False. Set one of them so."
+                "Out of bag estimate only available if warm_start=False. Change one of them."
             )
         if not self.bootstrap and self.oob_score:
             raise InvalidParameterError(
@@ -555,8 +555,8 @@ class BaggingMixin(OnBlocks):
             total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))
             if not self.bootstrap:
                 raise InvalidParameterError(
-                    "On Dask collections rows are drawn by their sample_weight with replacement "
-                    "alone. Use bootstrap=True, or leave the weights out."
+                    "On Dask collections, sample_weight needs drawing with replacement. Use "
+                    "bootstrap=True, or leave the weights out."
                 )
         given = n if self.max_samples is None else self.max_samples
         if isinstance(given, Integral):
@@ -680,7 +680,7 @@ def _sum_block_weights(index: int, X: Any, y: Any, weight: Any) -> float:
 
 
 class BaggingClassifier(BaggingMixin, ensemble.BaggingClassifier):
-    """Classifier by the mean probabilities, or votes, of members that each draw rows and columns.
+    """Bagging classifier: averages members that are fitted to drawn rows and columns.
 
     Rows in memory are left to scikit-learn. On a Dask collection the draws of a row depend on the
     seed, the member and the row's number among all, so the ensemble is the same on any number of
@@ -727,7 +727,7 @@ n_features_in_, feature_names_in_, oob_score_, oob_decision_function_
 
 
 class BaggingRegressor(BaggingMixin, ensemble.BaggingRegressor):
-    """Regressor by the mean prediction of members that each draw rows and columns.
+    """Bagging regressor: averages members that are fitted to drawn rows and columns.
 
     Rows in memory are left to scikit-learn; Dask collections as in :class:`BaggingClassifier`.
 

@@ -163,7 +163,7 @@ class BaseForest(BaseTrees):
             return max(int(n_rows * float(given)), 1) / n_rows
         raise InvalidParameterError(
             f"max_samples={given!r}: use an integer >= 1, a share of the rows above 0 (at most "
-            f"{_MAX_EXPECTED_DRAWS} times the rows), or None for as many as there are."
+            f"{_MAX_EXPECTED_DRAWS} times the rows), or None for all rows."
         )
 
     @property
@@ -213,9 +213,8 @@ class BaseForest(BaseTrees):
         # Values of a leaf: one for each class, or output.
         if trees.nodes.value.shape[1] != n_values:
             raise InvalidDataError(
-                "warm_start=True goes on with the classes and outputs of the fit before, and y has "
-                "others. "
-                "Set warm_start=False."
+                "warm_start=True continues with the classes and outputs of the previous fit, "
+                "but y has others. Set warm_start=False."
             )
         # `Trees` has no impurities: predictions do not need them, but views of single trees do.
         return {**trees.packed(), "impurity": self._impurity}

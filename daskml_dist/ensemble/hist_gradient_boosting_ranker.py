@@ -216,8 +216,8 @@ class HistGradientBoostingRanker(BaseBoosting):
         check_one_of("objective", self.objective, OBJECTIVES)
         if self.group is not None and not isinstance(self.group, str):
             raise InvalidParameterError(
-                "group of the constructor is the name of a column of X, or None. Pass the queries "
-                "themselves to fit: fit(X, y, group=ids)."
+                "The constructor parameter group is the name of a column of X, or None. Pass "
+                "the queries themselves to fit: fit(X, y, group=ids)."
             )
         if self.truncation_level is not None:
             check_count("truncation_level", self.truncation_level)
@@ -227,7 +227,7 @@ class HistGradientBoostingRanker(BaseBoosting):
             check_one_of("label_gain", self.label_gain, ("exponential", "linear"))
         elif not (np.ndim(self.label_gain) == 1 and np.min(self.label_gain, initial=0.0) >= 0):
             raise InvalidParameterError(
-                f'label_gain={self.label_gain!r} is to be "exponential", "linear", or a gain >= 0 '
+                f'label_gain={self.label_gain!r} must be "exponential", "linear", or a gain >= 0 '
                 "for each label from 0: label_gain=[0, 1, 3, 7]."
             )
         for k in _list_cutoffs(self.ndcg_eval_at):
@@ -238,8 +238,8 @@ class HistGradientBoostingRanker(BaseBoosting):
     def _check_validation_fraction(self, value: Any) -> None:
         if is_count(value):
             raise InvalidParameterError(
-                f"validation_fraction={value!r} is to be a share of the queries, of (0, 1), or "
-                "None: queries are held out whole, and a number of rows would cut one."
+                f"validation_fraction={value!r} must be a share of the queries in (0, 1), or "
+                "None: queries are held out whole, so a number of rows is not possible."
             )
         super()._check_validation_fraction(value)
 
@@ -259,7 +259,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         eval_set: Any = None,
         client: Any = None,
     ) -> Self:
-        """Fit an ensemble of boosted trees that rank.
+        """Fit the ensemble of ranking trees.
 
         Parameters
         ----------
@@ -374,7 +374,7 @@ class HistGradientBoostingRanker(BaseBoosting):
     # -- functions of rows ---------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
-        """Predict scores: within a query the row of the largest one comes first.
+        """Predict scores: within a query, rows are ranked by descending score.
 
         Parameters
         ----------
@@ -430,7 +430,7 @@ def _list_cutoffs(given: Any) -> tuple[int | None, ...]:
     cutoffs = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
     if not cutoffs or isinstance(given, str):
         raise InvalidParameterError(
-            f"ndcg_eval_at={given!r} is to be a number of places, None, or a list of these."
+            f"ndcg_eval_at={given!r} must be a number of positions, None, or a list of these."
         )
     return cutoffs
 
@@ -448,12 +448,12 @@ def _check_labels(kind: str | int, labels: NDArray[np.float64]) -> None:
         most = kind - 1
     if kind != "linear" and (finite != np.trunc(finite)).any():
         raise InvalidDataError(
-            "y holds labels that are no whole numbers. Round them, or take label_gain='linear', of "
-            "which a label is its own gain."
+            "y holds labels that are not whole numbers. Round them, or use label_gain='linear', "
+            "in which the gain is the label itself."
         )
     if most is not None and (finite > most).any():
         remedy = (
-            "label_gain='linear', of which a label is its own gain"
+            "label_gain='linear', in which the gain is the label itself"
             if kind == "exponential"
             else f"a label_gain of {int(finite.max()) + 1} numbers"
         )

@@ -184,7 +184,7 @@ class VotingMixin(NamedMembersMixin):
         if self.weights is not None and len(self.weights) != len(self.estimators):
             raise InvalidParameterError(
                 f"Number of `estimators` and weights must be equal; got {len(self.weights)} "
-                f"weights, {len(self.estimators)} estimators. Give one weight a member."
+                f"weights, {len(self.estimators)} estimators. Give one weight per member."
             )
         return named
 
@@ -197,7 +197,7 @@ class VotingMixin(NamedMembersMixin):
 
 
 class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
-    """Classifier by the votes of several members, or by their mean probabilities.
+    """Voting classifier: majority vote, or mean probabilities, of several members.
 
     Rows in memory are left to scikit-learn. On a Dask collection members of this package are fitted
     one after the other, each on the whole cluster; others in parallel tasks, on rows gathered on a
@@ -229,7 +229,7 @@ class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
 
 
 class VotingRegressor(VotingMixin, ensemble.VotingRegressor):
-    """Regressor by the mean prediction of several members.
+    """Voting regressor: mean prediction of several members.
 
     Rows in memory are left to scikit-learn; Dask collections as in :class:`VotingClassifier`.
 
@@ -419,7 +419,7 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
 
 
 class StackingClassifier(StackingMixin, ensemble.StackingClassifier):
-    """Classifier fitted to the predictions of several members for rows that these have not seen.
+    """Stacking classifier: fitted to out-of-fold predictions of several members.
 
     Rows in memory are left to scikit-learn. On a Dask collection every member is fitted to all
     rows and to the training rows of each split (linear members with a solver to all splits in one
@@ -460,7 +460,7 @@ feature_names_in_
 
 
 class StackingRegressor(StackingMixin, ensemble.StackingRegressor):
-    """Regressor fitted to the predictions of several members for rows that these have not seen.
+    """Stacking regressor: fitted to out-of-fold predictions of several members.
 
     Rows in memory are left to scikit-learn; Dask collections as in :class:`StackingClassifier`.
 

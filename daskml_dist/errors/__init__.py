@@ -73,7 +73,7 @@ __all__ = [
 
 
 class DaskMLDistError(Exception):
-    """Base of every error that the package raises."""
+    """Base class of all errors of this package."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         # Some built-in errors, such as OSError and its subclasses, have C fields of their own, and
@@ -87,11 +87,11 @@ class DaskMLDistError(Exception):
 
 
 class InvalidParameterError(DaskMLDistError, ValueError):
-    """An argument has no meaning here; the message lists the valid ones."""
+    """An argument is invalid; the message lists the valid values."""
 
 
 class NoCandidateError(InvalidParameterError, IndexError):
-    """A search has no candidate of the number that the user's function chose."""
+    """A search has no candidate with the index that the user's function chose."""
 
 
 class UnknownModelError(InvalidParameterError, LookupError):
@@ -99,11 +99,11 @@ class UnknownModelError(InvalidParameterError, LookupError):
 
 
 class ServingError(DaskMLDistError, RuntimeError):
-    """A server of models cannot start, or its processes end again and again."""
+    """A model server cannot start, or its processes crash repeatedly."""
 
 
 class ExportError(DaskMLDistError, ValueError):
-    """A model cannot be made one of another library; the message names what can be done."""
+    """A model cannot be converted to another library; the message says what can be done."""
 
 
 class ModelFileError(DaskMLDistError, ValueError):
@@ -111,7 +111,7 @@ class ModelFileError(DaskMLDistError, ValueError):
 
 
 class RequestError(DaskMLDistError, ValueError):
-    """A request that a server of models refuses as it is; the message tells what to send.
+    """A request that a model server refuses; the message says what to send.
 
     Attributes
     ----------
@@ -134,19 +134,19 @@ class RequestError(DaskMLDistError, ValueError):
 
 
 class InvalidDataError(DaskMLDistError, ValueError):
-    """The rows, labels or weights cannot be trained on as they are."""
+    """The rows, labels or weights cannot be used as they are."""
 
 
 class InvalidTypeError(InvalidDataError, TypeError):
-    """Values that are of no type that the rows may have, or of several types."""
+    """Values have an unsupported type, or several types."""
 
 
 class DeviceUnavailableError(DaskMLDistError, RuntimeError):
-    """``device="gpu"`` was asked for and a worker has no GPU that can be used so."""
+    """``device="gpu"`` was requested, but a worker has no usable GPU."""
 
 
 class DeviceMemoryError(DaskMLDistError, MemoryError):
-    """A block, or what is made of it, does not fit in the memory of the GPU."""
+    """A block, or data computed from it, does not fit in GPU memory."""
 
 
 class TrainingError(DaskMLDistError, RuntimeError):
@@ -154,11 +154,11 @@ class TrainingError(DaskMLDistError, RuntimeError):
 
 
 class SchedulerLostError(TrainingError):
-    """The client lost its connection to the Dask scheduler, and with it the fit."""
+    """The client lost its connection to the Dask scheduler, which ends the fit."""
 
 
 class WorkerLostError(TrainingError):
-    """A Dask worker that held a trainer or a server of the fit went away."""
+    """A Dask worker that ran a trainer or a server of the fit was lost."""
 
 
 class CommunicationError(TrainingError, ConnectionError):
@@ -166,11 +166,11 @@ class CommunicationError(TrainingError, ConnectionError):
 
 
 class SilentPeerError(CommunicationError):
-    """The host of a trainer or server acknowledges nothing: it is off, or cut off."""
+    """The host of a trainer or server no longer responds: it is down or unreachable."""
 
 
 class MessageError(CommunicationError):
-    """A message of another part of the fit has no meaning for the one that took it."""
+    """A message from another part of the fit cannot be understood."""
 
 
 class WaitTimeoutError(TrainingError, TimeoutError):
@@ -186,11 +186,11 @@ class GenerationError(RunAbortedError):
 
 
 class RankMismatchError(TrainingError):
-    """The ranks of a function that runs together make different calls of their group."""
+    """The ranks of a function make different collective calls."""
 
 
 class FunctionError(TrainingError):
-    """A function that several ranks ran together raised an error on one of them.
+    """A function that runs on several ranks raised an error on one of them.
 
     Attributes
     ----------
@@ -209,11 +209,11 @@ class FunctionError(TrainingError):
 
 
 class DataLostError(TrainingError):
-    """Rows went with the only worker that held them, and nothing can make them again."""
+    """Rows were lost with the only worker that held them, and cannot be recomputed."""
 
 
 class CheckpointError(TrainingError, ValueError):
-    """A checkpoint cannot be written, read, or gone on from."""
+    """A checkpoint cannot be written, read, or resumed from."""
 
 
 class DivergedError(TrainingError, ValueError):

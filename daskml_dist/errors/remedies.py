@@ -13,8 +13,8 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 _COLUMNS = "Name columns that X has, which a dataframe lists as X.columns."
 _CATEGORIES = (
-    'Fit on rows that hold every category, or set handle_unknown ("ignore", '
-    '"infrequent_if_exist" or "use_encoded_value", as the encoder has it).'
+    'Fit on rows with every category, or set handle_unknown ("ignore", "infrequent_if_exist" or '
+    '"use_encoded_value", whichever the encoder has).'
 )
 _MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
 
@@ -25,8 +25,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         # NumPy's words, for columns of dates beside columns of numbers.
         "could not be promoted by",
-        "Make numbers of dates and spans of time (X[name].dt.hour, X[name].dt.total_seconds()), or "
-        "leave their columns out.",
+        "Convert dates and time spans to numbers (X[name].dt.hour, X[name].dt.total_seconds()), "
+        "or leave their columns out.",
     ),
     ("should be a 1d array", "Pass one column, such as y[:, 0]."),
     ("must be an instance of 'list'", "Give a list."),
@@ -34,34 +34,34 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ("features, but .* is expecting", "Select the columns that it was fitted on."),
     (
         "Invalid parameter .* for estimator Pipeline",
-        "Name the step too, and two underscores, such as sgdclassifier__alpha.",
+        "Prefix the name of the step and two underscores, such as sgdclassifier__alpha.",
     ),
     ("need to be a non-empty sequence", "Give one value or more."),
     (
         "'score_func' parameter of make_scorer",
-        'Pass a function of (y_true, y_pred); of a name get_scorer("accuracy") makes one.',
+        'Pass a function of (y_true, y_pred); for a name, use get_scorer("accuracy").',
     ),
     ("columns are missing", "Transform rows with all columns that the fit chose by name."),
     ("are not columns of the dataframe|all features must be in", _COLUMNS),
     (
         "using strings is only supported",
-        "Pass a dataframe, or the places of the columns as whole numbers.",
+        "Pass a dataframe, or the positions of the columns as integers.",
     ),
     (
         # Of a ColumnTransformer, which unpacks its triples without a check of their length.
         "transform, or can be 'drop'|too many values to unpack|not enough values to unpack",
         'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
     ),
-    ("Names provided are not unique", "Give each a name of its own."),
+    ("Names provided are not unique", "Give each a different name."),
     ("got estimator class instead", "Pass an object: add the parentheses."),
     (
         "contains previously unseen labels|contains new labels",
-        "Fit on labels that hold them all, or drop these rows.",
+        "Fit on rows with all labels, or drop these rows.",
     ),
     (
         "Cannot use (mean|median) strategy with non-numeric data",
-        'Of words take strategy="most_frequent" or "constant", or impute the columns of numbers '
-        'alone: make_column_transformer((SimpleImputer(), ["a number"])).',
+        'For strings, use strategy="most_frequent" or "constant", or impute only the numeric '
+        'columns: make_column_transformer((SimpleImputer(), ["a number"])).',
     ),
     (
         "must be uniformly strings or numbers",
@@ -71,14 +71,14 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "inconsistent numbers of samples",
         "Pass the same rows in each, in the same order.",
     ),
-    ("'groups' parameter should not be None", "Pass groups=..., one for each row."),
+    ("'groups' parameter should not be None", "Pass groups=..., one group per row."),
     (
         "Stratified train/test split is not implemented",
         "Leave stratify out, or set shuffle=True.",
     ),
     (
         "test_size=.*should be either|train_size=.*should be either",
-        "Pass a share between 0 and 1, or fewer rows than there are.",
+        "Pass a fraction between 0 and 1, or fewer rows than there are.",
     ),
     ("At least one array required", "Pass X, or X and y: train_test_split(X, y)."),
     (
@@ -92,7 +92,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         "interpreted as fractions of the maximum",
-        "Give shares up to 1.0, or whole numbers of rows.",
+        "Give fractions up to 1.0, or integer numbers of rows.",
     ),
     # MinMaxScaler; then RobustScaler.
     ("feature range must be smaller", "Give (least, greatest), such as (0, 1)."),
@@ -100,7 +100,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         # CountVectorizer, whose words are all filtered away.
         "empty vocabulary",
-        "Look at the texts, or at token_pattern, stop_words and min_df.",
+        "Check the texts, token_pattern, stop_words and min_df.",
     ),
     ("corresponds to < documents than min_df", "Set min_df below max_df."),
     (
@@ -126,9 +126,9 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         "values greater than 1|values lower than 0|values less than 0",
-        "Pass probabilities: what predict_proba() returns, [:, 1] of two classes.",
+        "Pass probabilities: the result of predict_proba(), for two classes its [:, 1].",
     ),
-    ("Mix of label input types", "Make both one type, for example with .astype(str)."),
+    ("Mix of label input types", "Convert both to one type, for example with .astype(str)."),
     (
         "is not a valid label",
         "Set pos_label to the label that counts as positive.",
@@ -146,13 +146,13 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "At least one label specified must be in y_true",
         "Name labels that y_true holds, or leave labels out.",
     ),
-    ("Found empty input array", "Look at the files or the filter that the rows come from."),
+    ("Found empty input array", "Check the files or the filter that the rows come from."),
     (
         "Number of labels is 1",
         "Ask for more clusters: a silhouette compares two or more.",
     ),
-    ("cannot be cast to the input data", "Fill columns of numbers with a number."),
-    ("Input should have at least 1 dimension", "Pass a value for each row: y is needed here."),
+    ("cannot be cast to the input data", "Fill numeric columns with a number."),
+    ("Input should have at least 1 dimension", "Pass one value per row: y is needed here."),
     (
         "Input contains infinity|contains infinity or a value too large",
         "Replace it, for example X.replace([inf, -inf], nan).",
@@ -160,7 +160,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         # Successive halving, about its `resource`.
         "which is not supported by estimator",
-        'Name a parameter that it counts passes by, such as "max_iter", or "n_samples".',
+        'Name a parameter that counts iterations, such as "max_iter", or use "n_samples".',
     ),
 )
 

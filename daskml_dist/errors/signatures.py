@@ -61,7 +61,7 @@ def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "")
         return
     has = f" It has {', '.join(sorted(names))}." if names else " It has none."
     remedy = hint or suggest_parameter(name, names) or has
-    raise InvalidTypeError(f"{kind.__name__}(): {name!r} is no parameter of it.{remedy}")
+    raise InvalidTypeError(f"{kind.__name__}(): {name!r} is not one of its parameters.{remedy}")
 
 
 def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
@@ -73,8 +73,8 @@ def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
     names = [p.name for p in _list_parameters(kind) or ()]
     example = names[min(int(most), len(names) - 1)] if names else "name"
     raise InvalidTypeError(
-        f"{kind.__name__}() takes {most or 'no'} argument{'s' * (most != 1)} by place, and "
-        f"{len(args)} are given. Give the others by their names, such as "
+        f"{kind.__name__}() takes {most or 'no'} argument{'s' * (most != 1)} by position, but "
+        f"{len(args)} were given. Pass the others by name, such as "
         f"{kind.__name__}({example}=...)."
     )
 
@@ -119,7 +119,7 @@ _ARGUMENTS_OF_OTHERS: dict[str, tuple[str, ...]] = {
     "y_proba": ("y_prob", "y_score", "y_pred"),
 }
 #: Arguments that scikit-learn's functions had once, and what replaces them.
-_REMOVED_ARGUMENTS = {"squared": "root_mean_squared_error is the function of the root."}
+_REMOVED_ARGUMENTS = {"squared": "use root_mean_squared_error for the root."}
 
 
 def is_signature_error(error: BaseException) -> bool:
@@ -186,11 +186,11 @@ def _suggest_argument(
         return f" {_REMOVED_ARGUMENTS[unknown]}"
     here = next((other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None)
     if here is not None:
-        return f" Here it is called {here!r}."
+        return f" Here it is named {here!r}."
     # Arguments of fit in other libraries may be parameters of the constructor here.
     if unknown in of_owner:
         return f" It is a parameter of the constructor: {owner}({unknown}=...)."
     of_constructor = suggest_parameter(unknown, of_owner)
-    if "called" in of_constructor:  # from the table of names, not a word that only looks alike
+    if "named" in of_constructor:  # from the table of names, not a word that only looks alike
         return f"{of_constructor[:-1]}, a parameter of the constructor of {owner}."
     return suggest_nearest(unknown, names)

@@ -61,7 +61,7 @@ def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
     """Return a sentence that suggests a valid name, or an object for a class; or nothing."""
     if isinstance(value, type):
         name = value.__name__
-        return f" {name} is a class: pass an object of it, {name}()."
+        return f" {name} is a class: pass an instance, {name}()."
     if not isinstance(value, str):
         return ""
     plain, valid = _normalize_name(value), list(valid)
@@ -116,4 +116,4 @@ _PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
 def suggest_parameter(name: str, valid: Collection[str]) -> str:
     """Return a sentence that suggests the parameter that a name stands for; or nothing."""
     known = next((here for here in _PARAMETERS_OF_OTHERS.get(name, ()) if here in valid), None)
-    return suggest_nearest(name, valid) if known is None else f" Here it is called {known!r}."
+    return suggest_nearest(name, valid) if known is None else f" Here it is named {known!r}."

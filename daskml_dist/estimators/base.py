@@ -200,8 +200,8 @@ class BaseOnRows(BaseEstimator):
         name = type(self).__name__
         ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
         raise AttributeError(
-            f"{name} has no set_callbacks: it does not call scikit-learn's callbacks. Its own are "
-            f"parameters of the constructor: {ours}."
+            f"{name} has no set_callbacks: it does not support scikit-learn's callbacks. Its own "
+            f"callbacks are constructor parameters: {ours}."
         )
 
     # -- fitting -------------------------------------------------------------------------------
@@ -546,11 +546,11 @@ def callback_list(
     callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
     if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
         raise InvalidParameterError(
-            f"callbacks hold a Checkpoint, which is a parameter of its own: {name}(checkpoint="
-            'Checkpoint("fit.npz")).'
+            "callbacks contains a Checkpoint, which has its own parameter: "
+            f'{name}(checkpoint=Checkpoint("fit.npz")).'
             if has_checkpoint
-            else f"{name} cannot save itself on its way: leave the Checkpoint out of callbacks. "
-            "The fitted model can be saved: model.save(path)."
+            else f"{name} does not support checkpoints: remove the Checkpoint from callbacks. The "
+            "fitted model can be saved: model.save(path)."
         )
     if verbose:
         callbacks.append(Progress(max_iter=max_iter, verbose=verbose))

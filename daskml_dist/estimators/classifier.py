@@ -83,7 +83,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
             )
         if len(labels) < self._min_classes:
             raise InvalidDataError(
-                f"y holds one class only. This solver needs samples of at least 2 classes in the "
+                "y holds only one class. This solver needs samples of at least 2 classes in the "
                 f"data, but the data contains only one class: {labels.tolist()[0]!r}. Check how "
                 "the rows were filtered."
             )
@@ -95,8 +95,9 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         unknown = np.setdiff1d(values, [0, 1])
         if len(unknown):
             raise InvalidDataError(
-                f"y has {n_columns} columns, and holds {unknown.tolist()[:5]}. Of several "
-                "labels a row, give a column of 0 and 1 for each; of one label, one column."
+                f"y has {n_columns} columns, and holds {unknown.tolist()[:5]}. For several "
+                "labels per row, give one column of 0 and 1 for each; for one label per row, "
+                "one column."
             )
         return np.arange(n_columns)
 
@@ -222,8 +223,9 @@ def _count_right(
     # NumPy compares a word with a number to False: the accuracy would silently be 0.
     if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
         raise InvalidDataError(
-            f"Labels to score are such as {y[0]!r}, and those of the fit such as {classes[0]!r}: "
-            "words on one side alone. Make them one type, for example y.astype(str) for both."
+            f"The labels to score are like {y[0]!r}, but those of the fit are like "
+            f"{classes[0]!r}: only one of them is a string. Convert both to one type, for "
+            "example y.astype(str) for both."
         )
     if raw.ndim == 1:
         # By two comparisons of y, without an array of predicted labels.
@@ -252,10 +254,11 @@ def _check_labels(y: Any) -> None:
         check_classification_targets(labels)
     except TypeError as error:
         raise InvalidDataError(
-            f"The labels in y are of different types ({error}). Make them one type: y.astype(str)."
+            f"The labels in y have different types ({error}). Convert them to one type: "
+            "y.astype(str)."
         ) from error
     except ValueError as error:
         remedy = "Use a regressor for a continuous target."
         if "unknown" in str(error):
-            remedy = "Make the labels one type, words or whole numbers: y.astype(str)."
+            remedy = "Convert the labels to one type, strings or integers: y.astype(str)."
         raise InvalidDataError(f"{error} {remedy}") from error

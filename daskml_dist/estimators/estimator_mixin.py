@@ -38,7 +38,7 @@ def make_doc_link_params(self: Any) -> dict[str, Any]:
 
 
 def to_sklearn(self: Any) -> Any:
-    """Return scikit-learn's own fitted estimator that predicts as this one does.
+    """Return a fitted scikit-learn estimator with the same predictions.
 
     See :func:`daskml_dist.inference.to_sklearn`.
 
@@ -60,7 +60,7 @@ def to_sklearn(self: Any) -> Any:
 
 
 def to_onnx(self: Any, path: Any = None, *, sample: Any = None) -> Any:
-    """Write the fitted estimator as a file of ONNX.
+    """Write the fitted estimator to an ONNX file.
 
     See :func:`daskml_dist.inference.to_onnx`.
 
@@ -119,7 +119,7 @@ async def fit_async(self: Any, *args: Any, **params: Any) -> Any:
 
 
 def save(self: Any, path: Any) -> None:
-    """Write the fitted estimator to a model file, which holds no pickle.
+    """Write the fitted estimator to a model file without pickles.
 
     See :func:`daskml_dist.inference.save`; :func:`daskml_dist.load` reads it.
 

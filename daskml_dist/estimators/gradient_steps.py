@@ -358,10 +358,10 @@ class BaseSteps(BaseOnRows):
         # An infinite sum of squares makes steps of adaptive optimizers zero: no NaN would show it.
         if not all(np.isfinite(array).all() for array in state.opt_state.values()):
             raise DivergedError(
-                "Floating-point under-/overflow occurred at epoch "
-                f"#{len(result.records)}: the squares of the gradients overflow, so that steps are "
-                "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
-                "Scale the features and the targets."
+                f"Floating-point under-/overflow occurred at epoch #{len(result.records)}: the "
+                "squares of the gradients overflow, so steps become zero. Scaling input data "
+                "with StandardScaler or MinMaxScaler might help. Scale the features and the "
+                "targets."
             )
         self._set_learned(state, model, rows)
         self.n_iter_ = len(result.records)
@@ -382,7 +382,7 @@ class BaseSteps(BaseOnRows):
                 f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
                 "loss (or validation score) settled to tol. Maximum number of iteration reached "
                 "before convergence. Consider increasing max_iter to improve the fit, scale the "
-                "features (StandardScaler), or set tol=None to ask for just so many passes.",
+                "features (StandardScaler), or set tol=None to ask for exactly max_iter passes.",
                 ConvergenceWarning,
                 stacklevel=user_stack_level(),
             )
@@ -397,8 +397,8 @@ class BaseSteps(BaseOnRows):
             raise refuse_more_rows()
         if self._params()["early_stopping"]:
             raise InvalidParameterError(
-                "early_stopping should be False with partial_fit: it makes one pass. Set "
-                "early_stopping=False, or call fit."
+                "early_stopping should be False with partial_fit, which makes only one pass. "
+                "Set early_stopping=False, or call fit."
             )
 
     def _fit_one_pass(
@@ -428,8 +428,9 @@ class BaseSteps(BaseOnRows):
         check_row_shape(summary.row_shape, self._row_shape, type(self).__name__)
         if classes is not None and not np.array_equal(classes, self.classes_):
             raise InvalidDataError(
-                f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
-                f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
+                f"Continuing needs the classes of the first fit, {self.classes_.tolist()}; y "
+                f"holds {classes.tolist()}. Set warm_start=False, or name all classes in the "
+                "first fit."
             )
         dtype = settings.dtype_of(summary)
         opt_state = {name: array.astype(dtype) for name, array in state.opt_state.items()}
@@ -528,8 +529,8 @@ class BaseSteps(BaseOnRows):
 
         if self._survival_loss is not None:
             raise InvalidParameterError(
-                f"loss={self._survival_loss!r} reads times in several forms, and a stream reads "
-                "targets as they come. Learn batch by batch with partial_fit."
+                f"loss={self._survival_loss!r} accepts times in several forms, which streams do "
+                "not support. Learn batch by batch with partial_fit."
             )
         if client is not None and not (isinstance(client, str) and client == INLINE):
             check_client(client, "a stream", '"inline" or None for a stream in this process')
@@ -552,8 +553,8 @@ class BaseSteps(BaseOnRows):
         """Raise where a stream is open: it would undo what `method` does to the parameters."""
         if vars(self).get("_stream") is not None:
             raise InvalidParameterError(
-                f"{method} while this estimator learns from a stream: the stream would undo it. "
-                "Leave the stream's context first, or use a copy: copy.copy(estimator)."
+                f"{method} while this estimator learns from a stream, which would overwrite the "
+                "result. Leave the stream's context first, or use a copy: copy.copy(estimator)."
             )
 
     # -- hooks that some kinds of estimators override --------------------------------------------
@@ -625,26 +626,27 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
     if not policy.compresses:
         names = [name for name, kind in POLICIES.items() if kind().compresses]
         # What compression leaves out must wait for the next time, and a client may have none.
-        shared = "threads write to parameters that they share"
-        reason = "drawn clients send their parameters whole" if policy.draws_lanes else shared
+        shared = "threads write directly to shared parameters"
+        reason = "drawn clients send whole parameters" if policy.draws_lanes else shared
         if policy.sums_within_hosts:
-            reason = "hosts send their parameters whole"
+            reason = "hosts send whole parameters"
         raise InvalidParameterError(
-            f"{given} is for gradients, and for what lanes that step alone send when they meet. "
-            f"Under {policy.name!r} {reason}. Use one of the policies {names}, or compression=None."
+            f"{given} compresses gradients, or what lanes with their own steps send when they "
+            f"synchronise. Under {policy.name!r} {reason}. Use one of the policies {names}, or "
+            "compression=None."
         )
     if compressor.needs_allreduce and not policy.sums_gradients:
         raise InvalidParameterError(
-            f"{given}: {compressor!r} is for gradients that all lanes sum at each step, since all "
-            f"must know the same of them. Use policy='allreduce', or another compression under "
-            f"{policy.name!r}, such as '8bit'."
+            f"{given}: {compressor!r} only works if all lanes sum their gradients at each step. "
+            f"Use policy='allreduce', or another compression under {policy.name!r}, such as "
+            "'8bit'."
         )
     # The rest of what a lane sends waits for its next message, and there is none.
     if policy.averages and not policy.average_every and not compressor.keeps_all_entries:
         names = [name for name, kind in COMPRESSORS.items() if kind.keeps_all_entries]
         raise InvalidParameterError(
-            f"{given} under {policy.name!r}: lanes send one message, at the end, and most of their "
-            f"way would be lost. Use one of {names}, or policy='local'."
+            f"{given} under {policy.name!r}: lanes send only one message, at the end, and "
+            f"compression would lose most of it. Use one of {names}, or policy='local'."
         )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.column_statistics import WeightedMoments
+from daskml_dist.errors import DivergedError
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.survival import Cox
 from daskml_dist.models.base import r2_of_sums
@@ -55,14 +56,22 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
 def _score_concordance(self: Any, loss: Loss, X: Any, y: Any, sample_weight: Any) -> float:
     """Return how often of two times the longer one is predicted, of those that can be compared."""
     # Here, so that estimators do not import all metrics.
+    from daskml_dist.metrics._columns import MissingValues
     from daskml_dist.metrics.survival import concordance_index
 
     X, y, sample_weight = take_named_columns(X, y, sample_weight)
     predicted = self.predict(X)
     # Of a hazard the larger one means the shorter time.
-    return concordance_index(
-        y, -predicted if isinstance(loss, Cox) else predicted, sample_weight=sample_weight
-    )
+    predicted = -predicted if isinstance(loss, Cox) else predicted
+    try:
+        return concordance_index(y, predicted, sample_weight=sample_weight)
+    except MissingValues as error:
+        if "y_pred" not in str(error):
+            raise
+        # Raw predictions are finite, so their exponentials have overflowed.
+        raise DivergedError(
+            f"Some predictions are too large for floats. {loss.overflow_remedy}"
+        ) from error
 
 
 def partial_fit(

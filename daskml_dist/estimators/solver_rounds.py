@@ -174,7 +174,7 @@ class BaseRounds(BaseOnRows):
         callbacks = given if isinstance(given, list | tuple) else [given]
         found = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
         if len(found) > 1:
-            raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
+            raise InvalidParameterError("callbacks contains several Checkpoints. Give one.")
         return found[0] if found else None
 
     @contextmanager

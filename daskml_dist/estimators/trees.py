@@ -82,10 +82,10 @@ def _check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
         )
     # A criterion that needs all rows of a node in one process rules out histograms of sums.
     if _CRITERIA[p["criterion"]].needs_rows:
-        why = f"criterion={p['criterion']!r} needs medians of the targets, which are no sums"
+        why = f"criterion={p['criterion']!r} needs medians of the targets, which are not sums"
         if p["device"] == "gpu":
             raise InvalidParameterError(
-                f'{why}, and the CPU alone finds them. Use device="cpu" or "auto", or '
+                f'{why}, and only the CPU computes them. Use device="cpu" or "auto", or '
                 'criterion="squared_error".'
             )
         if p["decomposition"] == "data":

@@ -25,7 +25,7 @@ from daskml_dist.parameters.checks import check_columns, check_one_of
 
 
 class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
-    """Transformer of columns of ids, bags of ids and numbers to rows of virtual columns.
+    """Transformer that hashes columns of ids, lists of ids and numbers to sparse rows.
 
     Each column of a frame is a *field*. An id gives an entry of 1 in the column of its hash, a bag
     (a list of ids) one for each of its ids, and a number its value in the one column of its field.

@@ -134,7 +134,7 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
             )
         if any(len(pair) != 2 for pair in self.interactions):
             raise InvalidParameterError(
-                f"interactions={self.interactions!r}: name two namespaces in each."
+                f"interactions={self.interactions!r}: each must name two namespaces."
             )
         return self
 
@@ -178,7 +178,7 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
 
 
 class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
-    """Hash features of namespaces, and the products of namespaces, to columns.
+    """Transformer that hashes features of namespaces, and their products, to columns.
 
     Parameters
     ----------
@@ -247,8 +247,8 @@ def _hash_namespace(space: str, features: Any) -> Features:
         features = features.split()
     if not isinstance(features, Iterable):
         raise InvalidDataError(
-            f"Namespace {space!r} holds {features!r}. Give its features: a text, a list of names, "
-            "or a mapping of names to numbers, such as {'price': 2.5}."
+            f"Namespace {space!r} holds {features!r}. Its features must be a string, a list of "
+            "names, or a mapping of names to numbers, such as {'price': 2.5}."
         )
     items = (
         features.items() if isinstance(features, Mapping) else [(name, 1.0) for name in features]

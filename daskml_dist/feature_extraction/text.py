@@ -84,7 +84,7 @@ def _check_not_one_text(X: Any) -> None:
     if isinstance(X, str | bytes):
         raise InvalidDataError(
             "Iterable over raw text documents expected, string object received. Pass a list of "
-            "texts, for one text [text]."
+            "strings; for one text, [text]."
         )
 
 
@@ -92,8 +92,8 @@ def _check_not_table(X: Any) -> None:
     """Raise if documents are a table, whose column names would be read as documents."""
     if _is_table(X):
         raise InvalidDataError(
-            f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
-            'X["text"] or X[:, 0]; of several, name one column each in '
+            f'Texts came as a table ({type(X).__name__}). Pass one column, such as X["text"] or '
+            "X[:, 0]; for several, name one column each in "
             'make_column_transformer((TfidfVectorizer(), "text")), without a list around it.'
         )
 
@@ -107,8 +107,8 @@ def check_no_table_of_items(X: Any) -> None:
     """Raise if items to hash are a table, whose column names would be read as items."""
     if _is_table(X):
         raise InvalidDataError(
-            f"Items came as a table ({type(X).__name__}), and each is to be a dict. Make them of a "
-            'pandas frame by X.to_dict("records"), of a Dask one by X.to_bag(format="dict").'
+            f"Items came as a table ({type(X).__name__}), but each item must be a dict. Convert "
+            'a pandas frame with X.to_dict("records"), a Dask one with X.to_bag(format="dict").'
         )
 
 
@@ -247,8 +247,8 @@ class VocabularyTransformer(DocumentTransformer):
         if not terms:
             raise InvalidDataError(
                 "empty vocabulary; perhaps the documents only contain stop words. Look at "
-                "`stop_words` and `token_pattern`, which by default takes words of two letters "
-                "or more, and at the filter or the path that made the collection."
+                "`stop_words` and `token_pattern`, which by default only matches words of two "
+                "letters or more, and at the filter or the path of the collection."
             )
         least, most = self._resolve_document_limits(counts.n_documents)
         documents = _collect_counts(counts.documents, terms)

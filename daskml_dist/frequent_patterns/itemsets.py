@@ -50,7 +50,7 @@ def frequent_itemsets(
     callbacks: Any = None,
     client: Any = None,
 ) -> Any:
-    """Find the sets of items that many baskets have in common.
+    """Find the sets of items that occur together in many baskets.
 
     Exact: every set that is in enough baskets is found, and counted, on any number of workers.
     Level by level, candidates are counted where the rows lie, and the counts are added up.
@@ -128,8 +128,8 @@ def frequent_itemsets(
     """
     if (basket is None) != (item is None):
         raise InvalidParameterError(
-            f"basket={basket!r} and item={item!r}: name both columns of a frame that has a row for "
-            "each entry, or none of them."
+            f"basket={basket!r} and item={item!r}: name both columns of a dataframe with one row "
+            "per entry, or neither."
         )
     check_flag("null_values", null_values)
     X = convert_foreign(X)
@@ -139,8 +139,8 @@ def frequent_itemsets(
         X = mark_known(X) if null_values else X
     elif null_values:
         raise InvalidParameterError(
-            "null_values=True is of a table with a column for each item; a long frame names what "
-            "is in each basket, and the rest is known not to be. Leave null_values out."
+            "null_values=True needs a table with one column per item; in a long frame, items "
+            "that are not named are known to be absent. Leave null_values out."
         )
     else:
         X, items = make_baskets(X, basket, item, client)
@@ -184,8 +184,8 @@ class _ItemsetSearch(BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         if len(rows.summary.row_shape) != 1:
             raise InvalidDataError(
-                f"X has rows of shape {rows.summary.row_shape}. Give a row for each basket and a "
-                "column for each item: two dimensions."
+                f"X has rows of shape {rows.summary.row_shape}. Give two dimensions: one row per "
+                "basket and one column per item."
             )
         # The type matters: 1 is one basket, and 1.0 all of them.
         is_count = isinstance(self.min_support, Integral)
@@ -205,7 +205,7 @@ class _ItemsetSearch(BaseRounds):
         if not solution.converged:
             warnings.warn(
                 f"frequent_itemsets was stopped after length {solution.n_iter}: longer itemsets "
-                "are missing. Let the callback go on, or set max_length.",
+                "are missing. Let the callback continue, or set max_length.",
                 ConvergenceWarning,
                 stacklevel=user_stack_level(),
             )
@@ -218,8 +218,8 @@ def _read_item_names(X: Any) -> NDArray[Any] | None:
     names = _make_object_array(list(X.columns))
     if doubled := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(
-            f"X has several columns named {doubled[:5]}, and each is an item. Rename them, or take "
-            "one of each: X.loc[:, ~X.columns.duplicated()]."
+            f"X has several columns named {doubled[:5]}, and each is an item. Rename them, or "
+            "keep one of each: X.loc[:, ~X.columns.duplicated()]."
         )
     return names
 
@@ -232,7 +232,7 @@ def _suggest_null_values(null_values: bool) -> Iterator[None]:
     except InvalidDataError as error:
         if not null_values and "NaN" in str(error):
             error.args = (
-                f"{error}\nWhere nobody knows whether an item is in a basket, count with "
+                f"{error}\nIf it is unknown whether an item is in a basket, count with "
                 "frequent_itemsets(..., null_values=True).",
             )
         raise

@@ -40,7 +40,7 @@ Array = NDArray[Any]
 def association_rules(
     itemsets: Any, *, metric: str = "confidence", min_threshold: float = 0.8
 ) -> Any:
-    """Make rules of frequent itemsets: who buys these items often buys those, too.
+    """Derive association rules from frequent itemsets.
 
     Each itemset is cut in two in all ways. Nothing is read but the frame.
 
@@ -205,9 +205,9 @@ class _ItemsetsByLength:
             items = list(self._number)
             one = tuple(items[code] for code in codes[int(known.argmin())])
             raise InvalidDataError(
-                f"itemsets lacks {one!r}, a part of one of its sets: rules need the support of "
-                "both their sides. Give the whole frame that frequent_itemsets returned, or drop "
-                "the larger sets."
+                f"itemsets lacks {one!r}, a subset of one of its sets: rules need the support of "
+                "both sides. Give the whole frame that frequent_itemsets returned, or drop the "
+                "larger sets."
             )
         return self._at[length][at]
 
@@ -271,7 +271,7 @@ def _check_itemsets_frame(frame: Any) -> None:
     wrong = [one for one in frame["itemset"] if not isinstance(one, tuple | frozenset) or not one]
     if wrong:
         raise InvalidDataError(
-            f"itemsets holds {wrong[0]!r} where a tuple of items is due. Give the frame that "
+            f"itemsets holds {wrong[0]!r} instead of a tuple of items. Give the frame that "
             "frequent_itemsets returned."
         )
     for name in ("support", "count"):

@@ -80,7 +80,7 @@ def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | 
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
-            f"{name} names what is no vertex of any edge: {unknown} (of {len(ids)} named). Name "
+            f"{name} names vertices that no edge has: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."
         )
     # In the order of the vertices' numbers, so that sums over them do not depend on the order of
@@ -94,10 +94,10 @@ def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
     try:
         shares = np.array(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
+        raise InvalidDataError(f"{name} holds values that are not numbers: {error}.") from error
     if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
         raise InvalidDataError(
-            f"{name} must give its vertices finite shares of at least 0, one of them above 0."
+            f"{name} must give finite values >= 0, at least one of them above 0."
         )
     scaled: NDArray[np.float64] = shares / shares.max()
     return scaled
@@ -135,7 +135,7 @@ def connected_components(
     callbacks: Any = None,
     client: Any = None,
 ) -> Any:
-    """Find the connected components of a graph, whichever way its edges point.
+    """Find the weakly connected components of a graph.
 
     The number of rounds grows with the logarithm of the graph's diameter.
 

@@ -64,8 +64,9 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         """Return for each column its summary and whether values are missing, dtypes, and kind."""
         if sparse.issparse(X):
             raise InvalidDataError(
-                "SimpleImputer takes no sparse chunks of a Dask collection: what is not stored "
-                "there is zero, not missing. Make them dense: X.map_blocks(lambda x: x.toarray())."
+                "SimpleImputer does not accept sparse chunks of a Dask collection: entries that "
+                "are not stored are zero, not missing. Convert them to dense: "
+                "X.map_blocks(lambda x: x.toarray())."
             )
         is_frame = is_dataframe_like(X)
         X = densify_columns(X) if is_frame else np.asarray(X)

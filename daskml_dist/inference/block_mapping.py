@@ -208,8 +208,8 @@ def make_sample_row(X: Any) -> Any:
     X = join_delayed(X, 2)
     if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):
         raise InvalidDataError(
-            "The number of columns is not known before X is computed. Pass a dask Array that "
-            "knows it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=float)."
+            "The number of columns is unknown until X is computed. Pass a Dask Array that knows "
+            "it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=float)."
         )
     if not isinstance(X, da.Array):
         return X._meta_nonempty.iloc[:1]

@@ -56,7 +56,7 @@ def save_model(
     mlflow = _load_mlflow()
     folder = Path(path)
     if folder.exists() and any(folder.iterdir()):
-        raise ModelFileError(f"{folder} is there and not empty. Name a new folder, or remove it.")
+        raise ModelFileError(f"{folder} exists and is not empty. Name a new folder, or remove it.")
     folder.mkdir(parents=True, exist_ok=True)
     data = f"model{suffix}"
     save(estimator, folder / data)
@@ -102,7 +102,7 @@ def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -
     flavors = _load_mlflow().models.Model.load(str(folder)).flavors
     if FLAVOR not in flavors:
         raise ModelFileError(
-            f"{model_uri} has the flavours {', '.join(flavors)}, and not {FLAVOR}. Read it by "
+            f"{model_uri} has the flavours {', '.join(flavors)}, but not {FLAVOR}. Load it with "
             "mlflow.pyfunc.load_model."
         )
     return load(folder / flavors[FLAVOR]["data"], trusted=trusted, **given)
@@ -175,7 +175,7 @@ def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
                 shutil.copy(one, folder / _CODE)
         except OSError as error:
             raise ModelFileError(
-                f"Cannot copy {one} ({error}). Name files and folders of Python in code_paths."
+                f"Cannot copy {one} ({error}). Name Python files and folders in code_paths."
             ) from error
     return _CODE
 
@@ -192,9 +192,9 @@ def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
     # A warning, not an error: `load_model` is given them by hand.
     if lost := [name for name in given.values() if not _can_be_imported(name)]:
         warnings.warn(
-            f"mlflow.pyfunc will not read this model: {lost[0].replace(':', '.')} is not found by "
-            "its name. Define it at the top of a module, and name its file in code_paths; "
-            f"load_model(uri, {next(iter(given))}=...) is given it.",
+            f"mlflow.pyfunc will not be able to load this model: {lost[0].replace(':', '.')} "
+            "cannot be imported. Define it at the top level of a module, and name its file in "
+            f"code_paths; or pass it to load_model(uri, {next(iter(given))}=...).",
             UserWarning,
             stacklevel=user_stack_level(),
         )
@@ -227,8 +227,8 @@ def _load_mlflow() -> Any:
             import mlflow.pyfunc
     except ImportError as error:
         raise ModelFileError(
-            "Models of MLflow need MLflow: pip install 'daskml-dist[mlflow,export]'; save() needs "
-            "skops alone."
+            "MLflow models need MLflow: pip install 'daskml-dist[mlflow,export]'; save() only "
+            "needs skops."
         ) from error
     return mlflow
 
@@ -288,8 +288,8 @@ def _load_pyfunc(path: str) -> _PyfuncModel:
             given[parameter] = _find_object(name)
         except (ImportError, AttributeError) as error:
             raise ModelFileError(
-                f"This model needs {name.replace(':', '.')}, which is not here ({error}). Log it "
-                "again with the file that defines it in code_paths, or read it by "
+                f"This model needs {name.replace(':', '.')}, which cannot be imported here "
+                f"({error}). Log the model again with its file in code_paths, or load it with "
                 f"daskml_dist.inference.mlflow.load_model(uri, {parameter}=...)."
             ) from error
     return _PyfuncModel(load(path, trusted=flavor.get("trusted", ()), **given))

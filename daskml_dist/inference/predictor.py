@@ -138,7 +138,7 @@ METHODS = ("predict_proba", "predict", "transform")
 
 
 class Predictor:
-    """Fitted model, or pipeline, as a function of rows in memory.
+    """Fast callable for predictions of a fitted model or pipeline on rows in memory.
 
     What a method looks up at each call (whether it is fitted, names, the kind of rows, the loss,
     the shapes) is looked up once. Then up to 256 rows in an array of float32 or float64 go straight
@@ -276,7 +276,7 @@ class Predictor:
         return np.asarray(self._function(X))
 
     def each(self, X: NDArray[Any]) -> NDArray[Any] | None:
-        """Return answers to rows, each with the bits that it would get alone.
+        """Return predictions of rows, bit-identical to predicting each row alone.
 
         A product of many rows may differ in the last digit from that of one row. Here each is
         rounded alone, in little more time than a product of all takes.

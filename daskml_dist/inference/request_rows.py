@@ -190,8 +190,8 @@ def _make_frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
         import pandas
     except ImportError:
         raise RequestError(
-            "This server has no pandas, which rows of named columns need: send one matrix, or "
-            "install daskml-dist[dataframe] there.",
+            "This server has no pandas, which named columns need: send one matrix, or install "
+            "daskml-dist[dataframe] on the server.",
             422,
         ) from None
     categories = {

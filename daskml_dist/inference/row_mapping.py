@@ -183,8 +183,8 @@ def _explain_full_device(index: int | None) -> AbstractContextManager[None]:
     """Return a context in which a GPU's memory error names the block and the remedy."""
     return device_memory(
         f"{describe_block(index)}What is made of rows of X",
-        "Keep fewer blocks there, make X of the dtype of the fit, which needs no copy, or make it "
-        "NumPy.",
+        "Keep fewer blocks there, convert X to the dtype of the fit, which avoids a copy, or "
+        "use NumPy arrays.",
     )
 
 
@@ -208,7 +208,7 @@ def map_rows(
     tensors: bool = False,
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None = None,
 ) -> Any:
-    """Apply a function of rows to X, lazily where X is a Dask collection.
+    """Apply a function of rows to X, lazily if X is a Dask collection.
 
     Parameters
     ----------

@@ -91,13 +91,14 @@ class TableFields:
         shape = find_row_shape(X)
         if shape is None:
             raise InvalidDataError(
-                "The number of columns is not known before X is computed. Pass a dask Array that "
-                "knows it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), dtype=int)."
+                "The number of columns is unknown until X is computed. Pass a Dask Array that "
+                "knows it: dask.array.from_delayed(block, shape=(numpy.nan, n_columns), "
+                "dtype=int)."
             )
         if shape[0] > MAX_FIELDS:
             raise InvalidDataError(
-                f"X has {shape[0]} columns, and there are {MAX_FIELDS} fields at most. Take fewer, "
-                "or join ids of one meaning into bags: a column of lists."
+                f"X has {shape[0]} columns, but at most {MAX_FIELDS} fields are supported. Use "
+                "fewer, or combine ids of the same meaning into one column of lists."
             )
         listed = _list_names(X, names)
         found = _find_lazy_kinds(X, listed, reader) if is_dask(X) else find_kinds(X, listed)
@@ -157,7 +158,7 @@ def hash_table(
     if fields is None or is_hashed(X):
         return X
     if isinstance(X, RowsPlaceholder):
-        raise InvalidTypeError("Rows of ids have columns of several types: give a dataframe.")
+        raise InvalidTypeError("Rows of ids have columns of different types: pass a dataframe.")
     return fields.hash_rows(select(X, fields))
 
 
@@ -171,8 +172,8 @@ def as_table(X: Any, n_columns: float = np.nan) -> Any:
     X = check_rows(X, numeric=False)
     if sparse.issparse(X) or sparse.issparse(getattr(X, "_meta", None)):
         raise InvalidTypeError(
-            "X is a sparse matrix, and fields are the columns of a table. Pass the frame that it "
-            "was made of; a matrix that is hashed or encoded already needs no FieldHasher."
+            "X is a sparse matrix, but fields are the columns of a table. Pass the original "
+            "dataframe; a matrix that is already hashed or encoded needs no FieldHasher."
         )
     return convert_named_columns(X)
 

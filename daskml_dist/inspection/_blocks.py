@@ -24,8 +24,8 @@ def read_rows(X: Any, index: int | None) -> Any:
     rows = copy_to_host(X)
     if sparse.issparse(rows):
         raise InvalidDataError(
-            f"{describe_block(index)}X is sparse, and its columns cannot be changed as such. "
-            "Convert it: X.map_blocks(lambda b: b.toarray())."
+            f"{describe_block(index)}X is sparse, so its columns cannot be replaced. Convert it: "
+            "X.map_blocks(lambda b: b.toarray())."
         )
     # Sparse columns of a frame are made dense: values cannot be set in them either.
     return densify_columns(rows) if is_dataframe_like(rows) else np.asarray(rows)

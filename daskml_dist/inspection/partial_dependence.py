@@ -228,9 +228,9 @@ def _find_recursion_estimator(estimator: Any, method: str) -> Any:
     # The exported scikit-learn model takes the recursion, where its result would be right.
     reason = None
     if hasattr(estimator, "_trees") and (estimator._trees.nodes.category >= 0).any():
-        reason = "its trees split categories, of which the recursion takes no notice"
+        reason = "its trees split on categories, which the recursion ignores"
     elif getattr(estimator, "_has_weights", False):
-        reason = "it was fitted with sample weights, which its nodes do not count"
+        reason = "it was fitted with sample weights, which its nodes do not record"
     if reason is None:
         try:
             return to_sklearn(estimator)
@@ -239,7 +239,7 @@ def _find_recursion_estimator(estimator: Any, method: str) -> Any:
     if method == "auto":
         return None
     raise InvalidParameterError(
-        f"method='recursion' cannot answer for this {name}: {reason}. Use method='brute'."
+        f"method='recursion' does not work for this {name}: {reason}. Use method='brute'."
     )
 
 
@@ -419,8 +419,8 @@ def _find_column(collection: Collection, feature: Any) -> int:
         if feature in names:
             return names.index(feature)
         raise InvalidParameterError(
-            f"{feature!r} is no column of X, which has {names or 'no names'}. Use one "
-            "of these, or a number."
+            f"{feature!r} is not a column of X, which has {names or 'no names'}. Use one of "
+            "these, or a number."
         )
     n = collection.row_shape[0] if collection.row_shape else np.inf
     if isinstance(feature, bool | np.bool_) or not 0 <= feature < n:
@@ -481,8 +481,8 @@ def _drop_many_values(summary: _ColumnSummary, j: int, limit: float) -> _ColumnS
         return summary
     if summary.sketch is None:
         raise InvalidDataError(
-            f"Column #{j} holds no numbers, and more values than grid_resolution. Name it in "
-            "categorical_features, or give its points as custom_values."
+            f"Column #{j} is not numeric, and has more values than grid_resolution. Name it in "
+            "categorical_features, or pass its values as custom_values."
         )
     return _ColumnSummary(None, summary.sketch)
 

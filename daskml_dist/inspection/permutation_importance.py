@@ -57,7 +57,7 @@ def permutation_importance(
     max_samples: float | int = 1.0,
     column_memory: int | str = "512 MiB",
 ) -> Any:
-    """Measure how much a score falls where a feature's values are permuted among all rows.
+    """Measure how much a score drops when the values of a feature are permuted.
 
     As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: values are
     permuted across all blocks, and the result depends neither on chunks nor on workers. Rows stay
@@ -207,8 +207,8 @@ def _run_scikit_learn(
 
     if collection.kind != "memory":
         raise InvalidParameterError(
-            "scoring is a function, and rows of a Dask collection may be more than one process "
-            "holds. Use the name of a score, or rows in memory."
+            "scoring is a function, which needs all rows in one process, but X is a Dask "
+            "collection. Use the name of a score, or rows in memory."
         )
     return inspection.permutation_importance(
         estimator, X, y, scoring=scoring, n_repeats=n_repeats, random_state=random_state,
@@ -360,8 +360,8 @@ def _find_score(estimator: Any, scoring: Any) -> _Score | None:
         return None
     if not isinstance(scoring, str) or scoring not in SCORES:
         raise InvalidParameterError(
-            f"scoring={scoring!r} does not come from sums over rows. {names}; of rows in memory "
-            "also a function of (estimator, X, y)."
+            f"scoring={scoring!r} is not a sum over rows. {names}; for rows in memory, a "
+            "function (estimator, X, y) works too."
         )
     score = SCORES[scoring]
     if not hasattr(estimator, score.method):

@@ -139,7 +139,8 @@ def shap_values(
     n_outputs = len(function.base)
     if as_frame and n_outputs > 1:
         raise InvalidParameterError(
-            f"as_frame=True is of one output, and the model has {n_outputs}. Leave it out."
+            f"as_frame=True needs a model with one output, but this one has {n_outputs}. Leave "
+            "it out."
         )
     if is_dask(X):
         values = map_pieces(_explain_block, function, X, function.make_empty())
@@ -277,14 +278,13 @@ def _make_explainer(estimator: Any, background: Any) -> tuple[Callable[[Any], Fl
         return InterventionalShap(explained, rows, base), base
     if not hasattr(estimator, "_dense_coef"):
         raise InvalidParameterError(
-            f"{type(estimator).__name__} has no exact SHAP values here: trees, forests, boosting "
-            "and linear models of this package have. Use permutation_importance, or the package "
-            "shap."
+            f"{type(estimator).__name__} is not supported: exact SHAP values exist for trees, "
+            "forests, boosting and linear models of this package. Use permutation_importance, "
+            "or the package shap."
         )
     if background is None:
         raise InvalidParameterError(
-            "SHAP values of a linear model are about the mean of some rows. Pass "
-            "background=X_train."
+            "SHAP values of a linear model need rows to compare with. Pass background=X_train."
         )
     coef = np.atleast_2d(estimator._dense_coef()).astype(np.float64)
     mean = _compute_mean(estimator, background)
@@ -299,7 +299,7 @@ def _read_background(estimator: Any, background: Any) -> Any:
         raise make_no_rows_error(": the background is empty")
     if rows.shape[0] > _MOST_BACKGROUND:
         raise InvalidParameterError(
-            f"background has more than {_MOST_BACKGROUND} rows, and each row that is explained is "
+            f"background has more than {_MOST_BACKGROUND} rows, and each explained row is "
             "compared with all of them. Pass a sample of a few hundred rows."
         )
     return rows.toarray() if hasattr(rows, "toarray") else rows

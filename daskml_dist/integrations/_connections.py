@@ -116,8 +116,8 @@ def call_breakable(group: RankGroup, call: Callable[[], Result]) -> Result:
             patience -= 1
     if not answer.done():
         logger.warning(
-            "A library's call does not return though the group of its ranks has ended. Its thread "
-            "and its rows stay until it does, or until this worker is restarted."
+            "A library call has not returned although its group of ranks has ended. Its thread "
+            "and rows stay in memory until it returns or this worker is restarted."
         )
         # A call of the group tells why it ended.
         group.barrier()

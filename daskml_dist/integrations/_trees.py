@@ -30,15 +30,15 @@ def check_model(model: Any, kind: type, name: str) -> None:
     """Raise `InvalidParameterError` for what is no model of a library."""
     if not isinstance(model, kind):
         raise InvalidParameterError(
-            f"model={model!r} is no model of {name}: give one of its classes for scikit-learn, "
-            "with its parameters, that is not fitted."
+            f"model={model!r} is not a model of {name}: give an unfitted instance of one of its "
+            "scikit-learn classes."
         )
 
 
 def list_rows(given: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Return the names and collections that blocks are made of."""
     if given["X"] is None or given["y"] is None:
-        raise InvalidDataError("X and y are both needed: rows and their targets.")
+        raise InvalidDataError("X and y are both needed: rows and targets.")
     names = [name for name in ROW_NAMES if given.get(name) is not None]
     return names, [given[name] for name in names]
 
@@ -71,7 +71,7 @@ def find_n_classes(y: Any, allreduce: Callable[..., Any]) -> int:
     wrong, _, highest = allreduce(np.array([not is_code or lowest < 0, 0, highest], float), "max")
     if wrong:
         raise InvalidDataError(
-            "The labels are not 0, 1, 2, ...: these libraries take numbers of classes. Encode them "
-            "first, with daskml_dist.preprocessing.LabelEncoder."
+            "The labels are not 0, 1, 2, ...: these libraries need classes numbered from 0. "
+            "Encode them first, with daskml_dist.preprocessing.LabelEncoder."
         )
     return int(highest) + 1

@@ -114,8 +114,8 @@ def resolve_scorer(scoring: Any) -> Any:
     # A function of (y_true, y_pred) is a common mistake: it fails before the fit, not after it.
     if callable(scoring) and not _takes_three_arguments(scoring):
         raise InvalidParameterError(
-            f"scoring={scoring!r}: it cannot be called with (estimator, X, y). Give a "
-            "callable that takes these, or the name of a score."
+            f"scoring={scoring!r}: it cannot be called with (estimator, X, y). Give a callable "
+            "that accepts them, or the name of a score."
         )
     return None if scoring is None else get_scorer(scoring)
 
@@ -153,8 +153,8 @@ def route_metadata(
             routed = process_routing(estimator, method, **given, **more)
             if unsupported := sorted(set(routed.scorer.get("score", {})) - {"sample_weight"}):
                 raise InvalidParameterError(
-                    f"The scorer requests {unsupported}: scores here know sample_weight alone. "
-                    "Request this only, and give a scorer of your own what else it needs."
+                    f"The scorer requests {unsupported}: scores here only support sample_weight. "
+                    "Request only that, and bind anything else in your own scorer."
                 )
             return routed
     except (UnsetMetadataPassedError, InvalidParameterError):

@@ -393,8 +393,8 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             if not (value > 0 or (value == 0 and self.cv is not None)) or not value < np.inf:
                 least = ">= 0.0" if self.cv is not None else "> 0.0"
                 raise InvalidParameterError(
-                    f"{name} == {alpha}, must be {least}. Leaving rows out (cv=None) needs a "
-                    "penalty; use LinearRegression for none."
+                    f"{name} == {alpha}, must be {least}. Leave-one-out (cv=None) needs a "
+                    "penalty; without one, use LinearRegression."
                 )
         for name in ("store_cv_results", "alpha_per_target"):
             if self.cv is not None and getattr(self, name):

@@ -358,9 +358,9 @@ class _BlockSums:
             leverage = weight * expected * ((design @ inverse) ** 2).sum(axis=1)
             if power and (leverage > 1 - _MIN_REST).any():
                 raise InvalidDataError(
-                    f"{describe_block(index)}One row alone determines a coefficient (its leverage "
-                    "is 1), and HC2 and HC3 are not defined. Use cov_type='HC1', or drop the "
-                    "column that only one row has."
+                    f"{describe_block(index)}A single row determines a coefficient (its leverage "
+                    "is 1), so HC2 and HC3 are undefined. Use cov_type='HC1', or drop the "
+                    "column that is nonzero in only one row."
                 )
             scores = (weight * slope / (1 - leverage) ** (power / 2))[:, None] * design
             factors.append(_factorize([scores]))
@@ -373,7 +373,7 @@ def _encode_labels(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
     if not np.isin(y, classes).all():
         lacking = np.setdiff1d(y, classes)[:5].tolist()
         raise InvalidDataError(
-            f"y holds labels that the fit has not seen: {lacking}. Pass the rows of the fit."
+            f"y holds labels that were not in the fit: {lacking}. Pass the rows of the fit."
         )
     return np.asarray(y == classes[1])
 
@@ -520,7 +520,7 @@ class RegressionSummary:
         return np.asarray(2 * self._distribution.sf(np.abs(self.tvalues)))
 
     def conf_int(self, alpha: float = 0.05) -> Floats:
-        """Return intervals of the coefficients that hold the true ones but for a share `alpha`.
+        """Return confidence intervals of the coefficients at level ``1 - alpha``.
 
         Parameters
         ----------
@@ -686,8 +686,8 @@ def _finish_summary(
     family, params, n, p = sums.family, sums.params, first.n_rows, len(sums.params)
     if n <= p:
         raise InvalidDataError(
-            f"There are {n} rows of weight and {p} coefficients: nothing is left to tell errors "
-            "by. Use fewer features, or more rows."
+            f"There are {n} rows of weight and {p} coefficients, so errors cannot be estimated. "
+            "Use fewer features, or more rows."
         )
     inverse = _invert_factor(first.factor, names)
     information = inverse @ inverse.T  # inverse of X' W X
@@ -695,8 +695,8 @@ def _finish_summary(
     scale = 1.0 if family.fixed_scale else first.pearson / df_resid
     if scale == 0:
         raise InvalidDataError(
-            "The fit predicts every target exactly, and standard errors, which come from errors, "
-            "would be 0. See whether y is constant, or stands among the features, too."
+            "The fit predicts every target exactly, so all standard errors would be 0. Check "
+            "whether y is constant, or is also one of the features."
         )
     _warn_unfinished(information @ first.score, np.sqrt(scale * np.diag(information)))
     # The second pass.
@@ -754,8 +754,8 @@ def _invert_factor(factor: Floats, names: list[str]) -> Floats:
     if np.any(small):
         which = [names[j] for j in np.flatnonzero(np.broadcast_to(small, len(names)))][:5]
         raise InvalidDataError(
-            f"Columns depend on those before them: {which}. Their coefficients are not determined, "
-            "and have no standard errors. Drop these columns."
+            f"Columns are linear combinations of earlier ones: {which}. Their coefficients are "
+            "undetermined and have no standard errors. Drop these columns."
         )
     found: Any = linalg.solve_triangular(factor, np.eye(len(factor)))
     return np.asarray(found)
@@ -788,8 +788,8 @@ def _add_groups(rows: Collection, X: Any, groups: Any) -> Collection:
     beside = as_collection(X, groups, None, numeric=False, classification=True)
     if rows.kind != beside.kind or len(rows.parts) != len(beside.parts):
         raise InvalidDataError(
-            "groups are not cut like X. Pass them as X is: a Dask collection of the same blocks, "
-            "or in memory."
+            "groups are not split like X. Pass them like X: a Dask collection with the same "
+            "blocks, or in memory."
         )
     rows.parts[:] = [(*one, other[1]) for one, other in zip(rows.parts, beside.parts, strict=True)]
     return rows
@@ -808,28 +808,29 @@ def _find_family(estimator: Any) -> _Family:
         remedy = "penalty=None"
     if remedy:
         raise InvalidParameterError(
-            f"This {name} has a penalty, by which its coefficients are no maximum of a likelihood, "
-            f"and standard errors mean nothing. Fit with {remedy}."
+            f"This {name} has a penalty, so its coefficients do not maximise the likelihood and "
+            f"standard errors are meaningless. Fit with {remedy}."
         )
     if params.get("positive"):
         raise InvalidParameterError(
-            "positive=True bounds the coefficients, which standard errors do not know. Fit without."
+            "positive=True constrains the coefficients, which standard errors do not account "
+            "for. Fit without it."
         )
     if params.get("class_weight") is not None:
         raise InvalidParameterError(
-            "class_weight changes the likelihood, and standard errors would not be of these rows. "
-            "Fit without."
+            "class_weight changes the likelihood, so standard errors would be wrong. Fit "
+            "without it."
         )
     if estimator._classification:
         if len(estimator.classes_) != 2:
             raise InvalidParameterError(
-                f"summary is of two classes, and there are {len(estimator.classes_)}. Fit a model "
-                "of one class against the others."
+                f"summary supports two classes, but there are {len(estimator.classes_)}. Fit one "
+                "class against the others."
             )
         return _BinaryLogit()
     if np.ndim(estimator.coef_) != 1:
         raise InvalidParameterError(
-            f"summary is of one target, and there are {len(estimator.coef_)}. Fit one at a time."
+            f"summary supports one target, but there are {len(estimator.coef_)}. Fit one at a time."
         )
     if hasattr(estimator, "_deviance"):
         return _TweedieFamily(estimator._deviance())

@@ -24,7 +24,7 @@ from daskml_dist.training.plan import make_target_shift
 
 
 class HuberRegressor(LinearRegressor, BaseRounds):
-    """Linear regression that outliers do not bend: Huber's loss, in units of a fitted scale.
+    """Linear regression that is robust to outliers: Huber's loss with a fitted scale.
 
     The objective is scikit-learn's: the sum over the rows of ``scale + scale * H(r / scale)`` plus
     ``alpha * |coef|^2``, with residuals r and ``H(z) = z**2`` for ``|z| <= epsilon``, a line

@@ -533,7 +533,8 @@ class LogisticRegressionCV(LinearClassifier):
             raise InvalidParameterError(f"Cs={self.Cs!r}: use a number >= 1, or values > 0.")
         if self.dual:
             raise InvalidParameterError(
-                "dual=True: no solver here has a dual. Leave dual=False; the optimum is the same."
+                "dual=True: no solver here solves the dual problem. Leave dual=False; the "
+                "optimum is the same."
             )
         resolve_scorer(self.scoring)
         for name, value in (("Cs", self._values), ("l1_ratios", self._ratios)):

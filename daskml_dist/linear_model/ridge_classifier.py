@@ -28,8 +28,8 @@ def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
     """Raise for class weights where rows have several labels (`n_columns` is not None)."""
     if n_columns is not None and class_weight is not None:
         raise InvalidParameterError(
-            f"class_weight={class_weight!r}: rows of several labels have no class. Leave "
-            "class_weight=None, and pass sample_weight."
+            f"class_weight={class_weight!r}: rows with several labels have no single class. "
+            "Leave class_weight=None, and pass sample_weight."
         )
 
 

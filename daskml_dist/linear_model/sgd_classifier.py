@@ -163,7 +163,7 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Make one pass over more rows, going on from the last state.
+        """Make one pass over more rows, continuing from the last state.
 
         Parameters
         ----------

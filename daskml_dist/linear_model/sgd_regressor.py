@@ -140,8 +140,8 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     def _loss(self) -> Loss:
         if isinstance(self.loss, Cox):
             raise InvalidParameterError(
-                "Cox's partial likelihood is of all rows at risk together, and a step sees few of "
-                "them. Use HistGradientBoostingRegressor(loss=Cox()), or loss=AFT() here."
+                "Cox's partial likelihood involves all rows at risk, but a step sees only a "
+                "batch. Use HistGradientBoostingRegressor(loss=Cox()), or loss=AFT() here."
             )
         loss = get_loss(self.loss, "regression", censored=True)
         return set_loss_epsilon(loss, self.loss, self.epsilon)

@@ -66,6 +66,6 @@ def get_loss(loss: str | Loss, kind: Kind, *, censored: bool = False) -> Loss:
         return loss
     names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
     raise InvalidParameterError(
-        f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an object of their "
-        f"classes in daskml_dist.losses.{suggest_nearest(loss, names)}"
+        f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an instance of a class "
+        f"in daskml_dist.losses.{suggest_nearest(loss, names)}"
     )

@@ -36,7 +36,7 @@ Multiclass = Literal["softmax", "ovr"]
 
 
 class Loss(NamedParameters, ABC):
-    """A loss of one row, as a function of its target and raw prediction.
+    """Base class of losses: functions of a target and a raw prediction.
 
     Results have the dtype of the raw prediction (float32 or float64) and are new arrays.
 
@@ -76,6 +76,8 @@ class Loss(NamedParameters, ABC):
     leaf_quantile : float or None
         A leaf of boosting takes this quantile of its residuals (Friedman 2001, algorithm 3, for the
         median); None: a Newton step.
+    overflow_remedy : str
+        What to do where derivatives overflow: the last sentence of boosting's error.
 
     Examples
     --------
@@ -97,6 +99,10 @@ class Loss(NamedParameters, ABC):
     tree_kernel: ClassVar[str | None] = None
     unit_hessian: ClassVar[bool] = False
     leaf_quantile: float | None = None
+    overflow_remedy: ClassVar[str] = (
+        "Check it for extreme predictions, such as an exponential that overflows; or lower "
+        "learning_rate."
+    )
 
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")
@@ -166,7 +172,7 @@ class Loss(NamedParameters, ABC):
         )
 
     def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array | None]:
-        """Return first and second derivatives of rows, by which boosting grows its trees.
+        """Return first and second derivatives per row, for boosting.
 
         But for `exponential` they are made of operations that IEEE 754 rounds, one row at a time:
         with an exponential of the same bits everywhere the trees are the same on every machine.

@@ -99,7 +99,7 @@ class _TweedieDeviance(Loss):
             domain = "> 0" if self.power >= 2 else ">= 0"
             raise InvalidDataError(
                 f"Some value(s) of y are out of the valid range of the loss {self.name!r}: it "
-                f"needs targets y {domain}, and some are {below}. Mend them, or use "
+                f"needs targets y {domain}, and some are {below}. Correct them, or use "
                 "loss='squared_error'."
             )
 

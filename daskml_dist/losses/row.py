@@ -13,7 +13,7 @@ __all__ = ["RowLoss"]
 
 
 class RowLoss(Loss):
-    """Base class of a loss of your own, of which you write the numbers of one row.
+    """Base class of custom losses that are written for a single row and compiled.
 
     One class serves `SGDClassifier` and `SGDRegressor`, the solvers of linear models, and gradient
     boosting (`HistGradientBoostingClassifier`, `HistGradientBoostingRegressor`). Its functions are
@@ -91,8 +91,8 @@ class RowLoss(Loss):
         """Return the two results of a function of rows, elementwise."""
         if not is_host(raw):
             raise InvalidParameterError(
-                f"loss={self.name!r} is written for one row, in Python, and computes on the CPU. "
-                "Set device='cpu'; losses of arrays derive from daskml_dist.losses.Loss."
+                f"loss={self.name!r} is written for single rows, in Python, and runs on the CPU. "
+                "Set device='cpu'; losses on arrays derive from daskml_dist.losses.Loss."
             )
         # At first use: it loads numba.
         from daskml_dist.backends.own_losses import map_row_function

@@ -190,6 +190,11 @@ class AFT(RowLoss):
     kind = "survival"
     multiclass = None
     in_target_units = False
+    # Residuals are in units of the scale: where it is far too small, steps grow like exponentials.
+    overflow_remedy = (
+        "Raise scale, as in loss=AFT(scale=1.0): times are too many scales from the predictions. "
+        "Or lower learning_rate."
+    )
     distribution: str = "normal"
     scale: float = 1.0
     # A pair of numbers is no target of the compiled steps of single rows.
@@ -255,8 +260,9 @@ class AFT(RowLoss):
             raise make_no_event_error()
         if mean[1] <= -UNBOUNDED:
             raise InvalidDataError(
-                "All times of y have an upper bound alone (the lower one is 0), so the likelihood "
-                "grows without end as the prediction falls. Give rows with events, or lower bounds."
+                "All times of y have only an upper bound (the lower one is 0), so the "
+                "likelihood grows without limit as the prediction falls. Give rows with events, "
+                "or with lower bounds."
             )
 
     def constant(self, mean: float) -> float:
@@ -264,8 +270,9 @@ class AFT(RowLoss):
         return mean
 
     def inverse_link(self, raw: Array) -> Array:
-        """Return the predicted time, ``exp(raw)``."""
-        return namespace(raw).exp(raw)
+        """Return the predicted time, ``exp(raw)``; infinite where it is too large for the dtype."""
+        with np.errstate(over="ignore"):
+            return namespace(raw).exp(raw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +329,7 @@ class Cox(Loss):
     """
 
     name = "cox"
+    overflow_remedy = "Lower learning_rate, or raise l2_regularization."
     kind = "survival"
     has_hessian = True
 
@@ -413,7 +421,7 @@ def _cumulate(values: Array, backwards: bool) -> Array:
 def make_no_event_error() -> InvalidDataError:
     """Return the error of times of which none is that of an event."""
     return InvalidDataError(
-        "All times of y are censored: no row has an event, so the likelihood grows with the "
-        "prediction without end. Give rows with events: positive times, event=True, or a finite "
-        "upper bound. Is the sign, or the meaning of the column of events, the other way round?"
+        "All times of y are censored: no row has an event, so the likelihood grows without "
+        "limit with the prediction. Give rows with events: positive times, event=True, or a "
+        "finite upper bound. Is the sign, or the meaning of the event column, reversed?"
     )

@@ -132,5 +132,5 @@ def _check_some_rows(estimator: Any, X: Any) -> None:
     if len(shape) == 2 and not shape[0]:
         raise InvalidDataError(
             f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "
-            f"{type(estimator).__name__}. Look at the files or the filter that X comes from."
+            f"{type(estimator).__name__}. Check the files or the filter that X comes from."
         )

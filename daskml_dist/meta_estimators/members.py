@@ -127,8 +127,8 @@ def route_member_params(
         return [dict(routed[name]["fit"]) for name, _ in named]
     if unknown := sorted(set(params) - {"sample_weight"}):
         raise InvalidParameterError(
-            f"fit of {type(ensemble).__name__} got {unknown}, and knows sample_weight alone. Turn "
-            "on scikit-learn's metadata routing for others."
+            f"fit of {type(ensemble).__name__} got {unknown}, but only supports sample_weight. "
+            "Turn on scikit-learn's metadata routing for others."
         )
     check_weighable(named, params)
     return [dict(params) for _ in named]

@@ -145,9 +145,8 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
     found: NDArray[np.bool_] = table != 0
     if table.ndim != 2 or (found != table).any():
         raise InvalidDataError(
-            f"{describe_block(index)}{name} is of several columns that are no indicators of "
-            "labels, of "
-            "which each is 0 or 1. Pass one column of labels, or one of 0 and 1 for each label."
+            f"{describe_block(index)}{name} has several columns that are not label indicators (0 "
+            "or 1). Pass one column of labels, or one of 0 and 1 for each label."
         )
     return found
 
@@ -172,8 +171,8 @@ def check_weights_nonnegative(weights: NDArray[Any]) -> None:
     """Raise `InvalidDataError` for a negative weight."""
     if (weights < 0).any():
         raise InvalidDataError(
-            "Negative values in sample_weight, which this metric of a Dask collection has no "
-            "meaning for. Make them zero or more."
+            "Negative values in sample_weight, which this metric does not support for Dask "
+            "collections. Make them zero or more."
         )
 
 
@@ -364,7 +363,7 @@ class ScoredColumns:
             rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
             # Errors of `as_collection` name X and y, which here are y_pred and y_true.
-            told = "" if self.several else " One column is scored at a time."
+            told = "" if self.several else " Score one column at a time."
             said = str(error).replace("X has", f"{self.pred_name} has")
             said = said.replace("y has", "y_true has").replace("y should", "y_true should")
             raise InvalidDataError(f"{said}{told}") from error
@@ -415,7 +414,7 @@ def _summarise_block(
 def _finish_summary(finish: Callable[[S], Any], pred_name: str, summary: S | None) -> Any:
     if summary is None:
         raise InvalidDataError(
-            f"y_true and {pred_name} have no rows. Look at the files or the filter that they come "
+            f"y_true and {pred_name} have no rows. Check the files or the filter that they come "
             "from."
         )
     return finish(summary)
@@ -509,7 +508,7 @@ def check_computed_at_once(compute: bool) -> None:
     """Raise `InvalidParameterError` for ``compute=False`` of a score that is never lazy."""
     if not compute:
         raise InvalidParameterError(
-            "compute=False: the score of several labels a row is computed at once. Leave it out."
+            "compute=False is not supported for several labels per row. Leave it out."
         )
 
 

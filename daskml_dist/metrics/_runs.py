@@ -94,8 +94,8 @@ def _count_run_labels(labels: NDArray[Any]) -> int:
     """Return the number of labels; raise if there are more than two."""
     if len(labels) > 2:
         raise InvalidDataError(
-            f"y_true has more than two labels, {labels[:3].tolist()} among them, and y_score one "
-            "column. Score one label at a time, with y_true == label."
+            f"y_true has more than two labels, {labels[:3].tolist()} among them, but y_score has "
+            "one column. Score one label at a time, with y_true == label."
         )
     return len(labels)
 
@@ -260,7 +260,7 @@ def _check_class_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
     if rows.y_pred.shape[1:] != classes.shape or not np.allclose(1, rows.y_pred.sum(axis=1)):
         raise InvalidDataError(
             f"y_score should have a probability of each of the {len(classes)} classes, which sum "
-            "up to 1.0 in each row. Pass what predict_proba() returns."
+            "up to 1.0 in each row. Pass the result of predict_proba()."
         )
 
 

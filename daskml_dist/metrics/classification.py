@@ -208,7 +208,7 @@ def confusion_matrix(
 def _check_confusion_options(labels: Any, normalize: str | None) -> None:
     if normalize not in (None, "true", "pred", "all"):
         raise InvalidParameterError(
-            f"normalize={normalize!r} is none of 'true', 'pred', 'all' and None. Pass one of them."
+            f"normalize={normalize!r} must be 'true', 'pred', 'all' or None."
         )
     if labels is not None and len(labels) == 0:
         raise InvalidParameterError(
@@ -421,8 +421,8 @@ def _make_label_tables(
     """Return the confusion matrix of each label, of shape (n_labels, 2, 2)."""
     if options.get("samplewise"):
         raise InvalidParameterError(
-            "samplewise=True makes a matrix for each row, which are as many as there are rows. Of "
-            "a Dask collection pass False, or some rows in memory."
+            "samplewise=True makes one matrix per row. For a Dask collection, pass False, or "
+            "some rows in memory."
         )
     hits, alarms, misses = counts.labels
     true_negatives = counts.weight - hits - alarms - misses

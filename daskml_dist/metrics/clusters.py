@@ -193,7 +193,7 @@ def _align_labelled_rows(X: Any, labels: Any, metric: Any, sample_size: Any) -> 
     """Return rows and labels as aligned blocks, after checks of the options."""
     if metric == "precomputed":
         raise InvalidParameterError(
-            "metric='precomputed' is for distances in memory. Pass rows, or X.compute()."
+            "metric='precomputed' needs distances in memory. Pass rows, or X.compute()."
         )
     # Three made-up rows: scikit-learn raises for a sample_size of the wrong type.
     three = np.array([[0.0], [1.0], [3.0]])
@@ -339,7 +339,7 @@ def _find_block_starts(rows: Collection) -> NDArray[np.int64]:
     """Return the number of each block's first row among all rows, followed by their count."""
     starts = np.append(0, np.cumsum(count_rows(rows)))
     if not starts[-1]:
-        raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
+        raise InvalidDataError("X has no rows. Check the files or the filter that it comes from.")
     return starts
 
 
@@ -407,7 +407,7 @@ def _reduce_cluster_sums(rows: Collection, metric: str) -> _ClusterSums:
         rows, partial(_sum_block_clusters, cosine=cosine), partial(reduce, _merge_two_sums)
     )
     if sums is None:
-        raise InvalidDataError("X has no rows. Look at the files or filter that it comes from.")
+        raise InvalidDataError("X has no rows. Check the files or the filter that it comes from.")
     _check_cluster_count(len(sums.labels), int(sums.counts.sum()))
     return sums
 

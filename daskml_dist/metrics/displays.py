@@ -61,8 +61,9 @@ def score_positive_label(
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(
-            f"{type(estimator).__name__} knows no two labels: a curve is of a fitted classifier of "
-            "two. Of several, draw each label's: from_predictions(y == label, scores)."
+            f"{type(estimator).__name__} does not have two labels, but a curve needs a fitted "
+            "classifier with two. For several labels, plot one curve per label: "
+            "from_predictions(y == label, scores)."
         )
     pos_label = classes[1] if pos_label is None else pos_label
     if pos_label not in list(classes):
@@ -241,8 +242,8 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
         if pos_label is None:
             if not set(np.unique(y_true).tolist()) <= {-1, 0, 1}:
                 raise InvalidParameterError(
-                    "pos_label is to be given, where labels are none of -1, 0 and 1: name the "
-                    "positive one."
+                    "pos_label must be given unless the labels are -1, 0 or 1: name the "
+                    "positive label."
                 )
             pos_label = 1
         given = {"pos_label": pos_label, "sample_weight": sample_weight}

@@ -83,11 +83,11 @@ def pairwise_distances(
     scale = _LEARNED_SCALES.get(metric) if isinstance(metric, str) else None
     if scale is not None and scale not in kwds:
         raise InvalidParameterError(
-            f"metric={metric!r} scales by what it finds in all rows. Pass {scale}=, found before."
+            f"metric={metric!r} needs a statistic of all rows. Compute it first and pass {scale}=."
         )
     if metric == "precomputed":
         raise InvalidParameterError(
-            "metric='precomputed' has nothing to measure of rows. Name a metric of rows."
+            "metric='precomputed' cannot be computed from rows. Name a metric."
         )
     return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
 
@@ -161,7 +161,9 @@ def pairwise_kernels(
             theirs.pairwise_kernels, X, Y, metric, filter_params=filter_params, **kwds
         )
     if metric == "precomputed":
-        raise InvalidParameterError("metric='precomputed' has no kernel of rows. Name a kernel.")
+        raise InvalidParameterError(
+            "metric='precomputed' cannot be computed from rows. Name a kernel."
+        )
     kernel = partial(theirs.pairwise_kernels, metric=metric, filter_params=filter_params, **kwds)
     return _map_block_pairs(kernel, X, Y)
 
@@ -227,8 +229,8 @@ def pairwise_distances_argmin_min(
     # axis=0 would need the minimum over all blocks of X.
     if axis != 1:
         raise InvalidParameterError(
-            f"axis={axis!r}: of a Dask collection X the nearest rows of Y are found, axis=1. "
-            "For axis=0 pass rows in memory."
+            f"axis={axis!r}: a Dask collection X needs axis=1 (the nearest rows of Y). For "
+            "axis=0, pass rows in memory."
         )
     # Both results in one array, so that each block is compared once. Indices of rows are exact in
     # float64 up to 2**53.
@@ -413,7 +415,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
     if len(set(widths)) > 1 and not np.isnan(widths).any():
         raise InvalidDataError(
             f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
-            f"Y.shape[1] == {widths[1]}. Pass the same columns of both."
+            f"Y.shape[1] == {widths[1]}. Pass the same columns in both."
         )
     # One made-up row of each shows the dtype, and raises for bad arguments before any work.
     try:

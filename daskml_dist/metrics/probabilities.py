@@ -313,7 +313,7 @@ def _reduce_distances(
     if not has_lazy_input(y_true, y_proba, sample_weight):
         rows = columns.read_block(None, y_proba, y_true, sample_weight)
         if not len(rows.y_true):
-            raise InvalidDataError("y_true and y_proba have no rows. Look at where they come from.")
+            raise InvalidDataError("y_true and y_proba have no rows. Check where they come from.")
         return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
     collection = columns.align(y_true, y_proba, sample_weight)
     summarise = partial(_sum_block_distances, classes=classes)
@@ -514,8 +514,8 @@ def _check_probabilities(proba: NDArray[Any]) -> None:
     """Raise `InvalidDataError` for numbers outside [0, 1]."""
     if proba.min() < 0 or proba.max() > 1:
         raise InvalidDataError(
-            f"y_proba holds {proba.min()} to {proba.max()}, which are no probabilities. Pass what "
-            "predict_proba() returns."
+            f"y_proba holds {proba.min()} to {proba.max()}, which are not probabilities. Pass "
+            "the result of predict_proba()."
         )
 
 
@@ -543,8 +543,8 @@ def _check_given_classes(labels: Any) -> NDArray[Any] | None:
     classes, _ = find_unique_labels(np.asarray(labels))
     if len(classes) < 2:
         raise InvalidParameterError(
-            f"The labels array needs to contain at least two labels, got {classes.tolist()}. Name "
-            "all that the table has columns of."
+            f"The labels array needs to contain at least two labels, got {classes.tolist()}. "
+            "Name one label per column."
         )
     return classes
 
@@ -552,6 +552,6 @@ def _check_given_classes(labels: Any) -> NDArray[Any] | None:
 def _make_label_count_error(labels: NDArray[Any], n_columns: int) -> InvalidDataError:
     return InvalidDataError(
         f"There are {len(labels)} labels or more, {labels[:10].tolist()}, while the predictions "
-        f"have {n_columns} columns. Pass one column a label, and all labels in the labels "
-        "argument where y_true may lack some."
+        f"have {n_columns} columns. Pass one column per label, and if y_true may lack some "
+        "labels, all of them as labels."
     )

@@ -21,13 +21,15 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import sklearn.metrics as theirs
 from dask.base import compute
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection, find_length
-from daskml_dist.data.conversion import convert_foreign, describe_block
+from daskml_dist.data.conversion import check_no_missing, convert_foreign, describe_block
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.query_ids import join_queries, resolve_sizes
 from daskml_dist.data.reduce import reduce_lazily, reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -37,6 +39,7 @@ from daskml_dist.metrics._columns import (
     as_table_of_columns,
     average_block_means,
     call_sklearn_metric,
+    check_finite,
     check_weights_nonnegative,
     has_lazy_input,
     read_numbers,
@@ -87,15 +90,15 @@ def ndcg_score(
     k : int or None, default=None
         Places that count; None: all.
     gain : {"linear", "exponential"} or sequence of float, default="linear"
-        What a row is worth: `y_true`, as in scikit-learn; ``2**y_true - 1``, as in LightGBM and
-        XGBoost; or by the number in `y_true`.
+        Gain of a row: `y_true`, as in scikit-learn; ``2**y_true - 1``, as in LightGBM and XGBoost;
+        or the entry of a sequence of numbers >= 0 at index `y_true`.
     sample_weight : of one value a row or query, or None
         Weights of queries: all rows of a query have the same.
     ignore_ties : bool, default=False
         Whether rows of equal scores keep their order; else they share the mean of their gains.
     zero_division : float, default=0.0
         Score of a query without relevant rows: 0, as in scikit-learn; 1, as in LightGBM; or NaN,
-        by which it is left out.
+        which leaves it out. Other values than 0 need `group`.
 
     Returns
     -------
@@ -115,12 +118,18 @@ def ndcg_score(
     >>> round(ndcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
     0.8155
     """
-    _check_gain(gain)
-    if group is None:
-        metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
-        return _score_tables(metric, y_true, y_score, sample_weight, gain)
+    _check_gain(gain, is_normalized=True)
     if not (isinstance(zero_division, Real) and math.isnan(zero_division)):
         check_number("zero_division", zero_division, lambda v: 0 <= v <= 1, "of [0, 1], or NaN")
+    if group is None:
+        if zero_division != 0:
+            raise InvalidParameterError(
+                f"zero_division={zero_division!r} needs group: tables are scored by scikit-learn, "
+                "which gives 0 to a query without relevant documents. Pass the rows of all "
+                "queries with group, or leave zero_division out."
+            )
+        metric = partial(theirs.ndcg_score, k=k, ignore_ties=ignore_ties)
+        return _score_tables(metric, y_true, y_score, sample_weight, gain)
     score = _Gains(k, _make_gain(gain), ignore_ties, True, float(zero_division))
     return _score_queries(score, y_true, y_score, group, sample_weight)
 
@@ -163,9 +172,8 @@ def dcg_score(
     >>> round(dcg_score(relevance, scores, group=np.array([7, 7, 7, 8, 8])), 4)
     1.6309
     """
-    _check_gain(gain)
-    if not log_base > 1:
-        raise InvalidParameterError(f"log_base={log_base!r} is to be above 1. Leave it at 2.")
+    _check_gain(gain, is_normalized=False)
+    check_number("log_base", log_base, lambda v: v > 1, "> 1")
     if group is None:
         metric = partial(theirs.dcg_score, k=k, log_base=log_base, ignore_ties=ignore_ties)
         return _score_tables(metric, y_true, y_score, sample_weight, gain)
@@ -179,20 +187,44 @@ def average_precision_by_query(
 ) -> float:
     """Return the mean over queries of the average precision; 0 for one without relevant rows."""
     y_true = convert_foreign(y_true)
-    # Labels become 0 and 1, so that they can be joined with the codes of queries.
-    is_relevant = (y_true if hasattr(y_true, "shape") else np.asarray(y_true)) == pos_label
-    return _score_queries(_Precision(), is_relevant, y_score, group, sample_weight)
+    labels: Any = y_true if hasattr(y_true, "shape") else np.asarray(y_true)
+    relevance: Any
+    if isinstance(labels, da.Array):
+        relevance = da.map_blocks(_find_relevant, labels, pos_label, dtype=bool)
+    elif is_dask(labels):
+        meta = labels._meta == pos_label
+        relevance = labels.map_partitions(_find_relevant, pos_label, meta=meta)
+    else:
+        relevance = _find_relevant(labels, pos_label)
+    return _score_queries(_Precision(), relevance, y_score, group, sample_weight)
+
+
+def _find_relevant(labels: Any, pos_label: Any) -> Any:
+    """Return whether labels are `pos_label`, as 0 and 1, which can be joined with query codes."""
+    # Compared, a missing label would be irrelevant.
+    values = np.asarray(labels)
+    check_no_missing(values, "y_true")
+    if values.dtype.kind == "f":
+        check_finite(values, "y_true", None)
+    return labels == pos_label
 
 
 # --- options ------------------------------------------------------------------------------------
 
 
-def _check_gain(gain: Any) -> None:
+def _check_gain(gain: Any, *, is_normalized: bool) -> None:
+    """Check the gains; normalised sums have no meaning where some are negative."""
     if isinstance(gain, str):
         check_one_of("gain", gain, ("linear", "exponential"))
-    elif np.ndim(gain) != 1:
+        return
+    least, hint = (0.0, " >= 0") if is_normalized else (-math.inf, "")
+    gains = np.asarray(gain)
+    # NaN and infinity would make scores NaN, which `_sum_scores` leaves out.
+    is_known = gains.ndim == 1 and gains.dtype.kind in "biuf" and np.isfinite(gains).all()
+    if not is_known or (gains < least).any():
         raise InvalidParameterError(
-            f'gain={gain!r} is to be "linear", "exponential", or a number for each label from 0.'
+            f'gain={gain!r} must be "linear", "exponential", or a list of finite numbers{hint}, '
+            "one per label from 0."
         )
 
 
@@ -206,19 +238,19 @@ def _gains_of(gain: str | tuple[float, ...], labels: Array) -> Array:
         gains = compute_gains(labels, gain)
         if not np.isfinite(gains).all():
             raise InvalidDataError(
-                f"y_true holds the label {labels.max():g}, whose exponential gain no float has. "
-                "Give gain='linear', of which a label is its own gain."
+                f"y_true holds the label {labels.max():g}, whose exponential gain overflows. Use "
+                "gain='linear', in which the gain is the label itself."
             )
         return gains
     if (labels < 0).any() or (labels != np.trunc(labels)).any():
         raise InvalidDataError(
-            "y_true holds labels that are no whole numbers from 0, by which gains are looked up. "
-            "Round them, or give gain='linear', of which a label is its own gain."
+            "y_true holds labels that are not whole numbers >= 0, which index the gains. Round "
+            "them, or use gain='linear', in which the gain is the label itself."
         )
     if len(labels) and labels.max() >= len(gain):
         raise InvalidDataError(
-            f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give one "
-            "for each label from 0."
+            f"y_true holds the label {labels.max():g}, and gain has {len(gain)} numbers. Give "
+            "one per label from 0."
         )
     return np.asarray(gain, np.float64)[labels.astype(np.intp)]
 
@@ -228,15 +260,16 @@ def _score_tables(metric: Any, y_true: Any, y_score: Any, sample_weight: Any, ga
     y_true, y_score = convert_foreign(y_true, y_score)
     if np.ndim(y_true) == 1 or (hasattr(y_true, "ndim") and y_true.ndim == 1):
         raise InvalidDataError(
-            "y_true has one dimension: pass group, the query of each row, or tables with a row for "
-            "each query and a column for each document."
+            "y_true has one dimension: pass group, the query of each row, or tables with one "
+            "row per query and one column per document."
         )
     of_labels = partial(_gains_of, _make_gain(gain))
+    is_linear = isinstance(gain, str) and gain == "linear"
     if not has_lazy_input(y_true, y_score, sample_weight):
-        y_true = np.asarray(y_true) if gain == "linear" else of_labels(np.asarray(y_true))
+        y_true = np.asarray(y_true) if is_linear else of_labels(np.asarray(y_true))
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         return float(call_sklearn_metric(metric, y_true, y_score, **weights))
-    on_gains = metric if gain == "linear" else partial(_call_on_gains, metric, of_labels)
+    on_gains = metric if is_linear else partial(_call_on_gains, metric, of_labels)
     return float(average_block_means(on_gains, _TABLES, y_true, y_score, sample_weight)[0])
 
 
@@ -379,7 +412,9 @@ def _score_queries(
         collection, partial(_summarise_block, score), partial(_merge_blocks, score)
     )
     if found is None:
-        raise InvalidDataError("y_true and y_score have no rows. Look at the files or the filter.")
+        raise InvalidDataError(
+            "y_true and y_score have no rows. Check the files or the filter that they come from."
+        )
     open_rows = found.rows.sort_by_query()
     codes = np.concatenate(
         [*found.scored, open_rows.codes[find_query_starts(open_rows.codes)[:-1]]]
@@ -427,7 +462,7 @@ def _sum_scores(score: _Score, rows: _RankedRows) -> Array:
     low, high = (of.reduceat(rows.weight, starts[:-1]) for of in (np.minimum, np.maximum))
     if (low != high).any():
         raise InvalidDataError(
-            "Rows of one query have different weights. Give each of its rows the same."
+            "Rows of one query have different weights. Give all rows of a query the same weight."
         )
     found = score(rows.labels, rows.scores, starts)
     counts = ~np.isnan(found)

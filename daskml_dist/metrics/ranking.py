@@ -461,11 +461,9 @@ def _reduce_calibration_curve(
     """Return the share of positive rows, and the mean probability, of each bin that has rows."""
     check_max_thresholds(max_thresholds)
     if strategy not in ("uniform", "quantile"):
-        raise InvalidParameterError(
-            f"strategy={strategy!r} is neither 'uniform' nor 'quantile'. Pass one of them."
-        )
+        raise InvalidParameterError(f"strategy={strategy!r} must be 'uniform' or 'quantile'.")
     if n_bins < 1:
-        raise InvalidParameterError(f"n_bins={n_bins} has no bin. Pass a positive number.")
+        raise InvalidParameterError(f"n_bins={n_bins} must be a positive number.")
     collection = _CALIBRATION_COLUMNS.align(y_true, y_prob, sample_weight)
     edges = np.linspace(0.0, 1.0, n_bins + 1)
     if strategy == "quantile":
@@ -546,7 +544,7 @@ def _check_two_labels(labels: NDArray[Any]) -> None:
 def _check_unit_interval(values: NDArray[Any]) -> None:
     if values.min() < 0 or values.max() > 1:
         raise InvalidDataError(
-            "y_prob has values outside [0, 1]. Pass what predict_proba() returns."
+            "y_prob has values outside [0, 1]. Pass the result of predict_proba()."
         )
 
 

@@ -155,7 +155,7 @@ def _average_over_users(
     total, n_users = np.sum(found, axis=0)
     if not n_users:
         raise InvalidDataError(
-            "held_out has no rows: there is nobody to recommend to. Look at the filter or the "
+            "held_out has no rows: there are no users to recommend to. Check the filter or the "
             "split that made it."
         )
     return float(total / n_users)

@@ -368,7 +368,7 @@ def _check_multioutput(multioutput: Any, *, variance: bool = False) -> None:
     if multioutput is None or isinstance(multioutput, str):
         if multioutput not in ([*words, None] if variance else words):
             raise InvalidParameterError(
-                f"multioutput={multioutput!r} is none of {words} and no weights. Pass one of them."
+                f"multioutput={multioutput!r} must be one of {words}, or an array of weights."
             )
 
 

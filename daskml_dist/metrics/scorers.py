@@ -90,15 +90,15 @@ class Scorer(_SklearnScorer):
             # A named scorer of scikit-learn's: this package has its counterpart for collections.
             if self._name not in SCORERS:
                 raise InvalidParameterError(
-                    f"scoring={self._name!r} is not there for Dask collections. Use one of "
-                    f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows "
-                    "in memory."
+                    f"scoring={self._name!r} is not available for Dask collections. Use one of "
+                    f"{sorted(SCORERS)}, make_scorer with a metric of daskml_dist.metrics, or "
+                    "rows in memory."
                 )
             scorer = SCORERS[self._name]
         elif self._score_func.__module__.startswith("sklearn."):
             raise InvalidParameterError(
-                f"{self._score_func.__name__} of scikit-learn scores no Dask collections. Use "
-                "make_scorer of a metric of daskml_dist.metrics, or rows in memory."
+                f"{self._score_func.__name__} of scikit-learn cannot score Dask collections. Use "
+                "make_scorer with a metric of daskml_dist.metrics, or rows in memory."
             )
         kwargs = self._make_label_arguments(scorer) | kwargs
         return scorer.score_answers(
@@ -149,8 +149,8 @@ class Scorer(_SklearnScorer):
                 break
         else:
             raise InvalidParameterError(
-                f"{type(estimator).__name__} has none of the methods {names}, which this "
-                "score is of. Use a scoring of labels, such as 'accuracy'."
+                f"{type(estimator).__name__} has none of the methods {names}, which this score "
+                "needs. Use a score of labels, such as 'accuracy'."
             )
         found = _predict_lazily(method, X)
         if name == "predict" or self._score_func in _TABLE_METRICS:
@@ -329,7 +329,7 @@ def make_scorer(
     greater_is_better: bool = True,
     **kwargs: Any,
 ) -> Scorer:
-    """Make a scorer of a metric.
+    """Make a scorer from a metric.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ def make_scorer(
 
 @suggest_arguments
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the scorer of a name, for rows in memory and for Dask collections.
+    """Return the scorer with a given name, for rows in memory and for Dask collections.
 
     Parameters
     ----------
@@ -411,9 +411,9 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         return Scorer.from_sklearn(scoring) if theirs else scoring
     if scoring not in sklearn.metrics.get_scorer_names():
         raise InvalidParameterError(
-            f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
-            f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
-            f"in memory.{suggest_nearest(scoring, sklearn.metrics.get_scorer_names())}"
+            f"{scoring!r} is not a valid scoring value: it is not the name of a score. Use one "
+            f"of {sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() for rows in "
+            f"memory.{suggest_nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
     return Scorer.from_sklearn(sklearn.metrics.get_scorer(scoring), scoring)
 

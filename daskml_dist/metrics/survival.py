@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @suggest_arguments
 def concordance_index(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
-    """Return how often of two times the longer one is predicted longer (Harrell's C).
+    """Return Harrell's C: the share of comparable pairs whose order is predicted correctly.
 
     Of all pairs of which one event is known to come before the other row's: those in the right
     order count 1, those of equal predictions a half. 0.5 is chance, 1 is best. All rows come
@@ -69,7 +69,9 @@ def concordance_index(y_true: Any, y_pred: Any, *, sample_weight: Any = None) ->
     else:
         rows = reduce_parts(collection, _read_rows, _TimedRows.join)
     if rows is None or not len(rows.predicted):
-        raise InvalidDataError("y_true and y_pred have no rows. Look at the files or the filter.")
+        raise InvalidDataError(
+            "y_true and y_pred have no rows. Check the files or the filter that they come from."
+        )
     return rows.score()
 
 
@@ -115,8 +117,8 @@ class _TimedRows:
         )  # fmt: skip
         if not pairs:
             raise InvalidDataError(
-                "No two rows of y_true can be compared: no event is known to come before another "
-                "row's. Score rows with events, and with times after these."
+                "No two rows of y_true can be compared: no event is known to precede the time "
+                "of another row. Score rows with events, and rows with later times."
             )
         return float((right + tied / 2) / pairs)
 

@@ -76,12 +76,12 @@ def _check_numbers(name: str, values: Any, shape: tuple[int, ...]) -> Array:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidParameterError(
-            f"The parameter '{name}' is no array of numbers. Give one of shape {shape}."
+            f"The parameter '{name}' is not an array of numbers. Give one of shape {shape}."
         ) from error
     if found.shape != shape:
         raise InvalidParameterError(
-            f"The parameter '{name}' should have the shape of {shape}, but got {found.shape}. Give "
-            "as much for each component."
+            f"The parameter '{name}' should have the shape of {shape}, but got {found.shape}. "
+            "Give one entry per component."
         )
     if not np.isfinite(found).all():
         raise InvalidParameterError(
@@ -285,7 +285,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         summary, k = rows.summary, int(self.n_components)
         if summary.n_rows < 2:
             raise InvalidDataError(
-                f"n_samples={summary.n_rows}: a mixture needs two rows at least. Give more rows."
+                f"n_samples={summary.n_rows}: a mixture needs at least two rows."
             )
         if summary.n_rows < k:
             raise InvalidDataError(
@@ -313,9 +313,9 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             last = (self.weights_, self.means_, self.covariances_)
             if len(self.weights_) != k or self._kind != self.covariance_type:
                 raise InvalidParameterError(
-                    f"warm_start=True goes on from {len(self.weights_)} components of "
-                    f"covariance_type={self._kind!r}, and {k} of {self.covariance_type!r} are "
-                    "asked for. Use a new estimator."
+                    f"warm_start=True continues with {len(self.weights_)} components of "
+                    f"covariance_type={self._kind!r}, and {k} of {self.covariance_type!r} were "
+                    "requested. Use a new estimator."
                 )
             names = ("weights", "means", "covariances")
             # With the last bound, so that a converged mixture stops after one step.

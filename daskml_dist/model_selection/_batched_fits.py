@@ -525,7 +525,7 @@ def weigh_classes_by_sums(
         if not of_class.all():
             raise InvalidDataError(
                 f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
-                "sum to zero. Leave these rows out, or name the weight of each class."
+                "sum to zero. Leave these rows out, or give the weight of each class."
             )
         # n / (n_classes * n_c), the heuristic of G. King and L. Zeng, "Logistic regression in rare
         # events data", 2001.

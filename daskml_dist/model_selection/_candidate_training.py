@@ -576,7 +576,7 @@ class AsyncTraining:
             if is_dask_error(error):
                 raise TrainingError(
                     f"Tasks of candidates were lost: {error} Give the workers more memory, or "
-                    "stop what ends them, then fit again."
+                    "find out why they die, then fit again."
                 ) from error
             if self._rows[split].exception() is not None:
                 raise self._splits.rows.make_unread_error(error) from error

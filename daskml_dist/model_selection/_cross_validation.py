@@ -204,7 +204,7 @@ def cross_val_score(
     """
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
         raise InvalidParameterError(
-            f"scoring={scoring!r}: one score is asked for. Use cross_validate for several."
+            f"scoring={scoring!r}: only one score is allowed. Use cross_validate for several."
         )
     found = cross_validate(
         estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
@@ -228,7 +228,7 @@ def cross_val_predict(
     pre_dispatch: Any = "2*n_jobs",
     method: str = "predict",
 ) -> Any:
-    """Predict each row by the estimator that was fitted without its fold.
+    """Predict each row with an estimator fitted without its fold.
 
     Parameters
     ----------
@@ -330,13 +330,14 @@ def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None
     # The decision function of two labels is one column, which fits no two columns of the others'.
     if method == "decision_function" and min(map(len, known)) <= 2:
         raise InvalidDataError(
-            f"A fit has met two labels of {len(classes)}, and its decision function says nothing "
-            "of the others. Split rows by StratifiedKFold, or ask for method='predict_proba'."
+            f"A fit has seen only two of {len(classes)} labels, so its decision function has no "
+            "values for the others. Split rows by StratifiedKFold, or use "
+            "method='predict_proba'."
         )
     warnings.warn(
-        f"Number of classes in training fold does not match total number of classes "
-        f"({len(classes)}): a fit says nothing of a label that it has not met. "
-        "To fix this, use a cross-validation technique resulting in properly stratified folds.",
+        "Number of classes in training fold does not match total number of classes "
+        f"({len(classes)}): a fit has no values for labels that it has not seen. To fix this, "
+        "use a cross-validation technique resulting in properly stratified folds.",
         RuntimeWarning,
         stacklevel=user_stack_level(),
     )
@@ -509,8 +510,8 @@ def learning_curve(
     lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(
-            "exploit_incremental_learning=True is for rows in memory. Leave it out: sizes of a "
-            "linear model are one fit, and others are fitted one by one."
+            "exploit_incremental_learning=True needs rows in memory. Leave it out: all sizes of "
+            "a linear model are one fit, and other models are fitted one by one."
         )
     if exploit_incremental_learning or _is_for_sklearn(
         [estimator], scoring, fit_params, X, y, groups
@@ -569,7 +570,7 @@ def _fit_and_score_both(
 ) -> list[list[SplitFit]]:  # fmt: skip
     """Return the fits of each estimator with scores of both sides, batched where possible."""
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
-        raise InvalidParameterError(f"scoring={scoring!r}: one score is asked for. Name one.")
+        raise InvalidParameterError(f"scoring={scoring!r}: only one score is allowed. Name one.")
     scorers = get_scorers(estimators[0], scoring)
     weigh = resolve_score_weights(estimators[0], scorers, params, False)
     options = {"train_score": True, "error_score": error_score}

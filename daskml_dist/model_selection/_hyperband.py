@@ -272,10 +272,10 @@ multimetric_
         model = self.estimator
         if getattr(model, "_adds_up_rows", False) or isinstance(model, _COUNTING_MODELS):
             raise InvalidParameterError(
-                f"{type(self).__name__} trains candidates on, pass by pass, and "
-                f"{type(model).__name__} learns all in one: a further pass counts the same rows "
-                "again. Use RandomizedSearchCV, or HalvingRandomSearchCV, which gives candidates "
-                "more rows."
+                f"{type(self).__name__} trains candidates pass by pass, but "
+                f"{type(model).__name__} learns from a single pass: another pass would count the "
+                "same rows again. Use RandomizedSearchCV, or HalvingRandomSearchCV, which gives "
+                "candidates more rows."
             )
 
     def _train_candidates(
@@ -298,7 +298,7 @@ multimetric_
                 return self._train_in_turns(batched, brackets)
         if not hasattr(estimators[0], "partial_fit"):
             raise InvalidParameterError(
-                f"Hyperband trains candidates on, pass by pass, and {type(estimators[0]).__name__} "
+                f"Hyperband trains candidates pass by pass, but {type(estimators[0]).__name__} "
                 "has no partial_fit. Use HalvingRandomSearchCV with a resource."
             )
         # Estimators of other packages need the rows of a side in one piece: on a worker, by tasks,
@@ -405,7 +405,7 @@ multimetric_
 
 
 class IncrementalSearchCV(HyperbandSearchCV):
-    """Search that trains candidates side by side, and goes on with ever fewer of them.
+    """Search that trains candidates in parallel, and continues with fewer and fewer of them.
 
     After every `fits_per_score` passes candidates are scored, and the best go on, by `decay_rate`
     ever fewer; one whose score has not risen for `patience` passes is stopped. Candidates are
@@ -510,8 +510,8 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         self._check_patience()
         if self.patience and self.patience < self.fits_per_score:
             raise InvalidParameterError(
-                f"patience={self.patience} passes are less than there are from score to score, "
-                f"fits_per_score={self.fits_per_score}. Raise it."
+                f"patience={self.patience} passes is less than the number of passes between "
+                f"scores, fits_per_score={self.fits_per_score}. Raise it."
             )
         decay = 0.0 if self.decay_rate is None else float(self.decay_rate)  # 0: all go on
         n_models, every = int(self.n_initial_parameters), int(self.fits_per_score)

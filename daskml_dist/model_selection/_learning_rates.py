@@ -56,7 +56,7 @@ _RATE_PARAMETER = "learning_rate"
 
 @dataclass(frozen=True, eq=False)
 class LearningRates:
-    """Losses of short fits by their learning rates.
+    """Result of a learning-rate range test: losses of short fits by learning rate.
 
     Attributes
     ----------
@@ -167,8 +167,8 @@ def learning_rate_range(
     """
     if not (isinstance(estimator, BaseSteps) and estimator._needs_target):
         raise InvalidParameterError(
-            f"{type(estimator).__name__} has no learning rate to look for: give an estimator that "
-            "is trained by gradient steps on X and y, such as SGDClassifier or MLPRegressor."
+            f"{type(estimator).__name__} has no learning rate to find: give an estimator trained "
+            "by gradient steps on X and y, such as SGDClassifier or MLPRegressor."
         )
     if isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1:
         raise InvalidParameterError(f"n_rows={n_rows!r}: give a number of rows, >= 1.")

@@ -120,7 +120,7 @@ def predict_all_classes(
     # One column stands for two labels, and has no place among the columns of several.
     if predictions.ndim == 1:
         raise InvalidDataError(
-            f"{method} of a split's training rows knows {len(known)} of {len(classes)} labels. Use "
+            f"{method} of a split was fitted to only {len(known)} of {len(classes)} labels. Use "
             "StratifiedKFold, or fewer folds."
         )
     # As scikit-learn's cross_val_predict: a probability of 0, and otherwise the lowest score.

@@ -130,8 +130,8 @@ class DaskSearch(EstimatorMixin):
         self.multimetric_ = list(scorers) != ["score"]  # the name that a single score is given
         if not resolve_score_weights(self.estimator, scorers, params, True):
             raise InvalidParameterError(
-                "Scores of a search over Dask collections count the weights of rows. Request them: "
-                "set_score_request(sample_weight=True) of the estimator, or of each scorer."
+                "A search over Dask collections weights its scores by sample_weight. Request "
+                "it: set_score_request(sample_weight=True) of the estimator, or of each scorer."
             )
         with report_operation(type(self).__name__, self.verbose):
             report_phase("splitting rows")
@@ -224,8 +224,8 @@ class DaskSearch(EstimatorMixin):
         chooses = self.refit is False or callable(self.refit) or self.refit in names
         if several and not chooses:
             raise InvalidParameterError(
-                f"For multi-metric scoring, the parameter refit must be set to a scorer key, a "
-                f"callable or False: refit={self.refit!r} is none of {names}."
+                "For multi-metric scoring, the parameter refit must be set to a scorer key, a "
+                f"callable or False: refit={self.refit!r} is not one of {names}."
             )
 
     def _choose_best(self) -> None:
@@ -301,12 +301,12 @@ def check_best_index(best: Any, n_candidates: int) -> int:
     """Return the candidate's number that a function given as `refit` chose, checked."""
     if not isinstance(best, Integral):
         raise InvalidTypeError(
-            f"best_index_ returned is not an integer: refit returned {best!r}. Return the number "
+            f"best_index_ returned is not an integer: refit returned {best!r}. Return the index "
             "of a candidate, for example int(results['mean_test_score'].argmax())."
         )
     if not 0 <= int(best) < n_candidates:
         raise NoCandidateError(
-            f"best_index_ index out of range: refit returned {best}. Return the number of one of "
+            f"best_index_ index out of range: refit returned {best}. Return the index of one of "
             f"the {n_candidates} candidates."
         )
     return int(best)

@@ -283,7 +283,7 @@ class _ShuffledSplitter(DaskSplitter):
         if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
                 f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
-                "several times, with another random_state each."
+                "several times, each with another random_state."
             )
         n_train, n_test = resolve_sizes(n, self.test_size, self.train_size, self._default_test_size)
         roles = DigitRoles(self.n_splits)
@@ -291,7 +291,7 @@ class _ShuffledSplitter(DaskSplitter):
 
 
 class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
-    """Splitter that draws test rows and training rows at random, for each split anew.
+    """Splitter that draws test and training rows at random for each split.
 
     Parameters are scikit-learn's. Every block of a Dask collection gives its share of test rows.
 
@@ -313,7 +313,7 @@ class ShuffleSplit(_ShuffledSplitter, model_selection.ShuffleSplit):
 
 
 class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffleSplit):
-    """Splitter that draws test rows and training rows at random, of each label its share.
+    """Splitter that draws test and training rows at random, stratified by label.
 
     Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
 
@@ -402,8 +402,8 @@ def train_test_split(
         return found
     if not arrays or not is_dask(arrays[0]):
         raise InvalidParameterError(
-            "The first array is in memory and another is a Dask collection. Pass the rows as Dask "
-            "collection first: dask.array.from_array(X)."
+            "The first array is in memory and another is a Dask collection. Pass the rows as a "
+            "Dask collection first: dask.array.from_array(X)."
         )
     if test_size is None and train_size is None:
         test_size = 0.25  # scikit-learn's default here; that of its splitters is 0.1

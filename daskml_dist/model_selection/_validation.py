@@ -121,8 +121,8 @@ class SplitFit:
         if error_score == "raise":
             raise error
         text = (
-            f"{what} failed, and its scores are {error_score}. error_score='raise' shows where. "
-            f"({type(error).__name__}: {error})"
+            f"{what} failed, and its scores are {error_score}. Use error_score='raise' to see "
+            f"where. ({type(error).__name__}: {error})"
         )
         warnings.warn(text, FitFailedWarning, stacklevel=user_stack_level())
         return cls.from_failure(names, train_score, error_score, seconds, text)
@@ -393,8 +393,8 @@ class Splits:
         except Exception as error:
             if is_dask_error(error):
                 raise TrainingError(
-                    f"Tasks of fits were lost: {error} Give the workers more memory, or stop what "
-                    "ends them, then fit again."
+                    f"Tasks of fits were lost: {error} Give the workers more memory, or find out "
+                    "why they die, then fit again."
                 ) from error
             raise self.rows.make_unread_error(error) from error
         for result in results:
@@ -627,13 +627,14 @@ def _list_splits(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, 
     if not splits:
         raise InvalidParameterError(
             "No fits were performed. Was the CV iterator empty? Were there no candidates? An "
-            "iterator is used up by its first use: pass list(...) of it."
+            "iterator can only be used once: pass list(...) of it."
         )
     n_told = splitter.get_n_splits(X, y, groups)
     if n_told != len(splits):
         raise InvalidParameterError(
-            f"cv.split and cv.get_n_splits return inconsistent results. Expected {n_told} splits, "
-            f"got {len(splits)}. Mend one of these methods of {type(splitter).__name__}."
+            f"cv.split and cv.get_n_splits return inconsistent results. Expected {n_told} "
+            f"splits, got {len(splits)}. Correct one of these methods of "
+            f"{type(splitter).__name__}."
         )
     return splits
 
@@ -649,9 +650,9 @@ def check_one_role_each(by_roles: bool) -> None:
     """Raise `InvalidParameterError` for splits in which a row has several roles."""
     if not by_roles:
         raise InvalidParameterError(
-            "cv: a split trains on rows that it tests, or has a row several times. Here a row "
-            "plays one part in a split. Give each row once (rows that count several times by "
-            "sample_weight), or search over rows in memory, by GridSearchCV."
+            "cv: a split uses a row both for training and for testing, or several times. Here, "
+            "a row may have one role per split. Use each row once (sample_weight can count it "
+            "several times), or use GridSearchCV with rows in memory."
         )
 
 
@@ -724,8 +725,8 @@ def _score_or_warn(
         )
         return float(error_score)
     raise InvalidParameterError(
-        f"scoring: a callable has returned several scores, {sorted(score)}, which is for "
-        "rows in memory. Name each of them: scoring={name: callable, ...}."
+        f"scoring: a callable has returned several scores, {sorted(score)}, which needs rows in "
+        "memory. Name each of them: scoring={name: callable, ...}."
     )
 
 

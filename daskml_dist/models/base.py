@@ -343,6 +343,9 @@ class Model(ABC):
 
 #: Ids that the rows of a growing table may have: it is a matrix of so many rows, few of which are.
 N_TABLE_IDS = 2**62
+#: Sightings of a waiting id that are counted at most, and steps of a table: both are kept in 64
+#: bits, of which one is the sign.
+MOST_SIGHTINGS, MOST_STEPS = 2**16 - 1, 2**47 - 1
 
 
 @dataclass(frozen=True)
@@ -529,8 +532,8 @@ class StepModel(Model):
 
     def _without_score(self) -> InvalidParameterError:
         return InvalidParameterError(
-            f"{type(self).__name__} has no score of held-out rows. Give it `validation_sums` and "
-            "`validation_score`, or set early_stopping=False."
+            f"{type(self).__name__} has no score for held-out rows. Implement `validation_sums` "
+            "and `validation_score`, or set early_stopping=False."
         )
 
     @abstractmethod

@@ -129,7 +129,7 @@ class EmbeddingModel(StepModel):
         # Compiled loops write to the place of a field without a look at the bounds.
         if len(fields) and (last := int(fields.max())) >= self.n_fields:
             raise InvalidDataError(
-                f"Rows have an id of field {last}, counted from 0, and the model takes "
+                f"Rows have an id of field {last}, counted from 0, but the model has "
                 f"{self.n_fields} fields. Set n_fields={last + 1} or more, before a new fit."
             )
         return fields

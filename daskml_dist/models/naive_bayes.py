@@ -190,7 +190,7 @@ def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
     if not signed and codes.size and codes.min() < 0:
         raise InvalidDataError(
             "Negative values in data passed to CategoricalNB (input X): a category is a number "
-            "from 0 on. Encode X by OrdinalEncoder."
+            "from 0 on. Encode X with OrdinalEncoder."
         )
     return codes
 
@@ -244,6 +244,7 @@ class CategoriesLogLikelihood:
         for j, table in enumerate(self.feature_log_prob):
             if largest[j] >= table.shape[1]:
                 raise InvalidDataError(
-                    f"Column {j} holds category {largest[j]}, and the fit knows those from 0 to "
-                    f"{table.shape[1] - 1}. Set min_categories to the number of all that may come."
+                    f"Column {j} holds category {largest[j]}, but the fit only knows categories "
+                    f"0 to {table.shape[1] - 1}. Set min_categories to the number of all "
+                    "possible categories."
                 )

@@ -160,7 +160,7 @@ class TwoTowerModel(StepModel):
         # Compiled loops write to the place of a field without a look at the bounds.
         if len(fields) and int(fields.max()) >= n_users + n_items:
             raise InvalidDataError(
-                f"Rows have ids of {int(fields.max()) + 1} fields, and the model has "
+                f"Rows have ids of {int(fields.max()) + 1} fields, but the model has "
                 f"{n_users + n_items}. Give the columns of the fit."
             )
         of_items = np.where(fields >= n_users, data, data.dtype.type(0))

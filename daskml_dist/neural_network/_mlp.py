@@ -184,8 +184,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         ]
         if self._by_rounds and unused:
             raise InvalidParameterError(
-                f'solver="lbfgs" asks for sums over all rows: it does not use {unused[0]}='
-                f'{params[unused[0]]!r}. Leave that out, or use solver="adam".'
+                'solver="lbfgs" uses all rows in each iteration: it does not use '
+                f'{unused[0]}={params[unused[0]]!r}. Leave that out, or use solver="adam".'
             )
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
@@ -215,8 +215,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         """Raise for parameters that one pass, or a stream, cannot have."""
         if self._by_rounds:
             raise InvalidParameterError(
-                'solver="lbfgs" asks for sums over all rows, and a stream has no end. Use '
-                'solver="adam" or "sgd".'
+                'solver="lbfgs" needs all rows, but a stream has no end. Use solver="adam" or '
+                '"sgd".'
             )
         super()._check_one_pass()
 
@@ -261,8 +261,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         """
         if self._is_adaptive and self._checkpoint() is not None:
             raise InvalidParameterError(
-                'learning_rate="adaptive" makes several fits, of which no checkpoint can tell. Use '
-                'checkpoint=None, or another learning_rate such as schedule="step".'
+                'learning_rate="adaptive" runs several fits, and a checkpoint holds only one. '
+                'Use checkpoint=None, or another learning_rate such as schedule="step".'
             )
         if not self._by_rounds:
             return super().fit(
@@ -271,13 +271,12 @@ class BaseMLP(BaseNetwork, BaseRounds):
             )  # fmt: skip
         if eval_set is not None or scoring is not None:
             raise InvalidParameterError(
-                'solver="lbfgs" has no parameters to score before it ends: leave eval_set and '
-                'scoring out, or use solver="adam".'
+                'solver="lbfgs" has no parameters to score before it finishes: leave eval_set '
+                'and scoring out, or use solver="adam".'
             )
         if policy is not None:
             raise InvalidParameterError(
-                'solver="lbfgs" asks for sums over all rows, under no policy. Leave it out, '
-                'or use solver="adam".'
+                'solver="lbfgs" does not use a policy. Leave it out, or use solver="adam".'
             )
         self._fit(X, y, sample_weight, client, reset=not self._continues_last_fit())
         return self
@@ -318,8 +317,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         # Layers may have been changed between fits by `set_params`, or y may have other columns.
         if last is not None and last.sizes != model.sizes:
             raise InvalidParameterError(
-                f"Going on needs the layers of the first fit, of {list(last.sizes)} units; these "
-                f"have {list(model.sizes)}. Set warm_start=False, or use a new estimator."
+                f"Continuing needs the layers of the first fit, {list(last.sizes)} units; this "
+                f"network has {list(model.sizes)}. Set warm_start=False, or use a new estimator."
             )
         return model
 

@@ -22,7 +22,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class MLPClassifier(BaseClassifier, BaseMLP):
-    """Multi-layer perceptron for classification, of one label a row or several.
+    """Multi-layer perceptron for classification, with one or several labels per row.
 
     It has scikit-learn's parameters and attributes, and takes Dask collections and any policy.
 
@@ -154,7 +154,7 @@ class MLPClassifier(BaseClassifier, BaseMLP):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Make one pass over more rows, going on from the last state.
+        """Make one pass over more rows, continuing from the last state.
 
         Parameters
         ----------

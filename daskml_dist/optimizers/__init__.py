@@ -83,11 +83,11 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return _OTHERS[optimizer]()
     if isinstance(optimizer, str) and optimizer.startswith("row_wise_"):
         raise InvalidParameterError(
-            f"optimizer={optimizer!r}: Adagrad and Adam have a form with one number a row, others "
-            f"keep a state of each parameter. Use 'row_wise_adagrad', 'row_wise_adam', or one of "
+            f"optimizer={optimizer!r}: only Adagrad and Adam have a row-wise form with one "
+            "number per row. Use 'row_wise_adagrad', 'row_wise_adam', or one of "
             f"{list(OPTIMIZERS)}."
         )
     raise InvalidParameterError(
-        f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
-        f"in daskml_dist.optimizers.{suggest_nearest(optimizer, OPTIMIZERS)}"
+        f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an instance of a class in "
+        f"daskml_dist.optimizers.{suggest_nearest(optimizer, OPTIMIZERS)}"
     )

@@ -13,7 +13,7 @@ __all__ = ["DelayedNesterov"]
 
 @dataclass(frozen=True)
 class DelayedNesterov(Optimizer):
-    """Nesterov's momentum, once in several steps of plain gradients (Liu et al. 2024).
+    """Nesterov's momentum applied only every few gradient steps (Liu et al. 2024).
 
     A step goes along ``1 / every`` of its gradient. The last of `every` steps renews the momentum
     by the mean of their gradients, and goes along the momentum as well: together they come to one

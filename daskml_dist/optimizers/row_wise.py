@@ -19,7 +19,7 @@ __all__ = ["RowWiseAdagrad", "RowWiseAdam"]
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(Adagrad):
-    """Adagrad whose rate falls with the summed mean squared gradient of a whole row.
+    """Adagrad with one accumulator per row: the mean squared gradient of the row.
 
     For models over ids alone: their table then holds one number beside each row, where Adagrad
     holds as many as a row has.
@@ -67,7 +67,7 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class RowWiseAdam(Adam):
-    """Adam whose second moment is of a whole row's mean squared gradient.
+    """Adam with one second moment per row: of the mean squared gradient of the row.
 
     For models over ids alone: their table holds a first moment for each entry, and one number a row
     for the second. Rows that a batch does not touch keep their moments ("lazy" Adam).

@@ -26,6 +26,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import check_parameter_names as check_names_of
 from daskml_dist.errors.signatures import list_parameter_names
 from daskml_dist.errors.suggestions import suggest_nearest
+from daskml_dist.models.base import MOST_SIGHTINGS, MOST_STEPS
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.spec import RunSettings
@@ -131,7 +132,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
     # No setting is ignored in silence: a user who sets one counts on its effect.
     elif unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
-            f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; of a Run it "
+            f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; it only "
             f"uses {', '.join(used)}."
         )
     if run.n_lanes is not None:
@@ -178,11 +179,24 @@ def check_columns(name: str, value: Any, default: str | None) -> None:
         )
 
 
-def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
-    """Check that a parameter is an integer >= `least`; `also` names what else is valid."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+def check_count(
+    name: str, value: Any, also: str = "", least: int = 1, most: int | None = None
+) -> None:
+    """Check that a parameter is an integer within bounds; `also` names what else is valid."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most:,}"
         hint = f", {also}" if also else ""
-        raise InvalidParameterError(f"{name}={value!r}: use an integer >= {least}{hint}.")
+        raise InvalidParameterError(f"{name}={value!r}: use an integer {bounds}{hint}.")
+
+
+def check_table_limits(admit_after: Any, expire_after: Any, max_rows: Any) -> None:
+    """Check the parameters that say which ids have a row in a growing table."""
+    check_count("admit_after", admit_after, most=MOST_SIGHTINGS)
+    if expire_after is not None:
+        check_count("expire_after", expire_after, "or None: no row expires", most=MOST_STEPS)
+    if max_rows is not None:
+        check_count("max_rows", max_rows, "or None: as many as the memory holds")
 
 
 def check_number(
@@ -256,9 +270,9 @@ def check_weighed(weights: Mapping[int, Any]) -> None:
     for split, weight in weights.items():
         if float(weight) == 0:
             raise InvalidDataError(
-                f"The test rows of split {split} have no weight: their sample_weight sums to zero, "
-                "so they have no score. Shuffle the rows that are split, for example "
-                "cv=KFold(5, shuffle=True), or leave rows of no weight out."
+                f"The test rows of split {split} have no weight: their sample_weight sums to "
+                "zero, so they have no score. Shuffle the rows before splitting, for example "
+                "cv=KFold(5, shuffle=True), or leave out rows without weight."
             )
 
 
@@ -308,7 +322,7 @@ def check_steps(params: dict[str, Any]) -> None:
     dtype = params["dtype"]
     if dtype is not None and dtype not in ("float32", "float64", np.float32, np.float64):
         raise InvalidParameterError(
-            f'dtype={dtype!r}: use "float32" or "float64", or None: as the rows are.'
+            f'dtype={dtype!r}: use "float32" or "float64", or None to keep the dtype of the rows.'
         )
     tol = params["tol"]
     if tol is not None and not (isinstance(tol, int | float | np.number) and tol >= 0):
@@ -330,8 +344,8 @@ def refuse_sklearns_callbacks(estimator: Any) -> None:
     """Raise if scikit-learn's callbacks are set: only scikit-learn's own ``fit`` calls them."""
     if has_sklearns_callbacks(estimator):
         raise InvalidParameterError(
-            f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
-            "memory, where its fit is scikit-learn's. Take them off: set_callbacks()."
+            f"set_callbacks: {type(estimator).__name__} only supports scikit-learn's callbacks "
+            "for rows in memory. Remove them: set_callbacks()."
         )
 
 
@@ -350,4 +364,4 @@ def in_run(name: str, known: Collection[str]) -> str:
     """Return a hint that `name` is a parameter of an estimator's `run`, or "" if it is none."""
     if name not in _RUN_NAMES or "run" not in known:
         return ""
-    return f" It is one of run: run=Run({name}=...)."
+    return f" It belongs to run: run=Run({name}=...)."

@@ -52,29 +52,32 @@ def _list_refusals(
     if type(policy) not in (Synchronous, AllReduce):
         yield (
             f"policy={policy.name!r}",
-            "noise is added once to the sum of all lanes' gradients at the same parameters, and "
-            "under this policy lanes step alone or push when they come",
+            "noise is added once to the sum of all lanes' gradients at the same parameters, but "
+            "under this policy lanes step alone or push at different times",
             'Use policy="sync" or "allreduce".',
         )
     if getattr(policy, "backup_workers", 0):
         yield (
             f"backup_workers={policy.backup_workers}",  # type: ignore[attr-defined]
-            "each batch is drawn from the rows of all lanes, and a round would close without some",
+            (
+                "each batch is drawn from the rows of all lanes, but a round could close without "
+                "some lanes"
+            ),
             "Use Synchronous().",
         )
     if settings.validation_fraction:
         yield (
             "early_stopping=True",
-            "the score of held-out rows would decide the end, and no noise hides it",
-            "Use early_stopping=False, and score rows of your own by eval_set.",
+            "the score of held-out rows would decide when to stop, and noise does not protect it",
+            "Use early_stopping=False, and score your own rows with eval_set.",
         )
     callbacks = params.get("callbacks")
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     if any(getattr(callback, "monitor", None) in ("loss", "val_score") for callback in given):
         yield (
             'monitor="loss"',
-            "the losses of the passes are not told, since no noise hides them",
-            'Use monitor="eval_score", of rows of your own in eval_set.',
+            "the losses of the passes are not reported, since noise does not protect them",
+            'Use monitor="eval_score" with your own rows in eval_set.',
         )
     if settings.class_weight is not None:
         yield (
@@ -85,8 +88,8 @@ def _list_refusals(
     if goes_on:
         yield (
             "warm_start=True",
-            "the budget is that of one fit, and the last one has looked at its own rows",
-            "Use warm_start=False, or a new estimator; a start that is public may be given by "
+            "the budget is for one fit, and the previous fit has already used its rows",
+            "Use warm_start=False, or a new estimator; a public starting point can be given as "
             "coef_init.",
         )
     if params.get("checkpoint") is not None:
@@ -98,7 +101,7 @@ def _list_refusals(
     if isinstance(params.get("learning_rate"), str) and params["learning_rate"] == "adaptive":
         yield (
             'learning_rate="adaptive"',
-            "the losses of the passes would decide the rate, and no noise hides them",
+            "the losses of the passes would decide the rate, and noise does not protect them",
             "Use a number or a schedule, such as the optimizer's own rate.",
         )
     own = [o.optimizer for o in (settings.groups or {}).values() if o.optimizer is not None]
@@ -111,33 +114,33 @@ def _list_refusals(
     if settings.pipeline is not None:
         yield (
             "pipeline=",
-            "the norm of a row's gradient is that of all layers, and a stage knows its own alone",
+            "the norm of a row's gradient involves all layers, but a stage only knows its own",
             "Use pipeline=None.",
         )
     if run.compression is not None:
         yield (
             f"compression={run.compression.name!r}",
-            "what a push leaves out is added to later ones, so that a row is in steps which did "
-            "not draw it",
+            "what a push leaves out is added to later ones, so a row would influence steps that "
+            "did not draw it",
             "Use compression=None.",
         )
     if run.shard == "features":
         yield (
             'shard="features"',
-            "the norm of a row's gradient is that of all columns, and a lane has some of them",
+            "the norm of a row's gradient involves all columns, but a lane has only some of them",
             'Use shard="rows".',
         )
     if run.on_lost_data != "raise":
         yield (
             f"on_lost_data={run.on_lost_data!r}",
-            "rows that are lost change the probability of being drawn for all others",
+            "lost rows would change the probability of being drawn for all others",
             'Use on_lost_data="raise".',
         )
     if run.device == "gpu" or run.compute_dtype is not None:
         what = 'device="gpu"' if run.device == "gpu" else f"compute_dtype={run.compute_dtype!r}"
         yield (
             what,
-            "gradients are clipped by the CPU's kernels, and a GPU's have no clipping of rows",
+            "gradients of rows are only clipped on the CPU",
             'Use device="auto" or "cpu", and compute_dtype=None.',
         )
 
@@ -153,6 +156,6 @@ def refuse_weights() -> InvalidParameterError:
 def refuse_more_rows() -> InvalidParameterError:
     """Return the error for private fits whose number of steps is not known before."""
     return InvalidParameterError(
-        "partial_fit and stream with privacy=: the noise follows from the number of steps, which "
-        "nobody knows before the rows have come. Use fit, or privacy=None."
+        "partial_fit and stream with privacy=: the noise depends on the number of steps, which "
+        "is not known in advance. Use fit, or privacy=None."
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, repr=False)
 class Run(NamedParameters):
-    """Layout of fits over a cluster: the parameter `run` of every estimator.
+    """Layout of a fit on a cluster: the parameter `run` of every estimator.
 
     A nested parameter in scikit-learn's sense: names such as ``run__memory_budget`` work in
     ``set_params`` and in a search's grid, also for an estimator whose `run` is None, which stands

@@ -35,7 +35,7 @@ _SPARSE_SPREAD = 2.0
 
 @suggest_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
-    """Estimate time and memory of a fit in this process and on a cluster, and advise a place.
+    """Estimate time and memory of a fit in this process and on a cluster, and advise where to run.
 
     The first plan for a kind of estimator makes some tiny fits at each place, which measure what a
     fit, a pass, a row and an entry cost there; they are kept in the user's cache folder, unless
@@ -235,8 +235,8 @@ def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[st
         if choice.own and choice.seconds is None:
             then = "end it" if choice.place == INLINE else "make it read them again in each pass"
             notes.append(
-                f"Memory: {format_bytes(choice.memory)} of rows in a process would {then}, with "
-                f"room for {format_bytes(limits[choice.place])} {choice.place}."
+                f"Memory: {format_bytes(choice.memory)} of rows in one process would {then}, "
+                f"with room for {format_bytes(limits[choice.place])} {choice.place}."
             )
     return notes
 
@@ -245,7 +245,7 @@ def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -
     """Return a sentence that tells why the best choice is the best."""
     best = plan.best
     if best.seconds is None:
-        return "The rows fit in no memory here, so workers read them in each pass."
+        return "The rows do not fit in memory here, so workers read them again in each pass."
     fits = (
         f"{format_bytes(best.memory)} fits here" if best.place == INLINE else "The rows fit there"
     )

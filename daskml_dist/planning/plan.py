@@ -19,7 +19,7 @@ _COLUMNS = ("place", "policy", "passes", "a pass", "seconds", "traffic", "memory
 
 @dataclass(frozen=True)
 class Choice:
-    """Way to make a fit: a place and a policy, with the expected time, traffic and memory.
+    """Way to run a fit: a place and a policy, with expected time, traffic and memory.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ class Choice:
         """
         if self.place not in (INLINE, "cluster"):
             raise InvalidParameterError(
-                f"There are no {self.place}: this choice was a supposition. Start a cluster, and "
-                "take plan.best of a plan made with its client."
+                f"There are no {self.place}: this choice is hypothetical. Start a cluster, and "
+                "use plan.best of a plan made with its client."
             )
         if self.place == INLINE and any(map(is_dask, (X, y, sample_weight))):
             X, y, sample_weight = compute(X, y, sample_weight)
@@ -101,7 +101,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """Ways to make a fit, and which of them is advised.
+    """Ways to run a fit, with an advised choice.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class Plan:
         stragglers: float = 0.1,
         policy: str | None = None,
     ) -> Plan:
-        """Return this plan with the fit's predicted time on a cluster that does not exist.
+        """Return this plan with the predicted time of the fit on a hypothetical cluster.
 
         Computing takes what it does in this process; who waits for whom is simulated with the
         gates of the policy, and messages by their bytes (see the page on simulation, which tells

@@ -114,9 +114,10 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
         n_rows = int(count_rows(collection).sum())
     if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
-            "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
-            "are taken from (frame = frame.persist()), so that they can be counted, or tell it: "
-            "X.compute_chunk_sizes() of an array, X.to_dask_array(lengths=True) of a dataframe."
+            "A plan needs the number of rows, which Dask does not know here. Persist the "
+            "collection of X and y (frame = frame.persist()), so that rows can be counted, or "
+            "compute it: X.compute_chunk_sizes() of an array, X.to_dask_array(lengths=True) of "
+            "a dataframe."
         )
     n_classes = 0
     notes: list[str] = []
@@ -126,8 +127,8 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
         )
     if collection.kind == "dask" and not persisted:
         notes.append(
-            "X is lazy: the time of its graph comes on top, wherever it is trained. Persist it to "
-            "read it once for several fits."
+            "X is lazy: the time to compute it comes on top, wherever the fit runs. Persist it "
+            "to compute it once for several fits."
         )
     return RowsShape(
         n_rows, collection.n_features, n_classes, _find_trained_dtype(X), collection, persisted,
@@ -144,9 +145,9 @@ def check_dense(rows: RowsShape, kind: str) -> None:
 def _make_dense_error(what: str) -> InvalidParameterError:
     """Return the error for sparse rows without a cost model."""
     return InvalidParameterError(
-        f"{what} have no plan: those are made of dense rows, and of sparse rows in memory for "
-        "SGD, LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits "
-        "of a part of the rows instead."
+        f"{what} cannot be planned: plans support dense rows, and sparse rows in memory for SGD, "
+        "LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits of "
+        "a part of the rows instead."
     )
 
 
@@ -162,7 +163,7 @@ def _count_labels(
         some = {0, len(parts) // 2, len(parts) - 1}
         labels = np.concatenate([np.asarray(v) for v in compute(*(parts[i][1] for i in some))])
     else:
-        return 2, ["y is lazy: two classes are taken for granted."]
+        return 2, ["y is lazy: the plan assumes two classes."]
     labels = np.asarray(labels)
     return len(np.unique(labels[:: max(1, len(labels) // n_sampled)])), []
 

@@ -408,7 +408,7 @@ def get_policy(policy: str | Policy | Mapping[str, Any]) -> Policy:
     if isinstance(policy, Mapping):
         if set(policy) != set(_PARTS):
             raise InvalidParameterError(
-                f"policy={dict(policy)!r} names the policies of other parts than {_PARTS}. Use "
+                f"policy={dict(policy)!r} must have the parts {_PARTS}. Use "
                 'policy={"embeddings": "async", "dense": "allreduce"}.'
             )
         embeddings, dense = (get_policy(policy[name]) for name in _PARTS)

@@ -436,8 +436,8 @@ class Policy(NamedParameters):
         if self.outer_optimizer is not None and not (self.averages and self.average_every):
             raise InvalidParameterError(
                 f"{name} has outer_rate={rate!r}, outer_momentum={momentum!r} and "
-                f"outer={self.outer!r}, which are for policies whose lanes step alone and meet "
-                "every `average_every` steps, such as LocalSGD."
+                f"outer={self.outer!r}, which need a policy whose lanes step alone and "
+                "synchronise every `average_every` steps, such as LocalSGD."
             )
 
     def _check_declaration(self) -> None:

@@ -15,7 +15,7 @@ __all__ = ["PolicyByPart"]
 
 @dataclass(frozen=True)
 class PolicyByPart(Policy):
-    """One policy for the rows of ids, another for all else: asynchronous, and all-reduce.
+    """One policy for embeddings, such as async, and all-reduce for all other parameters.
 
     Also written ``policy={"embeddings": "async", "dense": "allreduce"}``. For models over ids:
     their embeddings are rows of a table on servers, of which a batch touches few, while all batches
@@ -66,8 +66,8 @@ class PolicyByPart(Policy):
         for part in ("embeddings", "dense"):
             if not isinstance(given := getattr(self, part), Policy):
                 raise InvalidParameterError(
-                    f"{part}={given!r} is no object of a policy. Give objects, such as "
-                    "PolicyByPart(Asynchronous(), AllReduce()), or name policies by a mapping: "
+                    f"{part}={given!r} is not a policy object. Give objects, such as "
+                    "PolicyByPart(Asynchronous(), AllReduce()), or a mapping of names: "
                     'policy={"embeddings": "async", "dense": "allreduce"}.'
                 )
         own, rest = self.embeddings, self.dense
@@ -89,7 +89,7 @@ class PolicyByPart(Policy):
         optimizer = self.optimizer_of_dense
         if optimizer is not None and (optimizer.uses_scales or optimizer.whole_matrices):
             raise InvalidParameterError(
-                f"dense_optimizer={self.dense_optimizer!r} needs units of features, or whole "
+                f"dense_optimizer={self.dense_optimizer!r} needs feature scales, or whole "
                 'matrices. Use another, such as "adam".'
             )
 

@@ -20,7 +20,7 @@ _DRAW_STREAM = 0xC11E
 
 @dataclass(frozen=True)
 class FederatedAveraging(Policy):
-    """Federated averaging (FedAvg): each round some drawn clients learn, and are averaged.
+    """Federated averaging (FedAvg): in each round, some clients train and are averaged.
 
     A client is a lane: by default a chunk of a Dask array or a partition of a dataframe, as the
     helpers ``partition_by_class``, ``partition_by_dirichlet`` and ``partition_by_column`` of
@@ -99,8 +99,8 @@ class FederatedAveraging(Policy):
             )
         if steps is not None and self.local_epochs != 1:
             raise InvalidParameterError(
-                f"FederatedAveraging(local_epochs={self.local_epochs}, local_steps={steps}): a "
-                "round has a number of local epochs or of local steps. Leave one of them out."
+                f"FederatedAveraging(local_epochs={self.local_epochs}, local_steps={steps}): "
+                "give either local epochs or local steps. Leave one of them out."
             )
         if not (is_number(mu) and mu >= 0):
             raise InvalidParameterError(

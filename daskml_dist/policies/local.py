@@ -92,8 +92,8 @@ Optimizer or None, default=None
             )
         if grace and quorum is None:
             raise InvalidParameterError(
-                f"LocalSGD(grace={grace!r}) is the time after the quorum, and without `quorum` all "
-                "lanes are waited for. Give a quorum, or leave out grace."
+                f"LocalSGD(grace={grace!r}) is the time to wait after the quorum, but without "
+                "`quorum` all lanes are awaited. Give a quorum, or leave out grace."
             )
         if self.fragments > self.sync_every:
             raise InvalidParameterError(

@@ -74,8 +74,8 @@ def resolve_outer(
     else:
         raise InvalidParameterError(
             f"{policy}(outer={outer!r}): give one of {sorted(OUTER_OPTIMIZERS)}, an optimizer of "
-            "daskml_dist.optimizers that needs no units of features, or None for the mean."
-            f"{suggest_nearest(outer, OUTER_OPTIMIZERS)}"
+            "daskml_dist.optimizers that needs no feature scales, or None for the "
+            f"mean.{suggest_nearest(outer, OUTER_OPTIMIZERS)}"
         )
     if momentum is not None:
         found = replace(found, optimizer=_with_momentum(policy, outer, found.optimizer, momentum))
@@ -89,7 +89,6 @@ def _with_momentum(policy: str, outer: Any, optimizer: Optimizer, momentum: floa
     if name is None:
         raise InvalidParameterError(
             f"{policy}(outer={outer!r}, outer_momentum={momentum!r}): outer_momentum is for "
-            "optimizers with momentum that are given by name. Leave it out, or set it in the "
-            "optimizer."
+            "momentum optimizers given by name. Leave it out, or set it in the optimizer."
         )
     return replace(optimizer, **{name: float(momentum)})  # type: ignore[type-var]

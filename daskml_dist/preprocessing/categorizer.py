@@ -119,7 +119,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         _check_frame(X)
         if list(X.columns) != list(names):
             raise InvalidDataError(
-                f"X has the columns {list(X.columns)}, and the fit had {list(names)}. Pass "
+                f"X has the columns {list(X.columns)}, but the fit had {list(names)}. Pass "
                 "X[list(feature_names_in_)]."
             )
         if not is_dask_frame(X):
@@ -128,7 +128,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
 
 
 class Categorizer(_FrameTransformer):
-    """Transformer of columns of a frame to categories, which are the same in every block.
+    """Transformer that converts columns to categoricals with the same categories in every block.
 
     The next step then knows all values of a column, whatever values a block has: `DummyEncoder`,
     :class:`daskml_dist.preprocessing.OrdinalEncoder`, ``HistGradientBoostingClassifier``.
@@ -227,7 +227,7 @@ class Categorizer(_FrameTransformer):
 
 
 class DummyEncoder(_FrameTransformer):
-    """Transformer of each column of categories of a frame to a column for each category.
+    """Transformer that replaces each categorical column by one column per category.
 
     Where :class:`OneHotEncoder` makes a matrix, this makes a frame, with names such as
     ``job_nurse`` beside the other columns; `inverse_transform` undoes it.
@@ -376,7 +376,7 @@ def _check_frame(X: Any) -> None:
     """Raise unless X is a dataframe with distinct column names."""
     if not is_dataframe_like(X) or (is_dask(X) and not is_dask_frame(X)):
         raise InvalidDataError(
-            f"X is a {type(X).__name__}, and categories are of the columns of a frame. Pass a "
+            f"X is a {type(X).__name__}, but categories need the columns of a dataframe. Pass a "
             "pandas or Dask DataFrame."
         )
     check_unique_names(X)
@@ -397,8 +397,8 @@ def _select_columns(frame: Any, columns: list[str] | None, *, of_texts: bool) ->
         ]
     if missing := [name for name in columns if name not in frame.columns]:
         raise InvalidDataError(
-            f"Columns {missing} are not in X, which has {list(frame.columns)}. Name columns that "
-            "are there."
+            f"Columns {missing} are not in X, which has {list(frame.columns)}. Name existing "
+            "columns."
         )
     return list(columns)
 
@@ -415,8 +415,8 @@ def _make_dtype(name: str, values: set[Any]) -> Any:
         return pandas.CategoricalDtype(pandas.Index(sorted(values), dtype=None if values else "O"))
     except TypeError as error:
         raise InvalidDataError(
-            f"Column {name!r} holds values of several types ({error}). Make them one type, for "
-            f"example X[{name!r}].astype(str), or pass its categories."
+            f"Column {name!r} holds values of several types ({error}). Convert them to one type, "
+            f"for example X[{name!r}].astype(str), or pass its categories."
         ) from error
 
 

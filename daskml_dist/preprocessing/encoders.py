@@ -90,7 +90,7 @@ class CategoryEncoder(BlockTransformer):
             super().fit(made_up)
         except ValueError as error:  # such as a category to drop that is not there
             raise InvalidParameterError(
-                f"{error}\nThe parameters do not fit the categories that X holds: change either."
+                f"{error}\nThe parameters do not match the categories in X: change one of them."
             ) from error
         finally:
             del self._counts
@@ -365,9 +365,7 @@ class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_
                 as_collection(X, numeric=False), _find_block_labels, _merge_labels
             )
         if labels is None:
-            raise InvalidDataError(
-                "y holds 0 labels in all its blocks. Check the filter or the path that made it."
-            )
+            raise InvalidDataError("y holds 0 labels in all its blocks. Check its filter or path.")
         self.classes_ = labels
         return self
 
@@ -467,6 +465,6 @@ def _encode_block(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> N
         encoded: NDArray[Any] = getattr(preprocessing.LabelEncoder, method)(encoder, values)
     except ValueError as error:
         raise InvalidDataError(
-            f"{error}. Fit on labels that hold them all, or drop these rows."
+            f"{error}. Fit on rows with all labels, or drop these rows."
         ) from error
     return encoded[places]

@@ -283,9 +283,9 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
         if is_dask(X) and not has_fixed_row_order(X):
             raise InvalidDataError(
-                "A row's fold follows from its place, and X comes out of a shuffle (shuffle, "
-                "merge, sort_values...) that gives its rows in another order at each reading. "
-                "Call df = df.persist() first."
+                "The fold of a row depends on its position, but X comes from a shuffle "
+                "(shuffle, merge, sort_values...) that may reorder rows each time it is "
+                "computed. Call df = df.persist() first."
             )
         with report_reading(type(self).__name__):
             seed, folds = run_computation(self._fit_folds(X, y, n_folds=int(self.cv)))
@@ -366,9 +366,9 @@ def _warn_of_many_classes(labels: NDArray[Any]) -> None:
     """Warn of whole numbers that are taken for classes and are probably amounts."""
     if labels.dtype.kind in "iuf" and len(labels) > _SUSPICIOUS_N_CLASSES:
         warnings.warn(
-            f"y holds {len(labels)} different whole numbers, which are taken for classes: each "
-            "feature gets a column for each of them. Where they are amounts, set "
-            'target_type="continuous"; where they are classes, set target_type="multiclass".',
+            f"y holds {len(labels)} different integers, which are treated as classes, so each "
+            "feature becomes one column per class. If they are amounts, set "
+            'target_type="continuous"; if they are classes, set target_type="multiclass".',
             UserWarning,
             stacklevel=user_stack_level(),
         )

@@ -221,9 +221,9 @@ def _make_store_settings(
         if not np.array_equal(array, one[name]) or array.min() != array.max():
             (group,) = rule.groups
             raise InvalidParameterError(
-                f"optimizer={group.optimizer!r} begins with a state that depends on the "
-                "parameters, and rows of a table are made when their ids come. Use another, such "
-                "as 'adagrad' or 'adam'."
+                f"optimizer={group.optimizer!r} has an initial state that depends on the "
+                "parameters, but rows of a table are created when their ids appear. Use "
+                "another, such as 'adagrad' or 'adam'."
             )
     return RowStoreSettings(
         width,

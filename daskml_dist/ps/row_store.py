@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.id_hashing import find_fields
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, MessageError, TrainingError
+from daskml_dist.models.base import MOST_SIGHTINGS, MOST_STEPS
 from daskml_dist.ps.growing_array import GrowingArray
 from daskml_dist.ps.id_index import IdIndex, Ids, as_plain_ids, load_kernels
 from daskml_dist.ps.waiting_ids import SightingLog, WaitingIds
@@ -48,8 +49,6 @@ _MIN_LOGGED_IDS = 1 << 16
 #: Bytes of mapped files that may be in memory whatever the bound: letting go of them more often
 #: would take longer than the steps.
 _LEAST_MAPPED_BYTES = 1 << 28
-#: Bits of the step in a sighting (`COUNT_BITS` are left for the count).
-_STEP_BITS = 47
 #: Ids that may wait for each row of a table whose size is bounded.
 _WAITING_PER_ROW = 4
 
@@ -115,7 +114,7 @@ class RowStoreSettings:
     def __post_init__(self) -> None:
         for name, width in (("width", self.width), *self.state_widths.items()):
             _check_int(name, width, 1)
-        _check_int("admit_after", self.admit_after, 1, (1 << 16) - 1)
+        _check_int("admit_after", self.admit_after, 1, MOST_SIGHTINGS)
         for name, least in (("expire_after", 1), ("max_rows", 1), ("memory_bytes", 0)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), least)
@@ -455,10 +454,10 @@ class RowStore:
             -1 where an id has no row, yet or for lack of room.
         """
         ids = _check_ids(ids)
-        if not max(self._step, 0) <= step < 1 << _STEP_BITS:
+        if not max(self._step, 0) <= step <= MOST_STEPS:
             raise InvalidParameterError(
-                f"Steps of a store of rows do not fall: give {max(self._step, 0)} or more; got "
-                f"{step}."
+                f"The step of a row store cannot decrease: give {max(self._step, 0)} or more; "
+                f"got {step}."
             )
         self._step = step = int(step)
         self._bound_pages(len(ids))
@@ -570,8 +569,8 @@ class RowStore:
         if not self.settings.evict:
             raise TrainingError(
                 f"{most:,} rows fit in this table (max_rows), and {lacking:,} more are wanted. "
-                "Raise max_rows or admit_after, set a smaller expire_after, or set evict=True: the "
-                "rows touched longest ago then make room."
+                "Raise max_rows or admit_after, set a smaller expire_after, or set evict=True: "
+                "the least recently touched rows are then removed."
             )
         self._evict(max(lacking, int(most * _EVICTED_SHARE)), step)
         return min(n, most - self.n_rows)
@@ -830,7 +829,7 @@ def _check_ids(ids: Ids) -> Ids:
     ids = as_plain_ids(ids)
     if len(ids) and (ids[0] < 0 or not (ids[1:] > ids[:-1]).all()):
         raise InvalidDataError(
-            "ids must be sorted, each there once, and not negative: pass numpy.unique(ids)."
+            "ids must be sorted, unique and not negative: pass numpy.unique(ids)."
         )
     return ids
 

@@ -127,14 +127,15 @@ def make_parameter_groups(
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
         if (own.optimizer or optimizer).whole_matrices:
             raise InvalidParameterError(
-                f"{own.optimizer or optimizer!r} steps whole matrices at once, which servers, and "
-                "batches that touch few rows, cut. Use it for the steps between averages, as in "
-                'policy=LocalSGD(outer="muon"), and another optimizer here, such as "adam".'
+                f"{own.optimizer or optimizer!r} updates whole matrices, but servers, and "
+                "batches that touch few rows, only have parts of them. Use it for the steps "
+                'between averages, as in policy=LocalSGD(outer="muon"), and another optimizer '
+                'here, such as "adam".'
             )
         if (own.optimizer or optimizer).row_wise and parameters.shape[0] != N_TABLE_IDS:
             raise InvalidParameterError(
-                f"{own.optimizer or optimizer!r} keeps one number for the row of an id, and this "
-                "model has no table of ids. Use 'adagrad' or 'adam'."
+                f"{own.optimizer or optimizer!r} keeps one number per id, but this model has no "
+                "table of ids. Use 'adagrad' or 'adam'."
             )
         new = ParameterGroup(
             rows.start,

@@ -229,9 +229,9 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         """Return the items that `users` have rated; None: all users."""
         if seen is None and (seen := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
-                "Nobody knows which items users have seen: the fit was to a Dask collection, and "
-                "pickling left it behind, or to a stream, which is not kept. Give "
-                "recommend(..., seen=ratings), or filter_seen=False."
+                "The items that users have seen are unknown: the fit used a Dask collection, "
+                "which is not pickled, or a stream, which is not stored. Pass recommend(..., "
+                "seen=ratings), or filter_seen=False."
             )
         if isinstance(seen, SeenItems):
             return seen
@@ -353,7 +353,7 @@ def _column(rows: Any, name: Any, at: int) -> Any:
     pairs = np.asarray(rows)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InvalidDataError(
-            f"Pairs have the shape {pairs.shape}. Give a user and an item in each row, or a "
+            f"Pairs have the shape {pairs.shape}. Give one user and one item per row, or a "
             f"dataframe with the column {name!r}."
         )
     return pairs[:, at]

@@ -51,6 +51,7 @@ from daskml_dist.parameters.checks import (
     check_count,
     check_number,
     check_one_of,
+    check_table_limits,
     seed_of,
 )
 from daskml_dist.parameters.run import Run
@@ -113,10 +114,7 @@ class BaseEmbeddings(BaseSteps):
         check_one_of("missing", self.missing, ("error", "own"))
         check_number("alpha", self.alpha)
         check_number("init_scale", self.init_scale)
-        check_count("admit_after", self.admit_after)
-        for name in ("expire_after", "max_rows"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_table_limits(self.admit_after, self.expire_after, self.max_rows)
         self._loss()  # raises for a loss that does not exist, before the other settings
         settings = super()._check_settings(policy)
         # The penalty is of what each row touches, and part of the model.
@@ -126,7 +124,7 @@ class BaseEmbeddings(BaseSteps):
         loss, summary = self._loss(), rows.summary
         if rows.classes is not None and len(rows.classes) > 2:
             raise InvalidDataError(
-                f"{type(self).__name__} separates two classes, and y holds {len(rows.classes)}. "
+                f"{type(self).__name__} separates two classes, but y has {len(rows.classes)}. "
                 "Wrap it in sklearn.multiclass.OneVsRestClassifier."
             )
         if rows.classes is None:
@@ -141,8 +139,8 @@ class BaseEmbeddings(BaseSteps):
         """Raise if a model cannot go on from the last one, where there is one."""
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
-                "Going on needs the rank, layers and loss of the last fit. Leave them as they "
-                "were, or set warm_start=False."
+                "Continuing needs the rank, layers and loss of the last fit. Keep them, or set "
+                "warm_start=False."
             )
 
     def _make_table(self, last: Any) -> GrowingTable:
@@ -171,9 +169,9 @@ class BaseEmbeddings(BaseSteps):
         n = given or (n_columns if fields is None else len(fields.names))
         if n > MAX_FIELDS:
             raise InvalidParameterError(
-                f"{type(self).__name__} tells fields apart, and the rows have {n} columns; at most "
-                f"{MAX_FIELDS} can be fields. Give a dataframe with a column for each field, rows "
-                "of a FieldHasher with n_fields=, or use FactorizationMachineClassifier."
+                f"{type(self).__name__} needs separate fields, but the rows have {n} columns, and "
+                f"at most {MAX_FIELDS} can be fields. Give a dataframe with one column per field, "
+                "rows of a FieldHasher with n_fields=, or use FactorizationMachineClassifier."
             )
         return int(n)
 
@@ -283,8 +281,7 @@ class BaseEmbeddings(BaseSteps):
         if (fields := self._fields) is None:
             return started
         facts = {"names": list(fields.names), "kinds": list(fields.kinds)}
-        hashes: Any = _TableCalls(self._hash_table, started.make)
-        return replace(started, make=hashes, likeness=started.likeness | {"fields": facts})
+        return started.with_tables(self._hash_table, facts)
 
     # -- fitted attributes -----------------------------------------------------------------------
 
@@ -407,25 +404,6 @@ class TablePrediction:
     def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of sorted ids; those that are not known are as in their first step."""
         return look_up_rows(index, self.ids, self.w, self.model.table)
-
-
-@dataclass(frozen=True, eq=False)
-class _TableCalls:
-    """Function from the tables of a stream's calls to the rows that the model reads.
-
-    Parameters
-    ----------
-    hash_table : callable
-    make : CallRowsMaker
-        Takes rows of virtual columns.
-    """
-
-    hash_table: Callable[[Any], Any]
-    make: Callable[..., tuple[BatchRows, Any]]
-
-    def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
-        """Return the rows of a call as the model reads them, and as a block."""
-        return self.make(self.hash_table(X), y, sample_weight)
 
 
 class EmbeddingClassifier(BaseClassifier, BaseEmbeddings):

@@ -30,8 +30,9 @@ def find_id_positions(table: NDArray[Any], ids: Any, name: str) -> Positions:
     given = convert_ids(ids, name)
     if len(given) and _name_kind(given) != _name_kind(table):
         raise InvalidDataError(
-            f"Column {name!r} holds ids of type {_name_kind(given)}, and those of the fit are of "
-            f"type {_name_kind(table)}. Convert them: frame[{name!r}].astype({table.dtype.name!r})."
+            f"Column {name!r} holds ids of type {_name_kind(given)}, but those of the fit are of "
+            f"type {_name_kind(table)}. Convert them: "
+            f"frame[{name!r}].astype({table.dtype.name!r})."
         )
     return find_positions(table, given)
 

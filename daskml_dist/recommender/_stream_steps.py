@@ -238,8 +238,8 @@ def ids_to_json(ids: NDArray[Any]) -> dict[str, Any]:
     found = ids.tolist()
     if any(isinstance(key, bytes) for key in found[:1]):
         raise InvalidParameterError(
-            "A checkpoint of a stream holds ids that are numbers, text or times, and these are "
-            "bytes. Decode them: frame[column].str.decode('utf-8')."
+            "A checkpoint of a stream can hold ids that are numbers, strings or times, but "
+            "these are bytes. Decode them: frame[column].str.decode('utf-8')."
         )
     return {"dtype": ids.dtype.str, "ids": found}
 

@@ -47,7 +47,7 @@ class StreamedFactors(BaseSteps):
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
         if sample_weight is not None:
             raise InvalidParameterError(
-                "Ratings of a stream have no sample_weight. Leave it out, or give a rating twice."
+                "Streams of ratings do not support sample_weight. Leave it out, or repeat ratings."
             )
         return X, None, None
 
@@ -80,8 +80,8 @@ class StreamedFactors(BaseSteps):
         last: Any = vars(self)["_last_model"]
         if fit.steps.model.parameters.width != last.parameters.width:
             raise InvalidParameterError(
-                f"The stream goes on from a fit with rank={last.rank} and biases={last.biased}. "
-                "Leave them as they were, or use a clone of the estimator."
+                f"The stream continues a fit with rank={last.rank} and biases={last.biased}. "
+                "Keep them, or use a clone of the estimator."
             )
         # Room for as many new ids as there are known ones.
         fit = reserve_rows(fit, *(2 * len(own) for own in ids))
@@ -197,7 +197,7 @@ class StreamedFactors(BaseSteps):
         entries = estimator._entries(X)
         found = entries.numbers(entries.sources[0])
         if not len(found):
-            raise InvalidDataError("The call holds no ratings. Leave it out.")
+            raise InvalidDataError("The call has no ratings. Skip it.")
         return found
 
     def _show_stream(self, started: Any, state: ShardState, progress: ProgressiveLoss) -> None:

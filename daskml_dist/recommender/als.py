@@ -44,7 +44,7 @@ from daskml_dist.training.job import KeyedJob
 
 
 class ALS(BaseRecommender):
-    """Factors of users and items by alternating least squares.
+    """Matrix factorisation of ratings by alternating least squares.
 
     A rating is predicted by the product of a user's and an item's factors. Given the items'
     factors, those of each user are a small least squares problem, and the other way round.
@@ -217,7 +217,7 @@ class ALS(BaseRecommender):
         return self
 
     def fold_in(self, X: Any) -> Self:
-        """Return a copy that knows the users of some ratings; items stay as they are.
+        """Return a copy with factors for new users, computed from their ratings.
 
         Each user's factors are the least squares solution for given factors of the items, which is
         half a sweep: users that are new since the fit are treated like all others.
@@ -286,7 +286,7 @@ class ALS(BaseRecommender):
         return folded
 
     def explain(self, X: Any, item: Any, n: int = 10) -> Any:
-        """Return the ratings of a user that an item's prediction comes from.
+        """Return the ratings of a user that contribute most to the prediction of an item.
 
         For given factors of the items, the factors of a user are a linear function of the user's
         ratings. So is the prediction, which is a sum of a contribution from each rating.
@@ -349,8 +349,9 @@ class ALS(BaseRecommender):
         at = find_id_positions(self.item_ids_, items, str(self.item_col))
         if len(unknown := np.setdiff1d(users, users[at >= 0])):
             raise InvalidDataError(
-                f"User {unknown[0]!r} has rated no item that the fit has seen, so nothing is known "
-                "of him. Leave him out: recommend treats an unseen user like the mean of all."
+                f"User {unknown[0]!r} has rated no item that the fit has seen, so there are no "
+                "factors to compute. Leave this user out: recommend treats unseen users like "
+                "the mean of all."
             )
         return users[at >= 0], at[at >= 0], values[at >= 0]
 
@@ -390,12 +391,12 @@ class ALS(BaseRecommender):
             check_number("tol", self.tol)
         if self.device == "gpu":
             raise InvalidParameterError(
-                'device="gpu": the least squares of ALS are solved by the CPU. Use "auto" or "cpu".'
+                'device="gpu": the least squares of ALS are solved on the CPU. Use "auto" or "cpu".'
             )
         if self.implicit and self.biases:
             raise InvalidParameterError(
-                "biases=True is for explicit ratings: implicit ones say how certain a preference "
-                "is. Set biases=False."
+                "biases=True is for explicit ratings; implicit ones are weights of preferences. "
+                "Set biases=False."
             )
 
     def _set_factors(self, solution: KeyedSolution) -> None:

@@ -20,7 +20,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 
 class FactorizationMachineClassifier(EmbeddingClassifier):
-    """Factorisation machine for two classes, trained on a parameter server of growing tables.
+    """Factorisation machine for two classes, trained on a parameter server with growing tables.
 
     Each id has a weight and a vector of `rank` factors; a row is predicted by its weights and by
     the products of all pairs of its vectors. Ids need not be known before: a row of the table is
@@ -172,7 +172,7 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
 
 
 class FactorizationMachineRegressor(RegressorMixin, BaseEmbeddings):
-    """Factorisation machine for numbers, trained on a parameter server of growing tables.
+    """Factorisation machine for regression, trained on a parameter server with growing tables.
 
     As :class:`FactorizationMachineClassifier`, with the losses of
     :class:`~daskml_dist.linear_model.SGDRegressor`.

@@ -51,7 +51,7 @@ _EARLY_STOPPING_TOL = 1e-4
 
 
 class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
-    """Factors of users and items by distributed stochastic gradient descent.
+    """Matrix factorisation of ratings by distributed stochastic gradient descent.
 
     A rating is predicted by the mean of all ratings, plus the biases of its user and its item, plus
     the product of their factors. Users and items are rows of one matrix, which servers hold by
@@ -290,18 +290,18 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             check_flag(name, getattr(self, name))
         if self.pairwise and not (self.implicit and self._loss().kind == "classification"):
             raise InvalidParameterError(
-                f"pairwise=True with loss={self.loss!r} and implicit={self.implicit}: it compares "
-                'what users chose with what they did not. Set implicit=True and loss="log_loss" or '
+                f"pairwise=True with loss={self.loss!r} and implicit={self.implicit}: it "
+                'compares chosen items with others. Set implicit=True and loss="log_loss" or '
                 '"hinge".'
             )
         self._loss()  # raises for a loss that does not exist, before the other settings
         settings = super()._check_settings(policy)
         if settings.policy.averages:
             raise InvalidParameterError(
-                f"policy={settings.policy.name!r} takes the mean of what lanes find alone. Factors "
-                "that fit together in each lane need not do so in the mean, and a user whom one "
-                'lane alone knows would move at a fraction of its steps. Use "sync", "allreduce", '
-                '"ssp", "async" or "hogwild".'
+                f"policy={settings.policy.name!r} averages the factors of lanes that train "
+                "alone. Averaged factors need not fit together, and a user known to one lane "
+                'would move by only a fraction of its steps. Use "sync", "allreduce", "ssp", '
+                '"async" or "hogwild".'
             )
         if settings.validation_fraction and settings.tol is None:
             settings = replace(settings, tol=_EARLY_STOPPING_TOL)
@@ -361,8 +361,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         model = self._model(rows, last)
         if model.parameters.width != last.parameters.width:
             raise InvalidParameterError(
-                f"warm_start=True goes on with rank={last.rank} and biases={last.biased}. Leave "
-                "them as they were, or set warm_start=False."
+                f"warm_start=True continues with rank={last.rank} and biases={last.biased}. Keep "
+                "them, or set warm_start=False."
             )
         w = model.init(settings.seed, state.w.dtype)
         fresh = ShardState(w, settings.optimizer.init(w) if state.opt_state else {})

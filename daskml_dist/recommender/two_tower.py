@@ -85,7 +85,7 @@ class SideRows(NamedTuple):
 
 
 class TwoTower(BaseRecommender, BaseEmbeddings):
-    """Two towers for retrieval: vectors of users and items, trained on growing tables.
+    """Two-tower retrieval model: vectors of users and items, trained on growing tables.
 
     The tower of a user is the sum of the vectors of its ids: its own, and those of the columns
     `user_features`; or what a perceptron makes of these vectors (`hidden_layer_sizes`). Items have
@@ -284,13 +284,13 @@ dtype, policy, random_state
             Always.
         """
         raise InvalidParameterError(
-            "TwoTower has no streams: it counts items and collects the users' columns before a "
-            "fit. Fit it to the newest rows from time to time, with warm_start=True, or stream "
-            "pairs to MatrixFactorization."
+            "TwoTower does not support streams: it counts items and collects the users' columns "
+            "before a fit. Refit it regularly to new rows with warm_start=True, or stream pairs "
+            "to MatrixFactorization."
         )
 
     def embed_users(self, X: Any) -> Any:
-        """Return the vectors of users by their columns, of users that the fit has not seen too.
+        """Return the vectors of users from their columns, also for unseen users.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ dtype, policy, random_state
         return self._embed(0, X)
 
     def embed_items(self, X: Any) -> Any:
-        """Return the vectors of items by their columns, for an index of nearest neighbours.
+        """Return the vectors of items from their columns, for a nearest-neighbour index.
 
         Parameters
         ----------
@@ -371,8 +371,8 @@ dtype, policy, random_state
         for name in names:
             if name not in table.columns:
                 raise InvalidDataError(
-                    f"X has no column {name!r}; it has {list(table.columns)}. Name the columns by "
-                    f"user_col, item_col and the like.{suggest_nearest(name, table.columns)}"
+                    f"X has no column {name!r}; it has {list(table.columns)}. Name the columns "
+                    f"with user_col, item_col etc.{suggest_nearest(name, table.columns)}"
                 )
         return table[names]
 
@@ -386,8 +386,8 @@ dtype, policy, random_state
             self._set_fields(fields)
         elif list(fields.names) != [*users, *items]:
             raise InvalidParameterError(
-                f"Going on needs the columns of the last fit, {list(fields.names)}. Leave "
-                "user_col, item_col and the features as they were, or set warm_start=False."
+                f"Continuing needs the columns of the last fit, {list(fields.names)}. Leave "
+                "user_col, item_col and the features unchanged, or set warm_start=False."
             )
         with report_reading(type(self).__name__):
             sides = reduce_parts(
@@ -419,8 +419,8 @@ dtype, policy, random_state
         for at in (0, len(self._columns[0])):
             if kinds[at] in ("integers", "texts"):
                 raise InvalidDataError(
-                    f"Column {fields.names[at]!r} holds lists, and a row is of one user and one "
-                    f"item. Give each a row of its own: X.explode({fields.names[at]!r})."
+                    f"Column {fields.names[at]!r} holds lists, but a row is for one user and one "
+                    f"item. Put each in its own row: X.explode({fields.names[at]!r})."
                 )
             if kinds[at] == "numeric":
                 kinds[at] = "float"

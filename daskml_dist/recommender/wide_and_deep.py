@@ -107,7 +107,7 @@ class BaseDeepClassifier(EmbeddingClassifier):
 
 
 class WideAndDeepClassifier(BaseDeepClassifier):
-    """Weights of ids, and a perceptron of their vectors, for two classes.
+    """Wide-and-deep model for two classes: weights of ids plus a perceptron on their embeddings.
 
     The wide part remembers what each id does; the deep part generalises over the vectors of the
     fields' ids, side by side. Ids need not be known before the fit: rows of weights and vectors are
@@ -167,7 +167,7 @@ random_state
 
 
 class DeepFMClassifier(BaseDeepClassifier):
-    """Factorisation machine and perceptron of the same vectors, for two classes.
+    """DeepFM for two classes: factorisation machine and perceptron on shared embeddings.
 
     As :class:`WideAndDeepClassifier`, with the products of all pairs of vectors added.
 

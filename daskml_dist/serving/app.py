@@ -83,7 +83,7 @@ class _ServedRequest:
         if self.method not in methods:
             allowed = ", ".join(methods)
             raise RequestError(
-                f"{self.method[:20]} has no meaning for this path: send {allowed}.",
+                f"{self.method[:20]} is not supported on this path: send {allowed}.",
                 405,
                 ((b"allow", allowed.encode()),),
             )
@@ -385,14 +385,14 @@ def _parse_model_path(path: str) -> tuple[str, str | None, str]:
 
 def _unknown_path(path: str) -> RequestError:
     """Return the error of a path that no route has."""
-    return RequestError(f"There is no {path[:200]!r} here: ask for one of {_PATHS}.", 404)
+    return RequestError(f"There is no {path[:200]!r} here; use one of {_PATHS}.", 404)
 
 
 def _readiness(is_ready: bool, otherwise: str) -> Response:
     """Return the answer to whether something is ready, or raise 503."""
     if is_ready:
         return 200, JSON, encode_json({"ready": True})
-    raise RequestError(f"{otherwise}: ask again in a while.", 503, ((b"retry-after", b"1"),))
+    raise RequestError(f"{otherwise}: try again later.", 503, ((b"retry-after", b"1"),))
 
 
 def _status_of(error: BaseException, is_found: bool) -> int:
@@ -413,14 +413,14 @@ def _refusal(error: Exception, request: _ServedRequest) -> Response:
     headers = error.headers if isinstance(error, RequestError) else ()
     if status == 500:
         _LOG.error("%s %r failed", request.method, request.path, exc_info=error)
-        message = "The model failed: whoever runs the server finds the reason in its log."
+        message = "The model failed; the server log has the reason."
         return status, (*JSON, *headers), encode_error(message)
     message = str(error)
     # Messages of other packages name no remedy for a client.
     if status == 422 and not isinstance(error, DaskMLDistError):
         message += (
-            " (the model's own words). Send rows of the kind that it was fitted to: "
-            f"GET /v2/models/{request.model} names its inputs and their datatypes."
+            " (message of the model). Send rows like those that it was fitted to: GET "
+            f"/v2/models/{request.model} lists its inputs and datatypes."
         )
     return status, (*JSON, *headers), encode_error(message)
 

@@ -276,7 +276,7 @@ def _call_alone(call: _BatchCall, piece: Any, n_rows: int) -> Any:
 def check_length(answers: NDArray[Any], n_rows: int) -> None:
     """Raise where there is not one answer for each row: a model may be of any package."""
     if len(answers) != n_rows:
-        raise _WrongLengthError(f"The model gave {len(answers)} answers for {n_rows} rows.")
+        raise _WrongLengthError(f"The model returned {len(answers)} answers for {n_rows} rows.")
 
 
 class _WrongLengthError(DaskMLDistError, RuntimeError):

@@ -122,12 +122,12 @@ class LimitedConnection(HttpToolsProtocol):
                 data = self._without_upgrade(data[upgrade.args[0] :])
                 continue
             except httptools.HttpParserError:
-                self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
+                self.refuse(b"400 Bad Request", "This is not an HTTP/1.1 request: send one.")
             break
         if self.head_bytes > MAX_HEAD_BYTES:
             self.refuse(
                 b"431 Request Header Fields Too Large",
-                f"The head of the request is larger than {MAX_HEAD_BYTES} bytes: send less.",
+                f"The request head is larger than {MAX_HEAD_BYTES} bytes: send less.",
             )
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -138,7 +138,7 @@ class LimitedConnection(HttpToolsProtocol):
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self.refuse(b"405 Method Not Allowed", "This is no proxy: send GET or POST.")
+            self.refuse(b"405 Method Not Allowed", "This server is not a proxy: send GET or POST.")
             return b""
         lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
         for name, value in self.headers:
@@ -171,7 +171,7 @@ class LimitedConnection(HttpToolsProtocol):
         if codings and b",".join(codings).strip().lower() != b"chunked":
             self.refuse(
                 b"501 Not Implemented",
-                "Bodies are read as they are, or chunked: send no other Transfer-Encoding.",
+                "Only chunked Transfer-Encoding is supported: send no other.",
             )
         # A head that asks for an upgrade is parsed again without it (`_without_upgrade`).
         if not (self.is_refused or self.parser.should_upgrade()):
@@ -305,7 +305,7 @@ async def close_slow_connections(connections: Collection[Any], seconds: float) -
             elif connection.is_in_head:
                 connection.refuse(
                     b"408 Request Timeout",
-                    f"The head of the request did not come within {seconds:g} s: send it at once.",
+                    f"The head of the request did not come within {seconds:g} s: send it in time.",
                 )
             else:
                 connection.transport.close()

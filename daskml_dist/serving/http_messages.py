@@ -61,7 +61,7 @@ def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
     kind, _, given = headers.get(b"authorization", b"").partition(b" ")
     if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
         raise RequestError(
-            "This server wants a token: send the header Authorization: Bearer TOKEN.",
+            "This server requires a token: send the header Authorization: Bearer TOKEN.",
             401,
             ((b"www-authenticate", b"Bearer"),),
         )
@@ -161,8 +161,8 @@ class RequestBodies:
         encoding = headers.get(b"content-encoding", b"identity")
         if encoding != b"identity" and (encoding := encoding.strip().lower()) not in _ENCODINGS:
             raise RequestError(
-                f"The body's encoding {encoding[:40].decode(errors='replace')!r} is not known: "
-                "send gzip, deflate or none.",
+                f"The body's encoding {encoding[:40].decode(errors='replace')!r} is not "
+                "supported: send gzip, deflate or none.",
                 415,
                 ((b"accept-encoding", b"gzip, deflate"), CLOSE),
             )
@@ -202,7 +202,7 @@ class RequestBodies:
             if task not in self._late or task.uncancel() > 0:
                 raise
             raise RequestError(
-                f"The body did not come within {self._seconds:g} s: send it at once.", 408, (CLOSE,)
+                f"The body did not come within {self._seconds:g} s: send it in time.", 408, (CLOSE,)
             ) from None
         except BaseException:
             self.release(n_held)
@@ -231,8 +231,8 @@ class RequestBodies:
         """Count bytes of a body as held; raise 503 where all bodies together would be too large."""
         if n_bytes > self._free_bytes:
             raise RequestError(
-                "Too many large bodies are on their way: try again after a second, or send fewer "
-                "rows at a time.",
+                "Too many large requests are in progress: try again after a second, or send "
+                "fewer rows at a time.",
                 503,
                 ((b"retry-after", b"1"), CLOSE),
             )
@@ -256,8 +256,8 @@ class RequestBodies:
                 body = expander.unused_data
         except zlib.error as error:
             raise RequestError(
-                f"The body is not what its Content-Encoding tells ({error}): send it as gzip or "
-                "deflate make it, or without that header.",
+                f"The body does not match its Content-Encoding ({error}): send a valid gzip or "
+                "deflate body, or omit that header.",
                 400,
             ) from error
         return b"".join(expanded)

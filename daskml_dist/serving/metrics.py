@@ -40,10 +40,10 @@ _Totals = dict[str, dict[tuple[str, ...], list[float]]]
 _METRICS = {
     "requests": ("counter", ("model", "version", "code"), "Requests by status code."),
     "rows": ("counter", ("model", "version"), "Rows answered."),
-    "swaps": ("counter", ("model",), "Versions taken into service, in all processes."),
-    "load_failures": ("counter", ("model",), "Versions not taken, in all processes."),
+    "swaps": ("counter", ("model",), "Versions loaded, in all processes."),
+    "load_failures": ("counter", ("model",), "Versions that failed to load, in all processes."),
     "seconds": ("histogram", ("model", "version"), "Time from a request to its answer."),
-    "cluster_seconds": ("histogram", ("model", "version"), "Time of answers of a cluster."),
+    "cluster_seconds": ("histogram", ("model", "version"), "Time of predictions on the cluster."),
 }
 
 
@@ -140,7 +140,10 @@ class Metrics:
             fits = self._board.write(self._slot, self._totals)
         if not fits and not self._is_full:
             self._is_full = True
-            _LOG.warning("Metrics of so many models are not shared: scrapes tell of one process")
+            _LOG.warning(
+                "Too many models to share metrics between processes: a scrape reports a single "
+                "process"
+            )
 
     def _time(self, name: str, model: str, version: str, seconds: float) -> None:
         """Add a time to the histogram of a model's version."""

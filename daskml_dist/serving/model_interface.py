@@ -66,8 +66,8 @@ def find_predictor(predictor: Any, name: str) -> Any:
         outputs = _list_outputs(predictor)
         if name == CONTRIBUTIONS and name not in outputs:
             raise RequestError(
-                "The model has no contributions, which models of trees of this package have: leave "
-                "them out of the request.",
+                "The model has no contributions (only tree models of this package do): do not "
+                "request them.",
                 422,
             )
         if name not in outputs:
@@ -110,7 +110,7 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
             f"shape [rows, {width}]."
         )
     if values.ndim == 0 or values.shape[0] == 0:
-        raise _wrong_input("There are no rows: send one at least.")
+        raise _wrong_input("There are no rows: send at least one.")
     # A matrix of strings has a dtype for all features, of which some may have been numbers.
     if values.dtype.kind == "O":
         for at in range(width or 0):
@@ -125,19 +125,19 @@ def _check_columns(
     names = predictor.names
     if names is None:
         raise _wrong_input(
-            f"There are {len(tensors)} inputs, and the model knows no names of features: send "
-            f"one of shape [rows, {predictor.n_features}]."
+            f"There are {len(tensors)} inputs, but the model has no feature names: send one of "
+            f"shape [rows, {predictor.n_features}]."
         )
     given = dict(tensors)
     if len(given) < len(tensors):
-        raise _wrong_input("Two inputs have one name: send each feature once.")
+        raise _wrong_input("Two inputs have the same name: send each feature once.")
     _check_names(given, names, predictor.needed)
     columns = {name: _flatten_column(name, given[name]) for name in names if name in given}
     sizes = {len(values) for values in columns.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise _wrong_input(
-            f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send as many of each, one "
-            "at least."
+            f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send the same number "
+            "for each, at least one."
         )
     # Requests that are answered together have the same columns: dropped ones go no further.
     columns = {name: columns[name] for name in predictor.needed}
@@ -165,7 +165,7 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
         return values[:, 0]
     if values.ndim != 1:
         raise _wrong_input(
-            f"Input {name[:100]!r} has shape {list(values.shape)}: send a feature as [rows] or "
+            f"Input {name[:100]!r} has shape {list(values.shape)}: send one feature as [rows] or "
             "[rows, 1]."
         )
     return values

@@ -117,8 +117,8 @@ def check_source_path(source: Any) -> Path:
     """Return the path of a model file or a registry; raise where there is none."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidTypeError(
-            f"{source!r} is no source of models: give the path of a model file or a registry, or "
-            "a dict of names to fitted models."
+            f"{source!r} is not a source of models: give the path of a model file or a registry, "
+            "or a dict of names to fitted models."
         )
     path = Path(os.fspath(source))
     if not path.exists():
@@ -163,8 +163,8 @@ def _warm_up(predictor: Predictor) -> None:
 
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Parts of the messages about versions that are not served.
-_NO_VERSION = "the file names no version: write one by rollback()"
-_NOTHING, _NEWEST = "nothing else is served", "the newest that is whole is served"
+_NO_VERSION = "the file does not name a version: write one with rollback()"
+_NOTHING, _NEWEST = "no other version is served", "the newest complete version is served"
 #: Fractional part of the golden ratio, for the Weyl sequence of `Models.route`.
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -283,13 +283,13 @@ class Models:
             and not registry.list_model_names(self._path)
         ):
             return (
-                f"{self._path} holds no models: a registry has files NAME/VERSION/model.skops, as "
-                "daskml_dist.serving.publish writes them. Publish one, name a model file instead, "
-                "or start with --watch to wait for a model."
+                f"{self._path} contains no models: a registry has files "
+                "NAME/VERSION/model.skops, as daskml_dist.serving.publish writes them. Publish "
+                "one, name a model file instead, or start with --watch to wait for a model."
             )
         return (
-            "None of the models can be served; the log says why. Publish another version, or "
-            "start with --watch to wait for one."
+            "None of the models can be loaded; the log has the reasons. Publish another "
+            "version, or start with --watch to wait for one."
         )
 
     def get(self, name: str, version: str | None = None) -> Served:
@@ -314,8 +314,8 @@ class Models:
             # Cut to 40 characters: the version comes from the path of a request.
             raise UnknownModelError(
                 f"No version {version[:40]!r} of {name!r} is served; served: "
-                f"{', '.join(sorted(entry.loaded, key=int))}. Others of a registry are with "
-                "all_versions (--all-versions), or with a share of the requests."
+                f"{', '.join(sorted(entry.loaded, key=int))}. Other versions need all_versions "
+                "(--all-versions), or a share of the requests."
             )
         return found
 
@@ -396,7 +396,7 @@ class Models:
                 names = registry.list_model_names(self._path)
             except OSError as error:  # a mount is away: models in memory stay served
                 if str(error) != self._away:
-                    _LOG.warning("Cannot look at %s: %s", self._path, error)
+                    _LOG.warning("Cannot check %s: %s", self._path, error)
                 self._away = str(error)
                 return []
             self._away = ""
@@ -410,7 +410,7 @@ class Models:
             for name in set(self._table) - set(names):
                 if not registry.is_removed(self._path, name):
                     continue
-                _LOG.info("model %s: its folder is gone; it is served no more", name)
+                _LOG.info("model %s: its folder is gone; no longer served", name)
                 self._table = {n: e for n, e in self._table.items() if n != name}
                 changed.append(name)
             return changed
@@ -434,7 +434,7 @@ class Models:
                 try:
                     self.refresh()
                 except Exception:  # models in memory stay served
-                    _LOG.exception("Looking for new models failed; it goes on")
+                    _LOG.exception("Looking for new models failed; will try again")
 
         self._watcher = threading.Thread(target=loop, name="daskml_dist-watch", daemon=True)
         self._watcher.start()
@@ -529,8 +529,7 @@ class Models:
         form = load_formats().get(path.suffix)
         if form is None:
             raise ModelFileError(
-                f"{path} ends in none of {', '.join(load_formats())}, by which a model file "
-                "is known."
+                f"{path} ends in none of {', '.join(load_formats())}, the endings of model files."
             )
         # The file is read once, so that checksums and model are of the same bytes.
         data = read_bytes(str(path))
@@ -551,8 +550,8 @@ class Models:
         self._refused[name, version] = cause
         self._metrics.failed(name)
         kept = self._table.get(name)
-        still = f"version {kept.current.version} is served on" if kept else other
-        _LOG.error("model %s: version %s is not taken (%s); %s", name, version, why, still)
+        still = f"version {kept.current.version} is still served" if kept else other
+        _LOG.error("model %s: version %s cannot be loaded (%s); %s", name, version, why, still)
 
     # --- a file --------------------------------------------------------------------------------
 
@@ -583,10 +582,10 @@ class Models:
         now, before = entry.current, self._table.get(entry.current.name)
         self._table = {**self._table, now.name: entry}
         if before is None or before.current is not now:
-            _LOG.info("model %s: version %s is served", now.name, now.version)
+            _LOG.info("model %s: serving version %s", now.name, now.version)
             self._metrics.swapped(now.name, now.version)
         # Clients of the version before may send rows that this one refuses.
         if before is not None and (
             before.current.manifest.get("inputs") != now.manifest.get("inputs")
         ):
-            _LOG.warning("model %s: version %s has other inputs", now.name, now.version)
+            _LOG.warning("model %s: version %s has different inputs", now.name, now.version)

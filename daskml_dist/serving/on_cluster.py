@@ -39,7 +39,7 @@ _MAX_TRIES = 3
 _CONNECT, _RETRY_SECONDS, _CHECK_SECONDS, _CLOSE_SECONDS = 5.0, 1.0, 0.2, 5.0
 #: Lines of the log.
 _UNREAD = "Workers of %s cannot load model %s"
-_AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
+_AWAY = "No cluster at %s (%s: %s): large requests get status 503 until there is one"
 _clock = time.perf_counter
 
 
@@ -149,7 +149,7 @@ class Cluster:
         """
         if self._waiting >= self._max_waiting:
             raise _try_later_error(
-                f"{self._waiting} requests are on the cluster: ask again in a while.", 1
+                f"{self._waiting} requests are already on the cluster: try again later.", 1
             )
         self._waiting += 1
         answer = asyncio.ensure_future(self._predict_and_observe(served, method, rows))
@@ -216,7 +216,7 @@ class Cluster:
                 await _close_client(client)
             return None
         else:
-            _LOG.info("Requests of many rows go to %s", self.address)
+            _LOG.info("Large requests are sent to %s", self.address)
             return client
         finally:
             self._client = client if client is not None and client.status == "running" else None
@@ -228,7 +228,7 @@ class Cluster:
             await self._pause(_CHECK_SECONDS)
         self._client = None
         if not self._stop.is_set():
-            _LOG.warning("The cluster at %s is lost; it is asked for again", self.address)
+            _LOG.warning("Lost the cluster at %s; reconnecting", self.address)
         for number in list(self._held):
             self._release(number)
         await _close_client(client)
@@ -266,8 +266,8 @@ class Cluster:
             finally:
                 task.release()
         raise _try_later_error(
-            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
-            "again in a while, or send fewer rows at a time.",
+            f"The cluster at {self.address} is not reachable, so large requests cannot be "
+            "answered: try again later, or send fewer rows at a time.",
             5,
         )
 
@@ -281,19 +281,19 @@ class Cluster:
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
             message = (
-                f"No worker of {self.address} answered within {self._within:g} s: ask again in a "
-                "while, send fewer rows at a time, or add workers."
+                f"No worker of {self.address} answered within {self._within:g} s: try again "
+                "later, send fewer rows at a time, or add workers."
             )
         elif is_killed_worker(error):
             message = (
-                f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
-                "time, or give workers more memory."
+                f"Workers of {self.address} died while predicting these rows ({error}): send "
+                "fewer rows at a time, or give workers more memory."
             )
         elif is_lost:
             _LOG.error(_UNREAD, self.address, served.name, exc_info=error)
             message = (
                 f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
-                "install there what this server has, or send fewer rows at a time."
+                "install the same packages as on this server, or send fewer rows at a time."
             )
         else:
             return

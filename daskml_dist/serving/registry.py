@@ -43,7 +43,7 @@ _ON_ERROR = ("raise", "log")
 
 
 class Publisher(NamedParameters):
-    """Publisher of the versions of one model, such as those of a stream.
+    """Publisher of new versions of one model, for example from a stream.
 
     Parameters
     ----------
@@ -139,15 +139,15 @@ class Publisher(NamedParameters):
         """
         if self.whole_every > 1 and not getattr(model, "_publishes_rows", False):
             raise InvalidParameterError(
-                f"{type(model).__name__} has no table of ids, whose changes could be published. "
-                "Leave whole_every at 1."
+                f"{type(model).__name__} has no growing table of ids, so there are no changes to "
+                "publish. Leave whole_every at 1."
             )
         try:
             self.version = self._publish(model)
         except ModelFileError as error:
             if self.on_error == "raise":
                 raise
-            _LOG.error("model %s: not published (%s); the next one is tried", self.name, error)
+            _LOG.error("model %s: not published (%s); the next version will be", self.name, error)
             return None
         return self.version
 
@@ -343,7 +343,7 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         _set_current(home, one)
         return one
     raise UnknownModelError(
-        f"{home} has no whole version before {now}. Its versions: "
+        f"{home} has no complete version before {now}. Its versions: "
         f"{', '.join(list_version_names(folder, name)) or 'none'}."
     )
 
@@ -391,7 +391,7 @@ def _find_bases(home: Path, versions: Collection[str | None]) -> set[str | None]
 def set_route(
     folder: Any, name: str, weights: Mapping[str, float] | None = None, shadows: Sequence[str] = ()
 ) -> None:
-    """Divide requests between versions, and have shadow versions predict the same rows.
+    """Split requests between versions, and let shadow versions predict the same rows.
 
     Parameters
     ----------
@@ -441,7 +441,7 @@ def read_route(folder: Any, name: str) -> Routing:
         return Routing()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            f"{path} cannot be read ({type(error).__name__}: {error}). Write it by set_route()."
+            f"{path} cannot be read ({type(error).__name__}: {error}). Write it with set_route()."
         ) from error
 
 
@@ -510,8 +510,8 @@ def check_name(name: str) -> None:
     """Check the name of a model."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameterError(
-            f"{name!r} is no name of a model: use letters, digits, '.', '_' and '-', with a letter "
-            "or digit first, 128 at most."
+            f"{name!r} is not a valid model name: use letters, digits, '.', '_' and '-', with a "
+            "letter or digit first, 128 at most."
         )
 
 
@@ -593,6 +593,7 @@ def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing
     named = {version for version in numbers if version != CURRENT} | set(shadows)
     if wrong := sorted(str(one) for one in named if not _is_version(str(one))):
         raise InvalidParameterError(
-            f"{wrong[0]!r} is no version: use its number as text, or {CURRENT!r} among weights."
+            f"{wrong[0]!r} is not a version: use its number as a string, or {CURRENT!r} among "
+            "weights."
         )
     return Routing(numbers, tuple(map(str, shadows)))

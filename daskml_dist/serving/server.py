@@ -209,7 +209,7 @@ def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
         kind = import_module("daskml_dist.serving.on_cluster").Cluster
         return kind(scheduler, min_rows=cluster_rows)
     if cluster_rows is not None:
-        raise InvalidParameterError("cluster_rows needs a scheduler: name its address.")
+        raise InvalidParameterError("cluster_rows needs a scheduler: give its address.")
     return None
 
 
@@ -232,7 +232,7 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ServingError(
-            f"Cannot listen at {host}:{port} ({error}). Is another server there? Name another "
+            f"Cannot listen on {host}:{port} ({error}). Is another server using it? Use another "
             "port, or 0 for a free one."
         ) from error
     return listener
@@ -247,7 +247,7 @@ def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: f
     if watch is not False and not 0 < watch < float("inf"):
         raise InvalidParameterError(f"watch={watch}: use True, False, or seconds > 0.")
     if sys.platform == "win32":
-        raise ServingError("A server forks, which Windows does not. Use Linux, or WSL.")
+        raise ServingError("The server forks, which Windows does not support. Use Linux, or WSL.")
     for name, value in seconds.items():
         if not 0 < value < float("inf"):
             raise InvalidParameterError(f"{name}={value}: use seconds > 0.")
@@ -265,5 +265,5 @@ def _load_certificates(certificate: str | None, *more: str | None) -> Certificat
     names = ("private_key", "key_password", "client_authorities")
     for name, value in zip(names, more, strict=True):
         if value is not None:
-            raise InvalidParameterError(f"A {name} needs the certificate: name both.")
+            raise InvalidParameterError(f"A {name} needs a certificate: give both.")
     return None

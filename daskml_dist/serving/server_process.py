@@ -44,7 +44,7 @@ def load_uvicorn() -> Any:
         import uvloop  # noqa: F401
     except ImportError as error:
         raise ServingError(
-            f'A server needs {error.name}: pip install "daskml-dist[serve]".'
+            f'The server needs {error.name}: pip install "daskml-dist[serve]".'
         ) from error
     return uvicorn
 
@@ -157,7 +157,7 @@ async def _run_uvicorn(
 def _log_failed_task(task: asyncio.Task[None]) -> None:
     """Log the exception of a task, which would else be lost; requests are answered on."""
     if not task.cancelled() and (error := task.exception()):
-        _LOG.error("A task of this process failed; it answers on", exc_info=error)
+        _LOG.error("A background task failed; the server continues", exc_info=error)
 
 
 def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:

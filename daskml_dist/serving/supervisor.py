@@ -134,8 +134,8 @@ class Supervisor:
             or threading.active_count() > 1
         ):
             raise ServingError(
-                "A server forks, and this process has threads, which no fork survives. Start it in "
-                "a process of its own: python -m daskml_dist serve PATH."
+                "The server forks, but this process has threads, which do not survive a fork. "
+                "Start it in a separate process: python -m daskml_dist serve PATH."
             )
         # Children wait for the end of this pipe, which comes when the parent ends, however it does.
         self._life = os.pipe()
@@ -202,7 +202,7 @@ class Supervisor:
             while heard := self._woken.recv(256):
                 for number in heard:
                     if number == signal.SIGHUP and not self._stopping:
-                        _LOG.info("SIGHUP: all processes are replaced, one by one")
+                        _LOG.info("SIGHUP: replacing all processes, one by one")
                         self._to_replace = self._at_work()
                     elif number in (signal.SIGTERM, signal.SIGINT):
                         self._stop(again=self._stopping)
@@ -212,7 +212,7 @@ class Supervisor:
         self._stopping = True
         self._to_replace = []
         if again:
-            _LOG.warning("Asked again to end: processes are killed")
+            _LOG.warning("Second request to stop: killing all processes")
         elif self._on_stop is not None:
             self._on_stop()
         for child in self._children:
@@ -279,11 +279,11 @@ class Supervisor:
         _LOG.error("Process %d %s%s", child.pid, ending, f": {why}" if why else "")
         # Where not even the first start succeeds, another one would fail alike.
         if not self._anyone_was_ready:
-            self._failure = why or f"The first process {ending}; standard error says why."
+            self._failure = why or f"The first process {ending}; see standard error for the reason."
             self._stop(again=False)
             return
         if child.replaces is not None:
-            _LOG.error("What was to take its place did not start: the others go on as they are")
+            _LOG.error("Its replacement did not start: the other processes continue")
             self._to_replace = []
         if time.monotonic() - child.since > _SETTLED_SECONDS:
             self._wait = 0.0
@@ -298,7 +298,7 @@ class Supervisor:
             late = child.deadline is not None and now > child.deadline
             slow = not child.is_ready and now > child.since + self._start_within
             if late or slow:
-                _LOG.error("Process %d is late, and killed", child.pid)
+                _LOG.error("Process %d did not stop in time; killed", child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
                 # Not again in each turn until it is reaped. One that was not ready now has a start

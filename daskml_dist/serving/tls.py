@@ -16,7 +16,9 @@ from daskml_dist.serving.models import read_file_state
 
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Remedy for an encrypted key: the parameter of `serve`, or the command's variable.
-_PASSWORD = "its password is key_password, or DASKML_DIST_KEY_PASSWORD in the environment"
+_PASSWORD = (
+    "pass its password as key_password, or in the environment variable DASKML_DIST_KEY_PASSWORD"
+)
 
 
 class Certificates:
@@ -79,10 +81,10 @@ class Certificates:
             context.load_cert_chain(self._certificate, self._key, self._get_password)
         except (ServingError, OSError) as error:
             self._refused = state
-            _LOG.error("The certificate is not renewed (%s); the one before is used on", error)
+            _LOG.error("The certificate was not renewed (%s); keeping the previous one", error)
             return
         self._state = state
-        _LOG.info("The certificate %s is renewed", self._certificate)
+        _LOG.info("The certificate %s was renewed", self._certificate)
 
     def _read_state(self) -> Any:
         """Return the states of certificate and key, which change when a file is replaced."""
@@ -104,7 +106,7 @@ class Certificates:
         except ssl.SSLError as error:
             # In this order: a pair that does not match, a missing or wrong password, other damage.
             if "MISMATCH" in (error.reason or ""):
-                why = f"is not that of the certificate {certificate}. Name the two of one pair"
+                why = f"does not belong to the certificate {certificate}. Name a matching pair"
             elif b"ENCRYPTED" in key.read_bytes():
                 why = f"cannot be decrypted ({error}): {_PASSWORD}"
             else:

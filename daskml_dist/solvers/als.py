@@ -80,7 +80,7 @@ class ALSSolver(KeyedSolver):
             np.empty(0),
             sweeps.n_iter,
             converged or self.tol is None,
-            "the loss still falls",
+            "the loss is still falling",
             {"mean": sweeps.mean},
             values=sweeps.factors,
         )

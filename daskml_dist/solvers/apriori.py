@@ -142,11 +142,11 @@ class Apriori(Solver):
         )
         if level.n > self.max_candidates:
             raise InvalidParameterError(
-                f"The {len(at.sets[-1]):,} frequent itemsets of length {length - 1} make more than "
-                f"max_candidates={self.max_candidates:,} candidates of length {length}. So far "
-                f"there are {at.describe_levels()}. Raise min_support (now {self.min_support:g}), "
-                f"set max_length={length - 1}, or raise max_candidates where there is memory for "
-                "them."
+                f"The {len(at.sets[-1]):,} frequent itemsets of length {length - 1} make more "
+                f"than max_candidates={self.max_candidates:,} candidates of length {length}. So "
+                f"far there are {at.describe_levels()}. Raise min_support (now "
+                f"{self.min_support:g}), set max_length={length - 1}, or raise max_candidates if "
+                "there is enough memory."
             )
         return level
 
@@ -397,9 +397,9 @@ class ItemCounts(Statistic):
         if (found := find_first_negative(rows.X, backend)) is not None:
             row, value = found
             raise InvalidDataError(
-                f"Block {rows.block}: X holds {value:g} (row {rows.first + row} of the block). An "
-                "entry tells whether, or how much of, an item is in a basket: make it zero or "
-                "more, such as X > 0."
+                f"Block {rows.block}: X holds {value:g} (row {rows.first + row} of the block). "
+                "An entry tells whether, or how much of, an item is in a basket: make it zero "
+                "or more, such as X > 0."
             )
         add_item_counts(rows.X, out, backend)
 

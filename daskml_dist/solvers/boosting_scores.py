@@ -361,8 +361,8 @@ class RowBoostLoss(BoostLoss):
         found = np.concatenate([np.asarray(start(of_target)) for of_target in means])
         if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
             raise InvalidParameterError(
-                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, and is to "
-                "return the raw prediction to start from, a finite number."
+                f"{self._name}.constant({mean[0]:g}) returned {found.tolist()[0]!r}, but must "
+                "return a finite number: the raw prediction to start from."
             )
         return found.astype(np.float64)
 
@@ -415,15 +415,14 @@ class RowBoostLoss(BoostLoss):
         largest = largest_sizes(g, h)
         if not np.isfinite(largest).all():
             raise DivergedError(
-                f"{self._name} returned NaN or infinity as a gradient or second derivative. Look "
-                "at its function for far predictions, such as an exponential that overflows; or "
-                "lower learning_rate."
+                f"{self._name} returned NaN or infinity as a gradient or second derivative. "
+                f"{self.loss.overflow_remedy}"
             )
         if len(h) and h.min() < 0:
             raise InvalidParameterError(
-                f"{self._name} returned a negative second derivative, {h.min():g}, by which no "
-                "leaf can step. Where the loss is not convex, return max(hessian, 0.0), or leave "
-                "the second derivative out."
+                f"{self._name} returned a negative second derivative, {h.min():g}, so no leaf "
+                "value can be computed. If the loss is not convex, return max(hessian, 0.0), or "
+                "leave out the second derivative."
             )
         return largest
 

@@ -111,8 +111,8 @@ class VertexSolver(KeyedSolver):
         (wrong,) = keyed.sum([[np.isnan(values[at.own]).sum()] for at in ranges])
         if wrong:
             raise DivergedError(
-                f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give each "
-                "a number to begin with, or infinity."
+                f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give "
+                "each an initial number, or infinity."
             )
         # Senders' degrees do not change: they are fetched once (a copy, of a buffer used again).
         sender_degrees = {side: keyed.touched(side, degrees).copy() for side in sides}
@@ -140,7 +140,7 @@ class VertexSolver(KeyedSolver):
             n_iter += 1
             keyed.keep({_SPACE: values}, n_iter, loss=changed)
         return KeyedSolution(
-            np.empty(0), n_iter, not changed, f"{changed:.0f} vertices still change",
+            np.empty(0), n_iter, not changed, f"{changed:.0f} vertices are still changing",
             values={_SPACE: values},
         )  # fmt: skip
 
@@ -207,8 +207,8 @@ def _count_changes(old: Array, new: Array, tol: float) -> int:
 def _check_no_nan(wrong: float, name: str) -> None:
     if wrong:
         raise DivergedError(
-            f"`apply` of {name} made NaN of {wrong:.0f} vertices. Look at what it makes of "
-            "`total` where a vertex has no messages (0 for a sum, +inf for the smallest, -inf for "
+            f"`apply` of {name} made NaN of {wrong:.0f} vertices. Check what it does with "
+            "`total` if a vertex has no messages (0 for a sum, +inf for the smallest, -inf for "
             "the largest)."
         )
 
@@ -284,7 +284,7 @@ class PageRankSolver(KeyedSolver):
                 break
         done = bool(change < n * self.tol)
         return KeyedSolution(
-            np.empty(0), n_iter, done, f"the ranks still change by {change:.3g}",
+            np.empty(0), n_iter, done, f"the ranks are still changing by {change:.3g}",
             values={_SPACE: ranks},
         )  # fmt: skip
 
@@ -314,8 +314,8 @@ class _PageRankLane:
             self.inverse = np.divide(1.0, strength, out=np.zeros_like(strength), where=strength > 0)
         if not (np.isfinite(strength).all() and np.isfinite(self.inverse).all()):
             raise InvalidDataError(
-                "The weights of some vertex's edges add up to infinity, or to so little that "
-                "nothing can be divided by it. Scale the weights: their ratios alone count."
+                "The weights of some vertex's edges add up to infinity, or to a number too "
+                "small to divide by. Scale the weights: only their ratios matter."
             )
         jumps = shares(solver.jumps)
         self.fixed = (1.0 - solver.damping) * jumps

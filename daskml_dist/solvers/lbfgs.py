@@ -278,7 +278,7 @@ def minimize_orthant_wise(
             pairs.clear()
             continue
         if found is None:
-            message = "no step along the gradient lowers the objective any more"
+            message = "no step along the gradient lowers the objective further"
             break
         n_iter += 1
         new, new_value, new_gradient = found

@@ -218,8 +218,8 @@ class CategoryCountSolver(Solver):
         found = sums(self.first)
         if found.sum() > _MAX_CATEGORIES:
             raise InvalidDataError(
-                f"Column {int(found.argmax())} of X holds {found.max() - 1:.0f}, and a category is "
-                "to be a number from 0 on without large gaps. Encode X by OrdinalEncoder."
+                f"Column {int(found.argmax())} of X holds {found.max() - 1:.0f}, but categories "
+                "must be numbered from 0 without large gaps. Encode X with OrdinalEncoder."
             )
         sizes = tuple(np.maximum(found.astype(np.int64), self.at_least).tolist())
         return Solution(sums(CategoryCounts(sizes)).copy(), extra={"sizes": sizes})

@@ -158,8 +158,9 @@ class NewtonCholesky(PenalisedSolver):
         left = max(1, self.max_iter - run.n_iter)
         solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
         text = (
-            f"Newton's method met {run.trouble} in iteration {run.n_iter + 1}, and L-BFGS went on "
-            "from there. Remove collinear features, penalise more, or use solver='lbfgs'."
+            f"Newton's method met {run.trouble} in iteration {run.n_iter + 1}, so L-BFGS "
+            "continued from there. Remove collinear features, penalise more, or use "
+            "solver='lbfgs'."
         )
         extra = {**solution.extra, "warnings": [text]}
         return replace(solution, n_iter=run.n_iter + solution.n_iter, extra=extra)

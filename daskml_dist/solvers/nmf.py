@@ -229,7 +229,7 @@ class NMFInitializer:
             )
         if not entries:
             raise InvalidDataError(
-                "X holds nothing but zeros: there is nothing to factor. Look at what made it."
+                "X holds only zeros: there is nothing to factorise. Check how it was made."
             )
         return entries, n_zeros
 
@@ -452,7 +452,7 @@ class LeastSquaresNMF(NonnegativeSolver):
             if at.n_iter < self.max_iter and not at.done:
                 sums.keep(at.H, at.state, extra={"error": np.nan})
         error = float(sums(self._make_request(at.H, at.weight_tol, only_error=True))[-1, 0])
-        message = "the components still change"
+        message = "the components are still changing"
         return Solution(at.H, at.n_iter, at.done or not self.tol, message, {"error": error})
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _DescentState:
@@ -688,7 +688,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         settled = at.settled or not self.tol
         if not at.settled:
             at.error = float(self._sum_step(at, sums, looks=True, steps=False)[-2, 0])
-        message = "the error still falls"
+        message = "the error is still falling"
         return Solution(at.H, at.n_iter, settled, message, {"error": at.error})
 
     def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _UpdateState:

@@ -235,8 +235,8 @@ class QueryRows(DealtRows):
             high = np.maximum.reduceat(weight, self.starts[:-1])
         if self.rows.max_trainers(np.array([float((low != high).any())]))[0]:
             raise InvalidDataError(
-                "Rows of one query have different weights, and a query has one weight in ranking. "
-                "Give each of its rows the same, such as the mean of them: "
+                "Rows of one query have different weights, but in ranking a query has one "
+                "weight. Give all its rows the same weight, such as their mean: "
                 "weight.groupby(query).transform('mean')."
             )
         return low
@@ -397,9 +397,10 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
     n_both = int(rows.sum_trainers(np.array([len(both)], np.int64))[0])
     if n_both:
         raise InvalidDataError(
-            f"{n_both} queries have rows in the fit and in a validation set, whose score would "
-            "tell nothing. Split by query: daskml_dist.model_selection.GroupKFold; if the sets "
-            "number their queries each from 0, pass group as sizes."
+            f"{n_both} queries have rows both in the training rows and in a validation set, "
+            "which would invalidate its score. Split by query: "
+            "daskml_dist.model_selection.GroupKFold; if both sets number their queries from 0, "
+            "pass group as sizes."
         )
 
 

@@ -204,8 +204,9 @@ class _CoxScores:
         # Without events the likelihood is 1 whatever the model, and a fit would stop for nothing.
         if not risks.have_events():
             raise InvalidDataError(
-                "Rows that are scored after each iteration have no event: no score follows from "
-                "them. Hold out others, or more (validation_fraction), or set early_stopping=False."
+                "The rows that are scored after each iteration have no events, so they have no "
+                "score. Hold out other rows, or more (validation_fraction), or set "
+                "early_stopping=False."
             )
         self._risks, self._loss, self._parts = risks, loss, list(parts)
 

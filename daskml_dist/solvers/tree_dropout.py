@@ -110,9 +110,9 @@ class ValueGrid:
         """Raise if a sum of numbers of the grid, of some largest size, may not be exact."""
         if self.unit and not largest < self.unit * 2.0**_SUM_BITS:
             raise DivergedError(
-                "Leaves of the trees grew a million times larger than those of the first tree. "
-                "Lower learning_rate, scale the targets, or raise l2_regularization; without "
-                "dropout (drop_rate=0) there is no such bound."
+                "Leaf values grew a million times larger than those of the first tree. Lower "
+                "learning_rate, scale the targets, or raise l2_regularization; without dropout "
+                "(drop_rate=0) there is no such limit."
             )
 
 

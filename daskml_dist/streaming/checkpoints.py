@@ -24,12 +24,12 @@ from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_che
 from daskml_dist.training.spec import FitSpec
 
 # Texts of errors: why a stream goes no further.
-CLOSED = "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
+CLOSED = "The stream is closed. Use it inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (
-    "A call of this stream was cut short, so that nobody knows which of its steps were made. Go on "
-    "from the last checkpoint: stream(checkpoint=Checkpoint(..., resume=True)), or forget all that "
-    "was learned: reset(parameters=True)."
+    "A call of this stream was interrupted, so it is unknown which of its steps were made. "
+    "Resume from the last checkpoint: stream(checkpoint=Checkpoint(..., resume=True)), or "
+    "discard everything learned: reset(parameters=True)."
 )
 
 
@@ -76,7 +76,7 @@ class SavingSchedule:
         if "stream" not in found[1]:
             raise CheckpointError(
                 f"{path} is of a fit, not of a stream. Name another file, or set resume=False to "
-                "begin anew."
+                "start again."
             )
         return SavedStream(*found)
 
@@ -129,8 +129,8 @@ class SavedStream:
         # A stream of another kind of estimator: the identity of its model is compared later.
         if missing := [name for name in names if name not in likeness]:
             raise CheckpointError(
-                f"The checkpoint is of a stream of another kind of estimator: it has no {missing}. "
-                "Name another file, or set resume=False to begin anew."
+                "The checkpoint is of a stream of another kind of estimator: it has no "
+                f"{missing}. Name another file, or set resume=False to start again."
             )
         return [likeness[name] for name in names]
 

@@ -23,7 +23,7 @@ _MAX_DEVIATIONS = 4.0
 
 @runtime_checkable
 class Detector(Protocol):
-    """Detector of drifts, as those of River are.
+    """Protocol of drift detectors, compatible with River's.
 
     Examples
     --------

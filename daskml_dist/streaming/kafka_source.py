@@ -116,7 +116,9 @@ class KafkaSource(NamedParameters):
 
     def __enter__(self) -> Self:
         if self._consumer is not None:
-            raise InvalidParameterError("The source is read already. Make another KafkaSource.")
+            raise InvalidParameterError(
+                "The source has already been read. Make another KafkaSource."
+            )
         try:
             consumer = self._kafka.Consumer(self._config)
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
@@ -149,13 +151,14 @@ class KafkaSource(NamedParameters):
             raise self._make_error(error) from error
         if not partitions:
             raise InvalidDataError(
-                f"Kafka has no topic {self._topic!r} ({topic.error}). Correct its name, or make it."
+                f"Kafka has no topic {self._topic!r} ({topic.error}). Correct its name, or "
+                "create it."
             )
         numbers = {str(partition.partition) for partition in committed}
         if unknown := sorted(self._after.keys() - numbers):
             raise InvalidDataError(
                 f"after={self._after!r}: topic {self._topic!r} has no partition "
-                f"{', '.join(unknown)}. Was it made anew? Then begin another stream."
+                f"{', '.join(unknown)}. Was it recreated? Then start another stream."
             )
         for partition in committed:
             # The checkpoint's offset goes before the group's, which may lag behind it.
@@ -248,8 +251,8 @@ class KafkaSource(NamedParameters):
         """Return the error for a topic that cannot be read, with Kafka's reason."""
         return InvalidDataError(
             f"Kafka's topic {self._topic!r} cannot be read: {error}. Check bootstrap.servers, "
-            "the topic, which messages it still has, and the group's rights; a stream goes on from "
-            "its checkpoint."
+            "the topic, which messages it still has, and the permissions of the group; a stream "
+            "can resume from its checkpoint."
         )
 
 

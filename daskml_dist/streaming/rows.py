@@ -111,7 +111,7 @@ class CallRowsMaker:
             found = "None" if y is None else f"of {_count_columns(n)}"
             raise InvalidDataError(
                 f"y is {found}, and the first call's was of {_count_columns(self._n_targets)}. "
-                "Give targets as at first."
+                "Pass targets as in the first call."
             )
 
     def _check_enough(self, n_rows: int) -> None:
@@ -119,8 +119,8 @@ class CallRowsMaker:
         n_steps = 1 if self._batch_rows is None else -(-n_rows // self._batch_rows)
         if n_rows and n_rows // n_steps < self._fewest:
             raise InvalidDataError(
-                f"A step of this call has {n_rows // n_steps} rows, and a batch normalisation "
-                f"needs {self._fewest}. Gather more rows for a call, or raise batch_size."
+                f"A step of this call has {n_rows // n_steps} rows, but batch normalisation "
+                f"needs {self._fewest}. Pass more rows per call, or raise batch_size."
             )
 
     def _encode_targets(self, y: NDArray[Any]) -> NDArray[Any]:
@@ -130,8 +130,8 @@ class CallRowsMaker:
             _check_known_labels(y, classes)
         elif classes is not None and not np.isin(y, (0, 1)).all():
             raise InvalidDataError(
-                f"y holds {np.setdiff1d(y, (0, 1)).tolist()[:5]}. Of several labels a row, give a "
-                "column of 0 and 1 for each."
+                f"y holds {np.setdiff1d(y, (0, 1)).tolist()[:5]}. For several labels per row, "
+                "give one column of 0 and 1 for each."
             )
         found: NDArray[Any] = self._model.encode(y, classes, self._dtype)
         return found
@@ -157,8 +157,8 @@ def check_in_memory(X: Any, y: Any) -> None:
     """Raise where the rows of a call are a Dask collection."""
     if is_dask(X) or is_dask(y):
         raise InvalidDataError(
-            "A stream learns rows in memory, and these are a Dask collection. Compute each "
-            "batch first: X, y = dask.compute(X, y)."
+            "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
+            "first: X, y = dask.compute(X, y)."
         )
 
 

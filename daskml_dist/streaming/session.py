@@ -50,9 +50,9 @@ class SingleThreadGuard:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise InvalidParameterError(
-                "Another thread is using this stream. Let one thread use it, and hand it the rows "
-                "of others by a queue.Queue; to predict in another thread, give it a copy that the "
-                "stream's thread has made: copy.copy(estimator)."
+                "Another thread is using this stream. Use it from one thread, and pass rows "
+                "from other threads through a queue.Queue; to predict in another thread, give "
+                "it a copy made by the stream's thread: copy.copy(estimator)."
             )
 
     def __exit__(self, *error: object) -> None:
@@ -218,8 +218,8 @@ class Session:
     def __enter__(self) -> Self:
         if vars(self.estimator).get("_stream") is not None:
             raise InvalidParameterError(
-                "This estimator learns from a stream already. Leave that one's context first, or "
-                "use a clone of the estimator."
+                "This estimator is already learning from a stream. Leave that stream's context "
+                "first, or use a clone of the estimator."
             )
         if self._is_over:
             raise InvalidParameterError(ENDED)
@@ -371,8 +371,8 @@ class Session:
             self._is_whole = False  # no checkpoint of such parameters
             raise DivergedError(
                 f"The loss after row {self._progress.n_rows} of the stream is {loss}: the "
-                "parameters grew beyond all bounds. Lower learning_rate, or scale the features "
-                "(StandardScaler), and begin anew."
+                "parameters diverged. Lower learning_rate, or scale the features "
+                "(StandardScaler), and start again."
             )
         self._progress.add(loss, weight, n_rows)
         self._position = position
@@ -448,7 +448,7 @@ class Session:
         """
         if self._saving is None:
             raise InvalidParameterError(
-                'The stream has no place to be saved at: stream(checkpoint=Checkpoint("m.npz")).'
+                'The stream has no checkpoint file: stream(checkpoint=Checkpoint("m.npz")).'
             )
         if self._started is None:
             return
@@ -478,7 +478,7 @@ class Session:
 
     @property
     def progressive_loss(self) -> float:
-        """Return the weighted mean loss of all rows, each before it was learned."""
+        """Return the weighted mean loss of all rows, each measured before it was learned."""
         self._wait_until_learned()
         return self._progress.mean
 

@@ -29,7 +29,7 @@ _LISTING_REUSE = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Batch(NamedParameters):
-    """Rows of a source, and where in it they are.
+    """Rows of a source, and their position.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def folder(
     idle: float | None = None,
     poll: float = 0.2,
 ) -> Iterator[Batch]:
-    """Give the files of a pattern in order, and wait for those that come.
+    """Yield the files that match a pattern in order, and wait for new ones.
 
     Whoever writes them gives each its name once it is whole: write to a name that the pattern does
     not match, on the same file system, and rename.
@@ -238,8 +238,9 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
             frame = read_frame(path)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
             raise InvalidDataError(
-                f"{path} cannot be read: {error}. Have its writer give it this name once it is "
-                "whole; or take it out of the folder, and go on: folder(..., after=s.position)."
+                f"{path} cannot be read: {error}. Rename files to their final name only when "
+                "they are complete; or remove this one from the folder and continue: "
+                "folder(..., after=s.position)."
             ) from error
         return cut(frame, path)
 
@@ -324,7 +325,7 @@ def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     raise InvalidParameterError(
-        f"read gave {type(made).__name__} for {source}. Let it return X and y: return X, y."
+        f"read gave {type(made).__name__} for {source}. It must return X and y: return X, y."
     )
 
 

@@ -18,7 +18,7 @@ from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.blocks import check_finite
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.policies import get_policy
+from daskml_dist.models.base import BatchRows
 from daskml_dist.streaming.rows import CallRowsMaker
 from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
@@ -67,6 +67,11 @@ class StartedStream:
         """Return the facts from which the stream starts again, as JSON can hold them."""
         return self.likeness
 
+    def with_tables(self, hash_table: Callable[[Any], Any], facts: dict[str, Any]) -> StartedStream:
+        """Return the stream for calls that bring tables; `facts` of their fields are saved too."""
+        make: Any = TableCallRowsMaker(hash_table, self.make)
+        return dataclasses.replace(self, make=make, likeness=self.likeness | {"fields": facts})
+
     def n_seen(self, progress: ProgressiveLoss) -> float:
         """Return the number of rows that the state was trained on, by an earlier fit too."""
         # Counted rows whose call the fetched state does not have yet are taken off again.
@@ -80,17 +85,36 @@ class StartedStream:
         return open_steps(client, layout, self.fit, self.steps)
 
 
+@dataclass(frozen=True, eq=False)
+class TableCallRowsMaker:
+    """Function from the tables of a stream's calls to the rows that the model reads.
+
+    Parameters
+    ----------
+    hash_table : callable
+        Makes rows of hashed ids of a table.
+    make : CallRowsMaker
+        Takes such rows.
+    """
+
+    hash_table: Callable[[Any], Any]
+    make: Callable[..., tuple[BatchRows, Any]]
+
+    def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
+        """Return the rows of a call as the model reads them, and as a block."""
+        return self.make(self.hash_table(X), y, sample_weight)
+
+
 def check_stream_settings(estimator: Any) -> Settings:
     """Return an estimator's settings for a stream in this process; raise where some do not fit."""
     estimator._check_one_pass()
     if isinstance(estimator._params()["class_weight"], str):
         raise InvalidParameterError(
-            'class_weight="balanced" counts all rows first, and a stream has no end. Name the '
-            "weights, by label: class_weight={0: 1.0, 1: 5.0}."
+            'class_weight="balanced" needs all rows, but a stream has no end. Give the weights '
+            "by label: class_weight={0: 1.0, 1: 5.0}."
         )
     # One lane, in which all policies are the same.
-    policy = estimator._stream_policy
-    settings: Settings = estimator._check_settings(policy)
+    settings: Settings = estimator._check_settings(estimator._stream_policy)
     run = settings.run
     if run.device == "gpu":
         raise InvalidParameterError(
@@ -101,9 +125,8 @@ def check_stream_settings(estimator: Any) -> Settings:
         compute_dtype=None,
     )  # fmt: skip
     return dataclasses.replace(
-        settings, policy=get_policy(policy), run=run, max_iter=1, tol=None, shuffle=False,
-        calibrates=False, pipeline=None,
-    )  # fmt: skip
+        settings, run=run, max_iter=1, tol=None, shuffle=False, calibrates=False, pipeline=None
+    )
 
 
 def plan_stream(
@@ -164,8 +187,8 @@ def _check_in_memory(collection: Collection) -> Collection:
     """Return a collection that is in memory; raise for one of Dask."""
     if collection.kind != "memory":
         raise InvalidParameterError(
-            "A stream learns rows that are in the memory of this process, and these are a Dask "
-            "collection. Compute each batch first: X, y = dask.compute(X, y)."
+            "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
+            "first: X, y = dask.compute(X, y)."
         )
     return collection
 

@@ -170,8 +170,8 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
         if self.loss != "squared_hinge":
             raise InvalidParameterError(
                 f"Unsupported set of arguments: penalty={self.penalty!r}, loss={self.loss!r}, "
-                f'dual={self.dual!r}. LinearSVC has loss="squared_hinge" alone; for the hinge use '
-                'SGDClassifier(loss="hinge").'
+                f'dual={self.dual!r}. LinearSVC only has loss="squared_hinge"; for the hinge '
+                'loss use SGDClassifier(loss="hinge").'
             )
         if self.penalty not in ("l1", "l2"):
             raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")

@@ -69,8 +69,8 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         except StopIteration as error:
             # asyncio takes none, for it ends coroutines.
             value = TrainingError(
-                f"{function!r} raised StopIteration, by which coroutines end. Let it return a "
-                "value, as next(iterator, None) does."
+                f"{function!r} raised StopIteration, which coroutines cannot pass on. Return a "
+                "value instead, for example with next(iterator, None)."
             )
             value.__cause__ = error
         except BaseException as error:

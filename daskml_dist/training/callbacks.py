@@ -53,7 +53,7 @@ PHASES = (
     "reading",
     "numbering keys",
     "placing",
-    "looking for a rate",
+    "finding a learning rate",
     "training",
     "gathering",
     "end",
@@ -348,11 +348,11 @@ def _check_callback(callback: object) -> None:
     if isinstance(callback, type):
         name = callback.__name__
         raise InvalidParameterError(
-            f"callback {name} is a class; pass an object of it, as in callbacks=[{name}()]"
+            f"callback {name} is a class; pass an instance, as in callbacks=[{name}()]"
         )
     if not _find_hooks(callback):
         raise InvalidParameterError(
-            f"callback {callback!r} has no method that a fit calls; give it one or more of "
+            f"callback {callback!r} has no method that a fit would call; it needs one or more of "
             f"{', '.join((*HOOKS, STEP_HOOK))}"
         )
 

@@ -64,7 +64,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 @dataclass(frozen=True)
 class Checkpoint(NamedParameters):
-    """Place and times at which a fit saves itself.
+    """Where and how often a fit saves checkpoints.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new
     one is written as ``path.new``; once it is whole, each file moves up by one name. A crash at
@@ -175,9 +175,9 @@ class Checkpoint(NamedParameters):
             raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot save the checkpoint {self.path} ({error_line(error)}). The last one that "
-                "was saved is whole. Make room, or mend access to the file, and fit again with "
-                "resume=True to go on from there."
+                f"Cannot save the checkpoint {self.path} ({error_line(error)}). The previous "
+                "checkpoint is intact. Free space, or restore access to the file, and fit again "
+                "with resume=True to continue from it."
             ) from error
 
     def load(self) -> tuple[ShardState, dict[str, Any]]:
@@ -197,7 +197,7 @@ class Checkpoint(NamedParameters):
         if found is None:
             raise CheckpointError(
                 f"There is no checkpoint {self.path}. Correct the path, or set resume=False to "
-                "begin anew."
+                "start again."
             )
         return found
 
@@ -260,8 +260,8 @@ class CheckpointFiles:
         kind = self._describe_kind(name)
         if kind not in ("", "a file"):
             raise CheckpointError(
-                f"{name} is {kind}, and checkpoints are regular files alone. Name a file (of a "
-                "link, the one that it points to) in a folder of your own."
+                f"{name} is {kind}, but checkpoints must be regular files. Name a file (for a "
+                "link, its target) in a folder of your own."
             )
         return bool(kind)
 
@@ -286,8 +286,8 @@ class CheckpointFiles:
             # Before reading: a wrong file may have any size.
             if most is not None and (size := self.fs.info(name).get("size") or 0) > most:
                 raise CheckpointError(
-                    f"The checkpoint {name} has {size} bytes, and this fit's cannot have more than "
-                    f"{most}. Name another file, or set resume=False to begin anew."
+                    f"The checkpoint {name} has {size} bytes, but checkpoints of this fit have "
+                    f"at most {most}. Name another file, or set resume=False to start again."
                 )
             return _read_local_file(name) if self._is_local else bytes(self.fs.cat_file(name))
         except FileNotFoundError:
@@ -296,8 +296,8 @@ class CheckpointFiles:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot read the checkpoint {name} ({error_line(error)}). Mend access to the "
-                "file, or set resume=False to begin anew."
+                f"Cannot read the checkpoint {name} ({error_line(error)}). Restore access to the "
+                "file, or set resume=False to start again."
             ) from error
 
     def is_whole(self, name: str) -> bool:
@@ -330,15 +330,15 @@ class CheckpointFiles:
             if found is not None:
                 if damaged:
                     warnings.warn(
-                        f"{damaged} Taking the older {name}.",
+                        f"{damaged} Using the older {name}.",
                         UserWarning,
                         stacklevel=user_stack_level(),
                     )
                 return found
         if damaged:
             raise CheckpointError(
-                f"{damaged} No older whole one is kept (keep={self.keep}). Restore the file from "
-                "a copy, or set resume=False to begin anew."
+                f"{damaged} No older intact one is kept (keep={self.keep}). Restore the file "
+                "from a copy, or set resume=False to start again."
             )
         return None
 
@@ -485,8 +485,8 @@ def decode_state(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
     state, facts = decode_checkpoint(data, name)
     if not isinstance(state, ShardState):
         raise CheckpointError(
-            f"{name} is of a fit by a round solver. Name another file, or set resume=False to "
-            "begin anew."
+            f"{name} belongs to a fit by a round solver. Name another file, or set resume=False "
+            "to start again."
         )
     return state, facts
 
@@ -496,7 +496,8 @@ def decode_solver_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[s
     log, facts = decode_checkpoint(data, name)
     if isinstance(log, ShardState):
         raise CheckpointError(
-            f"{name} is of a fit by steps. Name another file, or set resume=False to begin anew."
+            f"{name} belongs to a fit by gradient steps. Name another file, or set resume=False "
+            "to start again."
         )
     return log, facts
 
@@ -512,22 +513,22 @@ def decode_checkpoint(
     except Exception as error:
         # Not NumPy's words: they offer to load a strange file with pickle.
         raise DamagedError(
-            f"{name} is no whole checkpoint: it is cut short, was changed, or holds something "
-            f"else ({type(error).__name__})."
+            f"{name} is not a complete checkpoint: it is truncated, was changed, or is another "
+            f"kind of file ({type(error).__name__})."
         ) from error
     if found != _FORMAT:
         raise CheckpointError(
             f"The checkpoint {name} has format {found!r}, written by daskml_dist "
-            f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Go on "
-            "with that version, or set resume=False to begin anew."
+            f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Use that "
+            "version, or set resume=False to start again."
         )
     # Bits that changed on the disk would become wrong parameters.
     if _compute_checksums(arrays) != facts.get("checksums"):
-        raise DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
+        raise DamagedError(f"{name} is not a complete checkpoint: an array's checksum is wrong.")
     if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
         return arrays["log"], facts
     if problem := _describe_problem(arrays, facts):
-        raise DamagedError(f"{name} is no whole checkpoint: {problem}.")
+        raise DamagedError(f"{name} is not a complete checkpoint: {problem}.")
     opt_state = {
         key.removeprefix("slot_"): array for key, array in arrays.items() if key.startswith("slot_")
     }

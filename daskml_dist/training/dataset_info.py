@@ -61,7 +61,7 @@ class DataSummary:
                 "every partition the same columns."
             )
         raise InvalidDataError(
-            f"Blocks have rows of different shapes: {sorted(shapes)}. Give every chunk rows of one "
+            f"Blocks have rows of different shapes: {sorted(shapes)}. Give all rows the same "
             "shape: crop or pad them."
         )
 
@@ -82,8 +82,8 @@ class DataSummary:
         first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
         if len(first) > 1:
             raise InvalidDataError(
-                f"Block {first['gpu']} of X is of CuPy and block {first['cpu']} is not. Make all "
-                "chunks one kind: X.map_blocks(cupy.asarray) or "
+                f"Block {first['gpu']} of X holds CuPy arrays and block {first['cpu']} does not. "
+                "Convert all chunks to one kind: X.map_blocks(cupy.asarray) or "
                 "X.map_blocks(cupy.asnumpy)."
             )
 
@@ -101,7 +101,7 @@ class DataSummary:
             return asked
         if asked == "gpu":
             raise InvalidParameterError(
-                'deterministic=True with sparse rows and device="gpu": a GPU adds up their '
+                'deterministic=True with sparse rows and device="gpu": a GPU sums their '
                 'gradients in no fixed order. Use device="cpu", or dense rows.'
             )
         return "cpu"
@@ -329,8 +329,8 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
     missing = [label for label in known if label not in given]
     if unknown and missing:
         raise InvalidParameterError(
-            f"The classes, {missing}, are not in class_weight, which names labels that y does not "
-            f"hold: {unknown}. Use labels among {known}, or name all of these."
+            f"The classes, {missing}, are not in class_weight, which has labels that are not in "
+            f"y: {unknown}. Use labels among {known}, or name all of these."
         )
     return np.array([float(given.get(label, 1.0)) for label in known])
 

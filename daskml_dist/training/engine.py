@@ -125,9 +125,9 @@ class RunView:
         """Return a copy of the parameters after the last pass, as the model holds them."""
         if self._state is None:
             raise InvalidParameterError(
-                "The parameters of this fit are with its trainers until it ends. Set "
-                "needs_parameters = True on the callback that asks for them, and use an estimator "
-                "that is trained by gradient steps."
+                "The parameters of this fit are on its trainers until it ends. Set "
+                "needs_parameters = True on the callback that needs them, and use an estimator "
+                "trained by gradient steps."
             )
         # Callbacks may change what they get; the fit's own state must not change.
         return np.copy(self._state.final)

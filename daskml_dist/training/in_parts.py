@@ -332,7 +332,7 @@ class StepsProgress(FitProgress):
             if not np.isfinite(self.state.w).all():
                 raise DivergedError(
                     "The parameters became NaN or infinite. Lower learning_rate, or scale the "
-                    "features (StandardScaler). The last checkpoint is of an earlier pass."
+                    "features (StandardScaler). The last checkpoint is from an earlier pass."
                 )
         work = self.fit.work
         # The next part starts from this state, and its stopping rule keeps the best loss.
@@ -410,8 +410,9 @@ class RoundsProgress(FitProgress):
         # The solver's vectors are split between the trainers: none could write the whole state.
         if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
             raise InvalidParameterError(
-                "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the "
-                'Checkpoint out, or raise dask.config.set({"daskml_dist.ranges_from": parameters}).'
+                "Checkpoints are not supported if trainers hold ranges of the vectors. Leave "
+                "the Checkpoint out, or raise "
+                'dask.config.set({"daskml_dist.ranges_from": parameters}).'
             )
         super().__init__(fit)
         self._seed = seed
@@ -427,8 +428,8 @@ class RoundsProgress(FitProgress):
             _rounds_identity(self.fit), facts
         ) or _describe_impossible_log(self.fit, log, facts):
             raise CheckpointError(
-                f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin "
-                "anew."
+                f"{checkpoint.path} {problem}. Name another file, or set resume=False to start "
+                "again."
             )
         self._log, self.records = log, facts["records"]
 
@@ -505,7 +506,7 @@ def resume_from_checkpoint(
         or _describe_impossible_facts(state, facts)
     ):
         raise CheckpointError(
-            f"{path} {problem}. Name another file, or set resume=False to begin anew."
+            f"{path} {problem}. Name another file, or set resume=False to start again."
         )
     if fit.steps.rule.average_after is None:  # else the old average would be taken as the result
         state = replace(state, average=None, n_averaged=0)
@@ -579,8 +580,8 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
         )
     except ValueError as error:
         raise CheckpointError(
-            f"{path} has an origin that no fit writes: {error}. "
-            "Restore the file from a copy, or set resume=False to begin anew."
+            f"{path} has an invalid origin: {error}. Restore the file from a copy, or set "
+            "resume=False to start again."
         ) from error
     assert w is not None
     return replace(state, w=w, average=average)
@@ -631,7 +632,7 @@ def _describe_impossible_log(fit: FitSpec, log: _Log, facts: dict[str, Any]) -> 
             progress = SumLog(0)
             progress.replace_by(log)
     except (CommunicationError, ValueError, TypeError):
-        return "holds a state that cannot be read"
+        return "has a state that cannot be read"
     if progress.n_rows != sum(fit.rows.lane_rows):
         return f"holds a state of {progress.n_rows} rows"
     if problem := _describe_wrong_records(facts.get("records")):

@@ -138,8 +138,8 @@ class Interrupts:
 def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
     """Raise the interrupt of a fit, once the estimator holds what the fit came to."""
     error.add_note(
-        f"The estimator keeps what the fit had come to, {passes} passes and what followed; a fit "
-        "with warm_start=True goes on from there."
+        f"The estimator keeps the state of the fit after {passes} passes and what followed; a fit "
+        "with warm_start=True continues from there."
     )
     # Where it came on its way says nothing to a user, and holds the rows.
     raise error.with_traceback(None) from None

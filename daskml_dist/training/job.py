@@ -406,8 +406,8 @@ def _open_inline_engine(collection: Collection) -> Engine:
     """Return the engine of this process, whatever client there is."""
     if collection.kind != "memory":
         raise InvalidParameterError(
-            'client="inline" trains rows that are in the memory of this process, and these are a '
-            "Dask collection. Gather them first: X, y = dask.compute(X, y)."
+            'client="inline" needs rows in the memory of this process, but these are a Dask '
+            "collection. Gather them first: X, y = dask.compute(X, y)."
         )
     from daskml_dist.training.in_process import InProcessEngine
 

@@ -207,7 +207,7 @@ def calibrated(
     `rarity` multiplies the rows that suffice, where labels are rare (`choose_sample_size`).
     """
     # Callbacks hear of the phase.
-    engine.report_phase("looking for a rate")
+    engine.report_phase("finding a learning rate")
     sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
 

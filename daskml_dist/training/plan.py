@@ -104,8 +104,8 @@ def make_fit(
     if settings.policy.loop == "parts":
         if model.table is None or not len(model.own_ids):
             raise InvalidParameterError(
-                f"policy={settings.policy!r} is for models over ids, such as DeepFMClassifier, "
-                "that have layers or an intercept besides. Use one policy for all parameters."
+                f"policy={settings.policy!r} needs a model over ids that also has layers or an "
+                "intercept, such as DeepFMClassifier. Use one policy for all parameters."
             )
         model = model.with_own_rows_last()
     _check_held_out_rows(lanes, fraction)
@@ -134,23 +134,23 @@ def make_fit(
     if model.table is not None:
         if not in_memory:
             raise InvalidParameterError(
-                "A batch of all rows touches all ids, and the rows do not fit in memory together. "
-                "Set batch_size, or raise memory_budget of run=Run()."
+                "A full batch touches all ids, but the rows do not fit in memory together. Set "
+                "batch_size, or raise memory_budget of run=Run()."
             )
         is_indexed = True
     is_sparse = single_rows or is_indexed
     if is_sparse and run.compression is not None and run.compression.needs_allreduce:
         raise InvalidParameterError(
-            f"compression={run.compression!r} is for whole gradients, and batches of these rows "
-            "touch few of the parameters. Use another one, such as 'topk', or compression=None."
+            f"compression={run.compression!r} needs whole gradients, but batches of these rows "
+            "touch few parameters. Use another one, such as 'topk', or compression=None."
         )
     # 3. What hides the rows, where the fit is private: the number of its steps decides.
     privacy = None if settings.privacy is None else settings.privacy.plan(steps, settings.max_iter)
     if privacy is not None and streaming is not None:
         raise InvalidParameterError(
-            "privacy= draws each batch from all rows of a lane, and these do not fit in memory "
-            "together: blocks would be read anew for each step. Raise memory_budget of run=Run(), "
-            "use more workers, float32 rows, or fewer rows."
+            "privacy= draws each batch from all rows of a lane, but these do not fit in memory "
+            "together, so blocks would be read again for each step. Raise memory_budget of "
+            "run=Run(), use more workers, float32 rows, or fewer rows."
         )
     # 4. Who holds the parameters, and when lanes meet.
     policy = _resolve_policy(settings, model, len(lanes), on_one_host)
@@ -161,7 +161,7 @@ def make_fit(
     _check_meetings(policy, len(lanes), run, model)
     if policy.sums_within_hosts and summary.device(run.device, run.deterministic) == "gpu":
         raise InvalidParameterError(
-            f"{policy!r} sums gradients in the memory of a host, and the rows are on GPUs. Use "
+            f"{policy!r} sums gradients in host memory, but the rows are on GPUs. Use "
             'device="cpu", or another policy, such as LocalSGD.'
         )
     work = StepWork(
@@ -205,8 +205,8 @@ def _check_table_settings(settings: Settings) -> None:
     policy = settings.policy
     if policy.loop not in _TABLE_LOOPS or policy.delay_compensation:
         raise InvalidParameterError(
-            f"policy={policy!r} needs all parameters in each trainer, and rows of a table are made "
-            'on servers when their ids come. Use "sync", "ssp", "async", or PolicyByPart.'
+            f"policy={policy!r} needs all parameters in each trainer, but rows of a table are "
+            'created on servers for new ids. Use "sync", "ssp", "async", or PolicyByPart.'
         )
     refused = {
         "early_stopping=True": settings.validation_fraction > 0,
@@ -217,9 +217,9 @@ def _check_table_settings(settings: Settings) -> None:
     }
     if found := [name for name, is_set in refused.items() if is_set]:
         raise InvalidParameterError(
-            f"{' and '.join(found)}: reads or changes all parameters at once, and rows of a table "
-            "are made on servers when their ids come. Leave it out (eval_set= scores rows of your "
-            "own after each pass)."
+            f"{' and '.join(found)}: needs all parameters at once, but rows of a table are "
+            "created on servers for new ids. Leave it out (eval_set= scores your own rows after "
+            "each pass)."
         )
 
 
@@ -253,8 +253,8 @@ def _make_update_rule(
     steps_alone = settings.policy.averages
     if settings.clip is not None and settings.run.n_servers > 1 and not steps_alone:
         raise InvalidParameterError(
-            f"The norm of the whole gradient is known where one server holds all parameters, and "
-            f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
+            "The norm of the whole gradient needs all parameters on one server, but "
+            f"n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
         )
     groups = make_parameter_groups(
         model.parameters, settings.optimizer, settings.penalty, settings.groups
@@ -296,15 +296,15 @@ def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
         )
     if found < 2:
         raise InvalidParameterError(
-            f"{type(settings.policy).__name__} draws from clients, and the rows are one block: one "
-            "client. Give Dask collections with a chunk or partition for each client, as "
+            f"{type(settings.policy).__name__} draws from clients, but the rows are one block, "
+            "so one client. Give Dask collections with one chunk or partition per client, as "
             "daskml_dist.datasets.partition_by_class and partition_by_column make, or "
-            "Run(n_lanes=...) for so many even clients."
+            "Run(n_lanes=...) for that many clients of equal size."
         )
     if settings.average is not None:
         raise InvalidParameterError(
-            f"average={settings.average!r} averages over the steps of a replica, and clients' "
-            "replicas end with each round. Use average=False."
+            f"average={settings.average!r} averages over the steps of a replica, but replicas of "
+            "clients end with each round. Use average=False."
         )
 
 
@@ -324,26 +324,27 @@ def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepM
     n_servers = run.n_servers
     if policy.quorum is not None and n_servers > 1 and not policy.fragments:
         raise InvalidParameterError(
-            f"LocalSGD(quorum={policy.quorum}) with n_servers={n_servers}: each server would have "
-            "its own quorum, and lanes could wait for each other at two of them. Use fragments="
-            f"{n_servers}, under which no lane waits, or n_servers=1."
+            f"LocalSGD(quorum={policy.quorum}) with n_servers={n_servers}: each server would "
+            "have its own quorum, so lanes could wait for each other. Use "
+            f"fragments={n_servers}, under which no lane waits, or n_servers=1."
         )
     if policy.quorum is not None and policy.quorum < n_lanes and run.deterministic:
         raise InvalidParameterError(
-            f"LocalSGD(quorum={policy.quorum}) averages those lanes that come first, so no two "
-            f"fits are alike, and the run is deterministic. Use quorum={n_lanes}, all lanes, or "
-            "deterministic=False."
+            f"LocalSGD(quorum={policy.quorum}) averages the lanes that arrive first, so fits are "
+            f"not reproducible, but deterministic=True was set. Use quorum={n_lanes}, all lanes, "
+            "or deterministic=False."
         )
     if (policy.quorum or 0) > n_lanes:
         raise InvalidParameterError(
             f"LocalSGD(quorum={policy.quorum}) waits for more lanes than the {n_lanes} of this "
-            "fit. Lower quorum, raise n_lanes, or cut the rows into more blocks."
+            "fit. Lower quorum, raise n_lanes, or split the rows into more blocks."
         )
     found = policy.outer_optimizer if policy.averages_on_servers else None
     if found is not None and found.optimizer.whole_matrices:
         raise InvalidParameterError(
-            f"outer={policy.outer!r} steps whole matrices at once, which servers cut. Leave out "
-            "quorum and fragments, or use another outer optimizer, such as outer='nesterov'."
+            f"outer={policy.outer!r} updates whole matrices, but servers hold only parts of "
+            "them. Leave out quorum and fragments, or use another outer optimizer, such as "
+            "outer='nesterov'."
         )
     n_rows = model.parameters.shape[0]
     if policy.fragments > n_rows:
@@ -532,8 +533,8 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
     policy, run = settings.policy.on_one_host(), settings.run
     if not isinstance(model, StagedModel):
         raise InvalidParameterError(
-            f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
-            "Use pipeline=None."
+            f"{type(model).__name__} is not a chain of layers that a pipeline can split into "
+            "stages. Use pipeline=None."
         )
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
@@ -542,14 +543,14 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
         )
     if stages > len(model.layers):
         raise InvalidParameterError(
-            f"Pipeline(stages={stages}): each stage takes a layer with parameters at least, and "
-            f"the network has {len(model.layers)}. Use Pipeline(stages={len(model.layers)})."
+            f"Pipeline(stages={stages}): each stage needs at least one layer with parameters, "
+            f"but the network has {len(model.layers)}. Use Pipeline(stages={len(model.layers)})."
         )
     for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
         if value is not None:
             raise InvalidParameterError(
-                f"{name}={value!r} is not for pipelines: each stage sees its own layers, and "
-                f"Pipeline(micro_batches=) cuts the batches. Use {name}=None."
+                f"{name}={value!r} is not supported by pipelines: each stage sees only its "
+                f"layers, and Pipeline(micro_batches=) splits the batches. Use {name}=None."
             )
     return policy
 
@@ -560,23 +561,23 @@ def check_column_settings(settings: Settings) -> None:
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
             f'shard="features" under policy={settings.policy.name!r}: lanes that hold columns '
-            "make each step together, and the parameters stay with them. Use policy='allreduce' "
-            "or 'sync' without backup workers, servers or compression, or shard=\"rows\"."
+            "make each step together and keep the parameters. Use policy='allreduce' or 'sync' "
+            'without backup workers, servers or compression, or shard="rows".'
         )
     if settings.pipeline is not None:
         raise InvalidParameterError(
-            'shard="features" cuts the columns of the first layer, and a pipeline cuts between '
-            'layers. Use pipeline=None, or shard="rows".'
+            'shard="features" splits the columns of the first layer, but a pipeline splits '
+            'between layers. Use pipeline=None, or shard="rows".'
         )
     if run.on_lost_data == "skip":
         raise InvalidParameterError(
-            'shard="features" with on_lost_data="skip": of rows that are lost, other lanes would '
-            'still have the other columns. Use on_lost_data="raise", or shard="rows".'
+            'shard="features" with on_lost_data="skip": other lanes would still have the other '
+            'columns of lost rows. Use on_lost_data="raise", or shard="rows".'
         )
     if settings.micro_batch is not None:
         raise InvalidParameterError(
-            f'micro_batch_size={settings.micro_batch!r} with shard="features": the sums over a '
-            "batch are added up at once. Use micro_batch_size=None and a smaller batch_size."
+            f'micro_batch_size={settings.micro_batch!r} with shard="features": sums over a batch '
+            "cannot be split. Use micro_batch_size=None and a smaller batch_size."
         )
 
 
@@ -584,12 +585,12 @@ def policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming
     """Return the policy of lanes that hold columns: they step together and hold the parameters."""
     if not isinstance(model, ColumnModel):
         raise InvalidParameterError(
-            f"{type(model).__name__} does not begin with products of the columns of X, which "
-            'could be added up. Use shard="rows".'
+            f"{type(model).__name__} does not start with sums over the columns of X, so lanes "
+            'cannot share them. Use shard="rows".'
         )
     if streaming is not None:
         raise InvalidParameterError(
-            'shard="features" keeps its rows in memory, and they do not fit. Use more workers, a '
+            'shard="features" keeps rows in memory, but they do not fit. Use more workers, a '
             'larger memory_budget, float32 or sparse rows, or shard="rows".'
         )
     return settings.policy.on_one_host()

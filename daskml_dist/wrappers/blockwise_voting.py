@@ -134,8 +134,8 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
         check_one_of("voting", self.voting, ("hard", "soft"))
         if self.voting == "soft" and not hasattr(self.estimator, "predict_proba"):
             raise InvalidParameterError(
-                f"voting='soft' needs predict_proba, which {type(self.estimator).__name__} has "
-                "not. Use voting='hard'."
+                f"voting='soft' needs predict_proba, which {type(self.estimator).__name__} does "
+                "not have. Use voting='hard'."
             )
         self.classes_ = (
             # A pass over y before the fits: a block may lack labels.
@@ -155,7 +155,7 @@ class _ClassifierVoting(ClassifierMixin, _BaseBlockwiseVoting):
 
 
 class BlockwiseVotingClassifier(OnBlocks, _ClassifierVoting):
-    """Classifier by the vote of classifiers of any package, each fitted to one block.
+    """Voting classifier whose members, from any package, are each fitted to one block.
 
     Blocks are fitted in parallel in one pass, each on the worker that holds it; only the
     classifiers are gathered. A member has seen its own block alone, so rows should be shuffled:
@@ -211,7 +211,7 @@ class _RegressorVoting(RegressorMixin, _BaseBlockwiseVoting):
 
 
 class BlockwiseVotingRegressor(OnBlocks, _RegressorVoting):
-    """Regressor by the mean prediction of regressors of any package, each fitted to one block.
+    """Averaging regressor whose members, from any package, are each fitted to one block.
 
     See :class:`BlockwiseVotingClassifier` for when to use it.
 

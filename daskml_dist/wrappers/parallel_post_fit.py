@@ -99,7 +99,7 @@ class _EstimatorWrapper(MetaEstimatorMixin, BaseEstimator):
 
 
 class ParallelPostFit(OnBlocks, _EstimatorWrapper):
-    """Estimator of any package whose predictions of Dask collections are lazy, block by block.
+    """Wrapper of any estimator that predicts Dask collections lazily, block by block.
 
     For a model that was trained on rows in memory and is to predict many more. Estimators of this
     package need no such wrapper: their predictions of Dask collections are lazy already.
@@ -209,14 +209,15 @@ class ParallelPostFit(OnBlocks, _EstimatorWrapper):
             return super().score(X, y, sample_weight)
         if is_dask(X):
             raise InvalidParameterError(
-                f"{type(self.estimator).__name__} is neither classifier nor regressor, so there is "
-                f"no score of its blocks. Pass {type(self).__name__}(estimator, scoring=...)."
+                f"{type(self.estimator).__name__} is neither a classifier nor a regressor, so "
+                f"its blocks have no default score. Pass {type(self).__name__}(estimator, "
+                "scoring=...)."
             )
         return float(self._fitted.score(X, y, **weights))
 
 
 class Incremental(ParallelPostFit):
-    """Estimator of any package that learns the blocks of a Dask collection one after the other.
+    """Wrapper of any estimator that learns the blocks of a Dask collection in turn.
 
     The model travels to the worker that holds the next block, so one worker trains at a time, with
     a single block in its memory. Estimators of this package train on all workers at once: prefer

@@ -329,7 +329,7 @@ def test_one_core_pays_for_its_locks_alone() -> None:
     lock_free = 1 / (1e-6 + nnz * memory.write)
     assert updates_per_second("lock-free", 1, 1e-6) == pytest.approx(lock_free, rel=0.03)
     each = 1 / (1e-6 + nnz * (memory.write + memory.atomic))
-    assert updates_per_second("a lock a coordinate", 1, 1e-6) == pytest.approx(each, rel=0.03)
+    assert updates_per_second("one lock per coordinate", 1, 1e-6) == pytest.approx(each, rel=0.03)
 
 
 def _rows() -> list[NDArray[np.int64]]:

@@ -145,7 +145,7 @@ def test_what_cannot_be_calibrated_is_told() -> None:
     ]:
         with pytest.raises((InvalidDataError, InvalidParameterError), match=text):
             CalibratedClassifierCV(LOGISTIC, **options).fit(rows, y)
-    with pytest.raises(InvalidParameterError, match="cannot be cut into folds"):
+    with pytest.raises(InvalidParameterError, match="cannot be split into folds"):
         CalibratedClassifierCV(LOGISTIC).fit(rows, labels, offset=labels)
     with pytest.raises(InvalidParameterError, match="'estimator' parameter"):
         CalibratedClassifierCV(KMeans()).fit(rows, labels)

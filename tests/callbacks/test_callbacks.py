@@ -105,7 +105,7 @@ def test_labels_that_the_fit_never_saw(lazy: bool) -> None:
     labels = HELD_Y.astype(int)
     for strange in (labels + 5, labels.astype(str)):
         given = da.from_array(strange, chunks=50) if lazy else strange
-        with pytest.raises(InvalidDataError, match=r"eval_set has labels.*one encoder"):
+        with pytest.raises(InvalidDataError, match=r"eval_set has labels.*the same encoder"):
             _sgd(max_iter=2).fit(X, Y, eval_set=(held, given))
     labels[:3] = 9
     given = da.from_array(labels, chunks=50) if lazy else labels

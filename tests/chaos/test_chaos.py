@@ -146,7 +146,7 @@ class TestProcesses:
         with small_disk(tmp_path, monkeypatch, pretended) as disk:
             fill = FillDisk(disk, after_pass=int(np.random.default_rng(0).integers(4, 20)))
             file = Checkpoint(tmp_path / "fit.npz", every=2)
-            with pytest.raises(CheckpointError, match="last one that was saved is whole"):
+            with pytest.raises(CheckpointError, match="previous checkpoint is intact"):
                 classifier("sync", passes, fill, checkpoint=file).fit(*_lazy())
             _, facts = file.load()
             assert facts["passes"] in {fill.after_pass - 2, fill.after_pass - 1}

@@ -181,7 +181,7 @@ def test_bad_input(case: str) -> None:
 
 def test_going_on_needs_as_many_clusters() -> None:
     model = MiniBatchKMeans(3, random_state=0).partial_fit(X)
-    with pytest.raises(InvalidParameterError, match="goes on from has 3"):
+    with pytest.raises(InvalidParameterError, match="that is continued has 3"):
         model.set_params(n_clusters=4).partial_fit(X)
     with pytest.warns(RuntimeWarning, match="init_size=2 should be larger"):
         MiniBatchKMeans(K, init_size=2, random_state=0).fit(X)

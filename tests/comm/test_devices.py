@@ -54,8 +54,8 @@ def test_ranks_of_a_host_meet_by_nccl() -> None:
             "a has NCCL 22000; install it",
         ),
         ([DevicePlace("a", "1", 22809), DevicePlace("a", "1", 22809)], "share a GPU"),
-        ([DevicePlace("a", "1", 22809), DevicePlace("a", "2", 23203)], "install one version"),
-        ([DevicePlace("a", "1", 22809), DevicePlace("b", "1", 22809)], "one worker a host"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("a", "2", 23203)], "install the same one"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("b", "1", 22809)], "one worker per host"),
         ([DevicePlace("a", "1", 22809), DevicePlace("a", "", 22809)], "has no GPU"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_rank_that_never_comes_ends_the_others(
     assert any(isinstance(e, error) for e in caught)
     assert all(isinstance(e, error | CommunicationError) for e in caught)
     if error is WaitTimeoutError:
-        assert any("Look at the workers' logs" in str(e) for e in caught)
+        assert any("Check the workers' logs" in str(e) for e in caught)
     for rank in (0, 2, 3):
         assert four.groups[rank].ends[0] == "abort"
 

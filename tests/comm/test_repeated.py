@@ -82,7 +82,7 @@ def test_many_forms_are_not_all_remembered() -> None:
 def test_what_cannot_be_sent_or_read_is_refused() -> None:
     packer = RepeatedObjects(KNOWN)
     for _ in range(2):
-        with pytest.raises(TypeError, match="cannot travel"):
+        with pytest.raises(TypeError, match="cannot be sent"):
             packer.pack(_Question(object()))
     data = np.frombuffer(bytearray(b"".join(packer.pack(QUESTIONS[0]))), np.uint8)
     packer.unpack(data)

@@ -159,7 +159,7 @@ def test_another_object_under_the_same_number_is_refused() -> None:
 
 
 def test_a_false_proof_ends_the_connection() -> None:
-    with pytest.raises(ConnectionError, match="false answer"):
+    with pytest.raises(ConnectionError, match="wrong answer"):
         RingOffer(allowed=True).accept_answer(b"x" * RingOffer.ANSWER)
 
 

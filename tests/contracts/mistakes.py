@@ -126,11 +126,11 @@ def published() -> str:
 ROWS: dict[str, Mistake] = {
     "None for rows": (
         lambda: SGDClassifier().fit(None, Y), TYPE,
-        "does the function that made it return something?",
+        "forget to return something?",
     ),
     "a path for rows": (
         lambda: LogisticRegression().fit("data/*.parquet", Y), DATA,
-        "no file may have matched the path",
+        "perhaps no file matched the path",
     ),
     "a Path for rows": (
         lambda: HistGradientBoostingClassifier().fit(Path("a.csv"), Y), DATA,
@@ -141,14 +141,14 @@ ROWS: dict[str, Mistake] = {
     ),
     "a generator of rows": (
         lambda: GaussianNB().fit((row for row in X), Y), TYPE,
-        "Make an array of it, X = numpy.array(list(X)),",
+        "Convert it to an array, X = numpy.array(list(X)),",
     ),
     "a dict of columns": (
         lambda: SGDClassifier().fit({"a": T}, Y), TYPE,
-        "Make a frame of it: X = pandas.DataFrame(X)",
+        "Convert it to a dataframe: X = pandas.DataFrame(X)",
     ),
     "a dict of columns, scaled": (
-        lambda: StandardScaler().fit({"a": T}), TYPE, "Make a frame of it: X = pandas.DataFrame(X)",
+        lambda: StandardScaler().fit({"a": T}), TYPE, "Convert it to a dataframe: X =",
     ),
     "a set of rows": (
         lambda: SGDClassifier().fit({1, 2}, Y), TYPE, "Pass a list or an array instead",
@@ -163,19 +163,19 @@ ROWS: dict[str, Mistake] = {
         lambda: SGDClassifier().fit(T, Y), DATA, "Reshape your data either using",
     ),
     "one column as a Series": (
-        lambda: SGDClassifier().fit(FRAME["age"], Y), DATA, "pass a frame of it, df[['age']]",
+        lambda: SGDClassifier().fit(FRAME["age"], Y), DATA, "pass a frame, df[['age']]",
     ),
     "one column as a Dask Series": (
-        lambda: SGDClassifier().fit(lazy(FRAME)["age"], Y), DATA, "pass a frame of it, df[['age']]",
+        lambda: SGDClassifier().fit(lazy(FRAME)["age"], Y), DATA, "pass a frame, df[['age']]",
     ),
     "a Series to scale": (
-        lambda: StandardScaler().fit(FRAME["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: StandardScaler().fit(FRAME["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to scale": (
-        lambda: StandardScaler().fit(lazy(FRAME)["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: StandardScaler().fit(lazy(FRAME)["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to cluster": (
-        lambda: cluster.KMeans(2).fit(lazy(FRAME)["age"]), DATA, "pass a frame of it, df[['age']]",
+        lambda: cluster.KMeans(2).fit(lazy(FRAME)["age"]), DATA, "pass a frame, df[['age']]",
     ),
     "a Dask Series to encode": (
         lambda: OneHotEncoder().fit(lazy(WORDS)["job"]), DATA,
@@ -187,7 +187,7 @@ ROWS: dict[str, Mistake] = {
     ),
     "images": (
         lambda: SGDClassifier().fit(X[:, :, None], Y), DATA,
-        "Networks of PyTorch (TorchClassifier) take such",
+        "PyTorch networks (TorchClassifier) accept such",
     ),
     "a number for rows": (
         lambda: SGDClassifier().fit(5, Y), DATA, "Reshape your data either using",
@@ -221,11 +221,11 @@ ROWS: dict[str, Mistake] = {
     ),
     "no rows": (
         lambda: SGDClassifier().fit(X[:0], Y[:0]), DATA,
-        "Look at the files or the filter that X comes",
+        "Check the files or the filter that X comes",
     ),
     "no rows, lazily": (
         lambda: SGDClassifier().fit(ARRAY[:0], LAZY_Y[:0]), DATA,
-        "Look at the files or the filter that X comes",
+        "Check the files or the filter that X comes",
     ),
     "no columns": (
         lambda: SGDClassifier().fit(X[:, :0], Y), DATA, "Select at least one column of X",
@@ -282,63 +282,63 @@ ROWS: dict[str, Mistake] = {
     "dates to cluster": (lambda: cluster.KMeans(2).fit(DATES), DATA, ".dt.hour"),
     "dates alone": (
         lambda: SGDClassifier().fit(DATES[["day"]].to_numpy(), Y), DATA,
-        "Pass numbers in place of dates, such as the",
+        "Pass numbers instead of dates, such as the",
     ),
     "dates alone, scaled": (
         lambda: StandardScaler().fit(DATES[["day"]].to_numpy()), DATA,
-        "Pass numbers in place of dates, such as the",
+        "Pass numbers instead of dates, such as the",
     ),
     "dates as objects": (
         lambda: SGDClassifier().fit(DATES[["age", "day"]].to_numpy(), Y), TYPE,
-        "Take the number out of each first",
+        "Convert each to a number first",
     ),
     "times that pass": (
-        lambda: SGDClassifier().fit(SPANS, Y), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: SGDClassifier().fit(SPANS, Y), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass, lazily": (
-        lambda: PCA(2).fit(lazy(SPANS)), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: PCA(2).fit(lazy(SPANS)), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass, scaled": (
-        lambda: MinMaxScaler().fit(SPANS), DATA, "Make seconds of the spans of time ['wait']:",
+        lambda: MinMaxScaler().fit(SPANS), DATA, "Convert the time spans ['wait']:",
     ),
     "times that pass alone": (
         lambda: SGDClassifier().fit(SPANS[["wait"]].to_numpy(), Y), DATA,
-        "Pass numbers in place of spans of time, such as",
+        "Pass numbers instead of time spans, such as",
     ),
     "periods": (
         lambda: SGDClassifier().fit(DATES.assign(day=DATES["day"].dt.to_period("M")), Y), DATA,
-        "Take numbers out of the periods ['day'], such",
+        "Extract numbers from the periods ['day'], such",
     ),
     "complex numbers": (
         lambda: SGDClassifier().fit(X + 1j, Y), DATA, "Pass X.real and X.imag instead",
     ),
     "two columns of one name": (
         lambda: SGDClassifier().fit(pd.DataFrame(X, columns=["a", "a", "b"]), Y), DATA,
-        "Give each a name of its own (X.columns =",
+        "Give each its own name (X.columns =",
     ),
     "names and numbers for columns": (
         lambda: SGDClassifier().fit(pd.DataFrame(X, columns=["a", 1, 2]), Y), DATA,
-        "Make them so: X.columns = X.columns.astype(str)",
+        "Convert them: X.columns = X.columns.astype(str)",
     ),
     "a function for rows": (
         lambda: SGDClassifier().fit(lambda: X, Y), TYPE,
-        "Pass what it returns or holds: an array, a",
+        "Pass the array, dataframe or Dask collection",
     ),
     "a Dask Bag": (
         lambda: SGDClassifier().fit(db.from_sequence(X.tolist()), Y), DATA,
-        "Pass a dask Array or DataFrame, for example",
+        "Pass a Dask Array or DataFrame, for example",
     ),
     "a Dask Bag to scale": (
         lambda: StandardScaler().fit(db.from_sequence(X.tolist())), DATA,
-        "Pass a dask Array or DataFrame, for example",
+        "Pass a Dask Array or DataFrame, for example",
     ),
     "unknown chunks beside others": (
         lambda: SGDClassifier().fit(UNKNOWN, da.from_array(Y, chunks=30)), DATA,
-        "Give y the rows of X: where chunk sizes are",
+        "Pass the same rows in both; if chunk sizes are",
     ),
     "texts of bytes": (
         lambda: SGDClassifier().fit(np.array([[b"a"]] * 40), Y), DATA,
-        "where it holds numbers, X = X.astype('float64')",
+        "if it holds numbers, X = X.astype('float64')",
     ),
     "X and y swapped": (lambda: SGDClassifier().fit(Y, X), DATA, "they are swapped"),
     "X and y swapped, lazily": (
@@ -373,7 +373,7 @@ TARGETS: dict[str, Mistake] = {
     ),
     "no target for a regressor": (lambda: Ridge().fit(X, None), DATA, "Pass y as well"),
     "a number for a target": (
-        lambda: Ridge().fit(X, 1), TYPE, "Pass a value for each row: an array, or a Dask",
+        lambda: Ridge().fit(X, 1), TYPE, "Pass one value per row: an array, or a Dask",
     ),
     "a target of other length": (
         lambda: SGDClassifier().fit(X, Y[:30]), DATA, "Pass the same rows in each",
@@ -422,26 +422,26 @@ TARGETS: dict[str, Mistake] = {
         lambda: SGDClassifier().fit(X, np.ones(40)), DATA, "Check how the rows were filtered",
     ),
     "dates for a target": (
-        lambda: Ridge().fit(X, DATES["day"]), DATA, "Pass numbers in place of dates, such as the",
+        lambda: Ridge().fit(X, DATES["day"]), DATA, "Pass numbers instead of dates, such as the",
     ),
     "times that pass for a target": (
         lambda: Ridge().fit(X, SPANS["wait"]), DATA,
-        "Pass numbers in place of spans of time, such as",
+        "Pass numbers instead of time spans, such as",
     ),
     "times that pass for a target, lazily": (
         lambda: Ridge().fit(lazy(FRAME), lazy(SPANS)["wait"]), DATA,
-        "Pass numbers in place of spans of time, such as",
+        "Pass numbers instead of time spans, such as",
     ),
     "dates for labels": (
         lambda: SGDClassifier().fit(X, DATES["day"].dt.date), DATA,
-        "Make the labels one type, words or whole",
+        "Convert the labels to one type, strings or",
     ),
     "a generator of labels": (
         lambda: GaussianNB().fit(X, (v for v in Y)), TYPE,
-        "Make an array of it, y = numpy.array(list(y)),",
+        "Convert it to an array, y = numpy.array(list(y)),",
     ),
     "a dict for a target": (
-        lambda: Ridge().fit(X, {"y": T}), TYPE, "Make a frame of it: y = pandas.DataFrame(y)",
+        lambda: Ridge().fit(X, {"y": T}), TYPE, "Convert it to a dataframe: y =",
     ),
     "a column that is not there": (
         lambda: SGDClassifier().fit(LABELLED, "Label"), DATA, "Did you mean 'label'?",
@@ -465,7 +465,7 @@ TARGETS: dict[str, Mistake] = {
     ),
     "labels of several types": (
         lambda: SGDClassifier().fit(X, np.array([1, "a"] * 20, dtype=object)), DATA,
-        "Make the labels one type, words or whole",
+        "Convert the labels to one type, strings or",
     ),
     "a sparse target": (
         lambda: SGDClassifier().fit(X, sparse.csr_matrix(Y[:, None])), DATA, "Pass y.toarray()",
@@ -473,11 +473,11 @@ TARGETS: dict[str, Mistake] = {
     "complex targets": (lambda: Ridge().fit(X, T + 1j), DATA, "Pass y.real and y.imag instead"),
     "negative counts": (
         lambda: PoissonRegressor().fit(X, -np.abs(T)), DATA,
-        "Mend them, or use loss='squared_error'",
+        "Correct them, or use loss='squared_error'",
     ),
     "a zero for a gamma distribution": (
         lambda: GammaRegressor().fit(X, np.zeros(40)), DATA,
-        "Mend them, or use loss='squared_error'",
+        "Correct them, or use loss='squared_error'",
     ),
     "an infinite target": (
         lambda: LinearRegression().fit(X, np.where(Y, np.inf, T)), DATA,
@@ -513,14 +513,14 @@ TARGETS: dict[str, Mistake] = {
     ),
     "words for weights": (
         lambda: SGDClassifier().fit(X, Y, sample_weight=NAMES), DATA,
-        "where it holds numbers, sample_weight =",
+        "if it holds numbers, sample_weight =",
     ),
 }  # fmt: skip
 
 #: Calls of methods.
 CALLS: dict[str, Mistake] = {
     "epochs of a fit": (
-        lambda: SGDClassifier().fit(X, Y, epochs=3), TYPE, "Here it is called 'max_iter'",
+        lambda: SGDClassifier().fit(X, Y, epochs=3), TYPE, "Here it is named 'max_iter'",
     ),
     "iterations of a fit": (
         lambda: LogisticRegression().fit(X, Y, max_iter=3), TYPE,
@@ -536,18 +536,18 @@ CALLS: dict[str, Mistake] = {
     ),
     "validation_data of a fit": (
         lambda: MLPClassifier().fit(X, Y, validation_data=(X, Y)), TYPE,
-        "Here it is called 'eval_set'",
+        "Here it is named 'eval_set'",
     ),
     "rounds to stop early": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, early_stopping_rounds=3), TYPE,
-        "Here it is called 'n_iter_no_change'",
+        "Here it is named 'n_iter_no_change'",
     ),
     "eval_set of a fit without": (
         lambda: LogisticRegression().fit(X, Y, eval_set=[(X, Y)]), TYPE, "Its arguments are (X, y",
     ),
     "evals of boosting": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, evals=[(X, Y)]), TYPE,
-        "Here it is called 'eval_set'",
+        "Here it is named 'eval_set'",
     ),
     "eval_set of boosting without labels": (
         lambda: HistGradientBoostingClassifier().fit(X, Y, eval_set=[X]), PARAMETER,
@@ -559,11 +559,11 @@ CALLS: dict[str, Mistake] = {
     ),
     "weights by another name": (
         lambda: SGDClassifier().fit(X, Y, weights=np.ones(40)), TYPE,
-        "Here it is called 'sample_weight'",
+        "Here it is named 'sample_weight'",
     ),
     "weights by another name, in a transformer": (
         lambda: StandardScaler().fit(X, weights=np.ones(40)), TYPE,
-        "Here it is called 'sample_weight'",
+        "Here it is named 'sample_weight'",
     ),
     "verbose in a fit": (
         lambda: SGDClassifier().fit(X, Y, verbose=1), TYPE,
@@ -652,18 +652,18 @@ CALLS: dict[str, Mistake] = {
     ),
     "a row alone": (lambda: fitted().predict(X[0]), DATA, "Reshape your data either using"),
     "a row of a frame alone": (
-        lambda: fitted().predict(FRAME.iloc[0]), DATA, "pass a frame of it, df[[0]]",
+        lambda: fitted().predict(FRAME.iloc[0]), DATA, "pass a frame, df[[0]]",
     ),
     "a dict as a row": (
         lambda: fitted().predict({"age": 1.0, "pay": 1.0, "days": 1.0}), TYPE,
-        "Make a frame of it: X = pandas.DataFrame([X])",
+        "Convert it to a dataframe: X = pandas.DataFrame([X])",
     ),
     "a list of dicts as rows": (
         lambda: fitted().predict([{"age": 1.0, "pay": 1.0, "days": 1.0}]), DATA,
         "Make a frame of the dicts: X =",
     ),
     "no rows to predict": (
-        lambda: fitted().predict(None), TYPE, "does the function that made it return something?",
+        lambda: fitted().predict(None), TYPE, "forget to return something?",
     ),
     "words to predict": (
         lambda: fitted().predict(WORDS.assign(days=WORDS["job"])[["age", "pay", "days"]]), DATA,
@@ -673,7 +673,7 @@ CALLS: dict[str, Mistake] = {
         lambda: fitted().predict(HOLES), DATA, "Drop such rows (`dropna()` of a dataframe) or",
     ),
     "labels that are texts in a score": (
-        lambda: fitted().score(FRAME, NAMES), DATA, "Make them one type, for example y.astype(str)",
+        lambda: fitted().score(FRAME, NAMES), DATA, "to one type, for example y.astype(str)",
     ),
     "fewer labels in a score": (
         lambda: fitted().score(FRAME, Y[:30]), DATA, "Pass the same rows in each",
@@ -711,7 +711,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a loss's class": (
         lambda: SGDClassifier(loss=LocalSGD).fit(X, Y), PARAMETER,
-        "pass an object of it, LocalSGD()",
+        "pass an instance, LocalSGD()",
     ),
     "cuda": (lambda: SGDClassifier(device="cuda").fit(X, Y), PARAMETER, "Did you mean 'gpu'?"),
     "cuda:0": (
@@ -749,10 +749,10 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a policy's class": (
         lambda: SGDClassifier(policy=LocalSGD).fit(X, Y), PARAMETER,
-        "pass an object of it, LocalSGD()",
+        "pass an instance, LocalSGD()",
     ),
     "lanes as a parameter": (
-        lambda: SGDClassifier(n_lanes=2), TYPE, "It is one of run: run=Run(n_lanes=...)",
+        lambda: SGDClassifier(n_lanes=2), TYPE, "It belongs to run: run=Run(n_lanes=...)",
     ),
     "a dict for a Run": (
         lambda: SGDClassifier(run={"n_lanes": 2}).fit(X, Y), PARAMETER,
@@ -768,7 +768,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a Run's parameter that is not used": (
         lambda: LogisticRegression(run=Run(n_servers=2)).fit(X, Y), PARAMETER,
-        "of a Run it uses n_lanes, deterministic,",
+        "it only uses n_lanes, deterministic,",
     ),
     "a path for a checkpoint": (
         lambda: SGDClassifier(checkpoint="c.npz").fit(X, Y), PARAMETER,
@@ -780,31 +780,31 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "a name for callbacks": (
         lambda: SGDClassifier(callbacks="early_stopping").fit(X, Y), PARAMETER,
-        "give it one or more of on_phase, on_fit_begin,",
+        "it needs one or more of on_phase, on_fit_begin,",
     ),
     "a class for a callback": (
         lambda: SGDClassifier(callbacks=[EarlyStopping]).fit(X, Y), PARAMETER,
-        "pass an object of it, as in",
+        "pass an instance, as in",
     ),
     "a function for a callback": (
         lambda: LogisticRegression(callbacks=[print]).fit(X, Y), PARAMETER,
-        "give it one or more of on_phase, on_fit_begin,",
+        "it needs one or more of on_phase, on_fit_begin,",
     ),
-    "epochs": (lambda: SGDClassifier(epochs=3), TYPE, "Here it is called 'max_iter'"),
-    "lr": (lambda: SGDClassifier(lr=0.1), TYPE, "Here it is called 'learning_rate'"),
-    "lambda": (lambda: Ridge(**{"lambda": 0.1}), TYPE, "Here it is called 'alpha'"),
+    "epochs": (lambda: SGDClassifier(epochs=3), TYPE, "Here it is named 'max_iter'"),
+    "lr": (lambda: SGDClassifier(lr=0.1), TYPE, "Here it is named 'learning_rate'"),
+    "lambda": (lambda: Ridge(**{"lambda": 0.1}), TYPE, "Here it is named 'alpha'"),
     "trees": (
         lambda: HistGradientBoostingClassifier(n_estimators=3), TYPE,
-        "Here it is called 'max_iter'",
+        "Here it is named 'max_iter'",
     ),
     "leaves": (
         lambda: HistGradientBoostingClassifier(num_leaves=3), TYPE,
-        "Here it is called 'max_leaf_nodes'",
+        "Here it is named 'max_leaf_nodes'",
     ),
-    "k": (lambda: cluster.KMeans(k=3), TYPE, "Here it is called 'n_clusters'"),
-    "seed": (lambda: cluster.KMeans(seed=3), TYPE, "Here it is called 'random_state'"),
+    "k": (lambda: cluster.KMeans(k=3), TYPE, "Here it is named 'n_clusters'"),
+    "seed": (lambda: cluster.KMeans(seed=3), TYPE, "Here it is named 'random_state'"),
     "too many parameters in their order": (
-        lambda: SGDClassifier("log_loss", "l2"), TYPE, "Give the others by their names, such as",
+        lambda: SGDClassifier("log_loss", "l2"), TYPE, "Pass the others by name, such as",
     ),
     "an unknown parameter to set": (
         lambda: SGDClassifier().set_params(alpah=1), PARAMETER, "Did you mean 'alpha'?",
@@ -890,7 +890,7 @@ PARAMETERS: dict[str, Mistake] = {
         lambda: MultinomialNB().fit(X, Y), DATA, "Use GaussianNB, or scale the features to [0, 1]",
     ),
     "negative values for categories": (
-        lambda: CategoricalNB().fit(X, Y), DATA, "Encode X by OrdinalEncoder",
+        lambda: CategoricalNB().fit(X, Y), DATA, "Encode X with OrdinalEncoder",
     ),
     "no component": (lambda: GaussianMixture(0).fit(X), PARAMETER, "use an integer >= 1"),
     "covariances by another name": (
@@ -942,7 +942,7 @@ PARAMETERS: dict[str, Mistake] = {
     ),
     "constraints of other width": (
         lambda: HistGradientBoostingRegressor(monotonic_cst=[1]).fit(X, T), PARAMETER,
-        "Give a number a feature, or a dict of names",
+        "Give one number per feature, or a dict",
     ),
     "categories of other columns": (
         lambda: HistGradientBoostingRegressor(categorical_features=["no"]).fit(FRAME, T), PARAMETER,
@@ -973,7 +973,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a column missing in a Dask frame": (
         lambda: make_column_transformer((StandardScaler(), ["aeg"])).fit(lazy(FRAME)), DATA,
-        "Name columns that are there",
+        "Name existing columns",
     ),
     "a single column missing": (
         lambda: make_column_transformer((CountVectorizer(), "text")).fit(FRAME), DATA,
@@ -981,7 +981,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a single column missing, lazily": (
         lambda: make_column_transformer((CountVectorizer(), "text")).fit(lazy(FRAME)), DATA,
-        "Name columns that are there",
+        "Name existing columns",
     ),
     "a column missing in new rows": (
         lambda: (
@@ -1010,15 +1010,15 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a place that is no column, lazily": (
         lambda: make_column_transformer((StandardScaler(), [7])).fit(ARRAY), DATA,
-        "names are those of a dataframe's columns",
+        "names need a dataframe",
     ),
     "names of an array's columns": (
         lambda: make_column_transformer((StandardScaler(), ["age"])).fit(X), DATA,
-        "Pass a dataframe, or the places of the columns",
+        "Pass a dataframe, or the positions of the columns",
     ),
     "names of a Dask array's columns": (
         lambda: make_column_transformer((StandardScaler(), ["age"])).fit(ARRAY), DATA,
-        "names are those of a dataframe's columns",
+        "names need a dataframe",
     ),
     "columns before their transformer": (
         lambda: make_column_transformer((["age"], StandardScaler())), PARAMETER,
@@ -1046,7 +1046,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "no name, lazily": (
         lambda: ColumnTransformer([(StandardScaler(), ["age"])]).fit(lazy(FRAME)), PARAMETER,
-        "make_column_transformer gives names",
+        "make_column_transformer generates the names",
     ),
     "a dict of transformers": (
         lambda: ColumnTransformer({"a": StandardScaler()}).fit(FRAME), PARAMETER, "Give a list",
@@ -1066,7 +1066,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     "one name twice": (
         lambda: ColumnTransformer(
             [("a", StandardScaler(), ["age"]), ("a", StandardScaler(), ["pay"])]
-        ).fit(FRAME), DATA, "Give each a name of its own",
+        ).fit(FRAME), DATA, "Give each a different name",
     ),
     "a remainder of another name": (
         lambda: make_column_transformer((StandardScaler(), ["age"]), remainder="pass").fit(FRAME),
@@ -1075,7 +1075,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     "scikit-learn's transformer on Dask": (
         lambda: make_column_transformer((sklearn.preprocessing.StandardScaler(), ["age"])).fit(
             lazy(FRAME)
-        ), PARAMETER, "Use the StandardScaler of daskml_dist where",
+        ), PARAMETER, "Use the StandardScaler of daskml_dist if",
     ),
     "words that are scaled": (
         lambda: make_column_transformer((StandardScaler(), ["job"])).fit(WORDS), DATA,
@@ -1087,7 +1087,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "an unknown category": (
         lambda: OneHotEncoder().fit(WORDS[["job"]]).transform(pd.DataFrame({"job": ["cook"]})),
-        DATA, "Fit on rows that hold every category, or set",
+        DATA, "Fit on rows with every category, or set",
     ),
     "an unknown category, lazily": (
         lambda: (
@@ -1095,14 +1095,14 @@ TRANSFORMERS: dict[str, Mistake] = {
             .fit(lazy(WORDS[["job"]]))
             .transform(lazy(pd.DataFrame({"job": ["cook"]})))
             .compute()
-        ), DATA, "Fit on rows that hold every category, or set",
+        ), DATA, "Fit on rows with every category, or set",
     ),
     "an unknown category among columns": (
         lambda: (
             make_column_transformer((OneHotEncoder(), ["job"]))
             .fit(WORDS)
             .transform(WORDS.assign(job="cook"))
-        ), DATA, "Fit on rows that hold every category, or set",
+        ), DATA, "Fit on rows with every category, or set",
     ),
     "an unknown category among Dask columns": (
         lambda: (
@@ -1110,15 +1110,15 @@ TRANSFORMERS: dict[str, Mistake] = {
             .fit(WORDS)
             .transform(lazy(WORDS.assign(job="cook")))
             .compute()
-        ), DATA, "Fit on rows that hold every category, or set",
+        ), DATA, "Fit on rows with every category, or set",
     ),
     "an unknown ordinal": (
         lambda: OrdinalEncoder().fit(WORDS[["job"]]).transform(pd.DataFrame({"job": ["cook"]})),
-        DATA, "Fit on rows that hold every category, or set",
+        DATA, "Fit on rows with every category, or set",
     ),
     "categories of another fit": (
         lambda: OneHotEncoder(categories=[["clerk"]]).fit(WORDS[["job"]]), DATA,
-        "Fit on rows that hold every category, or set",
+        "Fit on rows with every category, or set",
     ),
     "categories of one column too few": (
         lambda: OrdinalEncoder(categories=[]).fit(WORDS[["job"]]), DATA,
@@ -1126,7 +1126,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "an unknown label": (
         lambda: LabelEncoder().fit(NAMES).transform(["maybe"]), DATA,
-        "Fit on labels that hold them all, or drop these",
+        "Fit on rows with all labels, or drop these",
     ),
     "a frame of labels": (
         lambda: LabelEncoder().fit(WORDS), DATA, "Pass one column, such as y[:, 0]",
@@ -1159,7 +1159,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a text to fill numbers": (
         lambda: SimpleImputer(strategy="constant", fill_value="no").fit(X), DATA,
-        "Fill columns of numbers with a number",
+        "Fill numeric columns with a number",
     ),
     "a target encoder without a target": (
         lambda: TargetEncoder().fit(WORDS[["job"]], None), DATA,
@@ -1204,7 +1204,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "one text": (
         lambda: CountVectorizer().fit("one text"), DATA,
-        "Pass a list of texts, for one text [text]",
+        "Pass a list of strings; for one text, [text]",
     ),
     "numbers for texts": (
         lambda: CountVectorizer().fit([1, 2, 3]), DATA, 'fill missing ones first: X.fillna("")',
@@ -1214,7 +1214,7 @@ TRANSFORMERS: dict[str, Mistake] = {
         'fill missing ones first: X.fillna("")',
     ),
     "texts without words": (
-        lambda: CountVectorizer().fit(["a", "b"]), DATA, "Look at the texts, or at token_pattern,",
+        lambda: CountVectorizer().fit(["a", "b"]), DATA, "Check the texts, token_pattern,",
     ),
     "a list of texts a row": (
         lambda: CountVectorizer().fit([["a text"], ["more"]]), DATA,
@@ -1238,7 +1238,7 @@ TRANSFORMERS: dict[str, Mistake] = {
     ),
     "a Blockwise's class": (
         lambda: Blockwise(sklearn.preprocessing.StandardScaler).fit(ARRAY), PARAMETER,
-        "pass an object of it, StandardScaler()",
+        "pass an instance, StandardScaler()",
     ),
     "names of columns to encode": (
         lambda: OneHotEncoder(columns=["job"]), TYPE, "It has categories, drop, dtype,",
@@ -1325,17 +1325,17 @@ METRICS: dict[str, Mistake] = {
         "Pass labels, for example what predict() returns",
     ),
     "words beside numbers": (
-        lambda: metrics.accuracy_score(Y, NAMES), DATA, "Make both one type, for example with",
+        lambda: metrics.accuracy_score(Y, NAMES), DATA, "Convert both to one type, for example",
     ),
     "words for numbers": (
-        lambda: metrics.mean_squared_error(NAMES, NAMES), DATA, "where it holds numbers, y_true =",
+        lambda: metrics.mean_squared_error(NAMES, NAMES), DATA, "if it holds numbers, y_true =",
     ),
     "labels for probabilities": (
-        lambda: metrics.log_loss(Y, Y + 1), DATA, "Pass probabilities: what predict_proba()",
+        lambda: metrics.log_loss(Y, Y + 1), DATA, "Pass probabilities: the result of",
     ),
     "probabilities above one": (
         lambda: metrics.brier_score_loss(Y, T + 5), DATA,
-        "Pass probabilities: what predict_proba()",
+        "Pass probabilities: the result of predict_proba()",
     ),
     "negative values of a logarithm": (
         lambda: metrics.mean_squared_log_error(-np.abs(T), T), DATA,
@@ -1369,7 +1369,7 @@ METRICS: dict[str, Mistake] = {
     ),
     "squared": (
         lambda: metrics.mean_squared_error(T, T, squared=False), TYPE,
-        "root_mean_squared_error is the function of the",
+        "use root_mean_squared_error for the",
     ),
     "a keyword by place": (
         lambda: metrics.accuracy_score(Y, Y, False, None), TYPE,
@@ -1418,7 +1418,7 @@ METRICS: dict[str, Mistake] = {
     ),
     "a scorer of nothing": (
         lambda: metrics.make_scorer("accuracy"), PARAMETER,
-        'of a name get_scorer("accuracy") makes one',
+        'for a name, use get_scorer("accuracy")',
     ),
     "a model for predictions": (
         lambda: metrics.accuracy_score(Y, fitted()), PARAMETER,
@@ -1426,7 +1426,7 @@ METRICS: dict[str, Mistake] = {
     ),
     "no rows of a metric": (
         lambda: metrics.accuracy_score([], []), DATA,
-        "Look at the files or the filter that the rows",
+        "Check the files or the filter that the rows",
     ),
     "a frame for predictions": (
         lambda: metrics.accuracy_score(Y, FRAME), DATA, "Pass one column, for example y_pred[:, 0]",
@@ -1509,7 +1509,7 @@ SEARCHES: dict[str, Mistake] = {
     ),
     "a resource that is no parameter": (
         lambda: ms.HalvingGridSearchCV(NB, GRID, resource="epochs").fit(X, Y), DATA,
-        "Name a parameter that it counts passes by, such",
+        "Name a parameter that counts iterations, such",
     ),
     "a factor of one": (
         lambda: ms.HalvingGridSearchCV(NB, GRID, factor=1).fit(X, Y), PARAMETER,
@@ -1548,7 +1548,7 @@ SEARCHES: dict[str, Mistake] = {
     ),
     "more rows than there are": (
         lambda: ms.train_test_split(X, Y, test_size=99), DATA,
-        "Pass a share between 0 and 1, or fewer rows",
+        "Pass a fraction between 0 and 1, or fewer rows",
     ),
     "a share as a text": (
         lambda: ms.train_test_split(X, Y, test_size="20%"), PARAMETER,
@@ -1580,14 +1580,14 @@ SEARCHES: dict[str, Mistake] = {
     ),
     "one fold of KFold": (lambda: ms.KFold(1), PARAMETER, "n_splits=2 or more"),
     "folds of groups without groups": (
-        lambda: next(ms.GroupKFold(2).split(X)), DATA, "Pass groups=..., one for each row",
+        lambda: next(ms.GroupKFold(2).split(X)), DATA, "Pass groups=..., one group per row",
     ),
     "strata of numbers": (
         lambda: next(ms.StratifiedKFold(2).split(X, T)), DATA, "Use KFold for a continuous target",
     ),
     "strata without labels": (
         lambda: next(ms.StratifiedKFold(2).split(X)), TYPE,
-        "Pass a value for each row: y is needed here",
+        "Pass one value per row: y is needed here",
     ),
     "a seed without shuffling": (
         lambda: ms.KFold(2, random_state=0), PARAMETER,
@@ -1599,11 +1599,11 @@ SEARCHES: dict[str, Mistake] = {
     ),
     "shares above one": (
         lambda: ms.learning_curve(NB, X, Y, train_sizes=[2.0]), DATA,
-        "Give shares up to 1.0, or whole numbers of rows",
+        "Give fractions up to 1.0, or integer numbers of rows",
     ),
     "rates of what has none": (
         lambda: ms.learning_rate_range(NB, X, Y), PARAMETER,
-        "give an estimator that is trained by gradient steps",
+        "give an estimator trained by gradient steps",
     ),
 }  # fmt: skip
 
@@ -1639,7 +1639,7 @@ CALLBACKS: dict[str, Mistake] = {
         "Name a file in a folder that exists and that",
     ),
     "no trial": (
-        lambda: OptunaPruning(None), PARAMETER, "Give the trial that Optuna calls the objective",
+        lambda: OptunaPruning(None), PARAMETER, "Give the trial that Optuna passes to the",
     ),
     "a checkpoint of no passes": (
         lambda: Checkpoint("c.npz", every=0), PARAMETER,
@@ -1654,7 +1654,7 @@ CALLBACKS: dict[str, Mistake] = {
     ),
     "a checkpoint in a folder": (
         lambda: SGDClassifier(checkpoint=Checkpoint(".")).fit(X, Y), errors.CheckpointError,
-        "Name a file (of a link, the one that it points",
+        "Name a file (for a link, its target)",
     ),
     "a checkpoint by another name": (
         lambda: Checkpoint("c.npz", frequency=3), TYPE, "It has every, keep, path, resume",
@@ -1780,7 +1780,7 @@ SERVING: dict[str, Mistake] = {
     ),
     "a version that is not served": (
         lambda: serving.Models({"clicks": fitted()}).get("clicks", "7"), errors.UnknownModelError,
-        "Others of a registry are with all_versions",
+        "Other versions need all_versions",
     ),
     "a service of nothing": (
         lambda: serving.serve("no such"), FILE, "Name a model file, or a registry",
@@ -1824,10 +1824,10 @@ STREAMS: dict[str, Mistake] = {
     ),
     "one row to a stream": (
         lambda: in_stream(lambda s: s.learn(X[0], Y[0])), TYPE,
-        "Pass a value for each row: an array, or a Dask",
+        "Pass one value per row: an array, or a Dask",
     ),
     "a stream without labels": (
-        lambda: in_stream(lambda s: s.learn(X)), DATA, "Give targets as at first",
+        lambda: in_stream(lambda s: s.learn(X)), DATA, "Pass targets as in the first call",
     ),
     "a stream of new labels": (
         lambda: in_stream(lambda s: s.learn(X, Y + 5)), DATA, "Name every label that will come:",
@@ -1838,7 +1838,7 @@ STREAMS: dict[str, Mistake] = {
     ),
     "a stream that is closed": (
         lambda: in_stream(lambda s: s).learn(X, Y), PARAMETER,
-        "Learn inside its context: with clf.stream(...)",
+        "Use it inside its context: with clf.stream(...)",
     ),
     "a stream saved nowhere": (
         lambda: in_stream(lambda s: s.save()), PARAMETER, 'stream(checkpoint=Checkpoint("m.npz"))',
@@ -1865,7 +1865,7 @@ STREAMS: dict[str, Mistake] = {
     ),
     "a stream with epochs": (
         lambda: SGDClassifier().stream(classes=[0, 1], epochs=3), TYPE,
-        "Here it is called 'max_iter'",
+        "Here it is named 'max_iter'",
     ),
 }  # fmt: skip
 
@@ -1903,14 +1903,14 @@ OTHERS: dict[str, Mistake] = {
     ),
     "a damping of one": (lambda: pagerank(EDGES, 1.5), PARAMETER, "use a number from 0 to 1"),
     "edges as a matrix": (
-        lambda: connected_components(X), DATA, "Give a pandas or Dask dataframe with a row for",
+        lambda: connected_components(X), DATA, "Give a pandas or Dask dataframe with one row per",
     ),
     "no edges": (
-        lambda: connected_components(None), DATA, "Give a pandas or Dask dataframe with a row for",
+        lambda: connected_components(None), DATA, "Give a pandas or Dask dataframe with one row",
     ),
     "a networkx graph": (
         lambda: connected_components({1: [2]}), DATA,
-        "Give a pandas or Dask dataframe with a row for",
+        "Give a pandas or Dask dataframe with one row per",
     ),
     "lists of items": (
         lambda: frequent_itemsets([["milk", "bread"], ["milk"]]), DATA, "Pass rows of equal length",
@@ -1980,7 +1980,7 @@ OTHERS: dict[str, Mistake] = {
     ),
     "importance of another score": (
         lambda: inspection.permutation_importance(fitted(), FRAME, Y, scoring="acc"), PARAMETER,
-        "of rows in memory also a function of",
+        "for rows in memory, a function",
     ),
     "no repeats": (
         lambda: inspection.permutation_importance(fitted(), FRAME, Y, n_repeats=0), PARAMETER,
@@ -1988,15 +1988,15 @@ OTHERS: dict[str, Mistake] = {
     ),
     "advice on nothing": (
         lambda: daskml_dist.advise(None, SGDClassifier(), Y), TYPE,
-        "does the function that made it return something?",
+        "forget to return something?",
     ),
     "advice on a class": (
         lambda: daskml_dist.advise(X, SGDClassifier, Y), PARAMETER,
-        "pass an object of it, SGDClassifier()",
+        "pass an instance, SGDClassifier()",
     ),
     "a plan of a class": (
         lambda: SGDClassifier().plan(None, Y), TYPE,
-        "does the function that made it return something?",
+        "forget to return something?",
     ),
 }  # fmt: skip
 

@@ -229,13 +229,12 @@ _KNOWN = (
     "NAType",
     "pandas.NA",
     "value of NA",
-    "takes no sparse chunks",
+    "does not accept sparse chunks",
     "needs dense rows",
     "trees need dense rows",
     "rows cannot be aligned",
-    "Give y the rows of X",
+    "Pass the same rows in both",
     "Pass the same rows in each",
-    "Give sample_weight the rows of X",
 )
 
 

@@ -72,5 +72,5 @@ def test_targets_of_delayed_blocks_have_a_shape() -> None:
 
 def test_categories_of_an_unknown_number_of_columns_are_refused() -> None:
     X, y = (list(da.zeros(n, chunks=2).to_delayed().ravel()) for n in (4, 4))
-    with pytest.raises(InvalidParameterError, match="number of columns of X is not known"):
+    with pytest.raises(InvalidParameterError, match="number of columns of X is unknown"):
         HistGradientBoostingClassifier(categorical_features=[0]).fit(X, y)

@@ -95,7 +95,7 @@ def test_warnings_name_the_line_of_the_user() -> None:
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_the_target_among_the_columns_is_warned_of(is_lazy: bool) -> None:
     frame = lazy(LABELLED) if is_lazy else LABELLED
-    with pytest.warns(UserWarning, match=r"holds the target itself.*X.drop\(columns='label'\)"):
+    with pytest.warns(UserWarning, match=r"is the target itself.*X.drop\(columns='label'\)"):
         GaussianNB().fit(frame, frame["label"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

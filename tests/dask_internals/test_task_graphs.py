@@ -129,7 +129,7 @@ def test_a_task_that_fails_is_named(held: bool) -> None:
         recipes.make(0, lambda key: {"b": 1})
     message = str(caught.value)
     assert message.startswith(
-        "Block 0 could not be made again: its task ('read', 0), which calls getitem, raised "
+        "Block 0 could not be recomputed: its task ('read', 0), which calls getitem, raised "
         "KeyError('a')."
     )
     assert "file" not in message

@@ -87,7 +87,7 @@ def test_a_policy_given_to_fit() -> None:
     ("y", "weight", "remedy"),
     [
         (Y[:50], None, "50"),
-        (np.ones(60), None, "one class only"),
+        (np.ones(60), None, "only one class"),
         (Y, -np.ones(60), "Negative"),
         (Y, np.full(60, np.nan), "NaN"),
         (Y, np.zeros(60), "weights are zero"),

@@ -375,9 +375,9 @@ def test_ragged_rows() -> None:
 
 def test_other_dask_collections() -> None:
     bag = dask.bag.from_sequence([1, 2], npartitions=1)
-    with pytest.raises(InvalidDataError, match=r"X is a .*Pass a dask Array or DataFrame"):
+    with pytest.raises(InvalidDataError, match=r"X is a .*Pass a Dask Array or DataFrame"):
         as_collection(bag)
-    with pytest.raises(InvalidDataError, match=r"y is a .*Pass a dask Array or DataFrame"):
+    with pytest.raises(InvalidDataError, match=r"y is a .*Pass a Dask Array or DataFrame"):
         as_collection(X, bag)
 
 

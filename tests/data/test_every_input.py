@@ -452,7 +452,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no Arrow": (lambda p: Ridge().fit(f"{p}/*.arrow", "y"), InvalidDataError, "the path"),
     "no store": (lambda _: Ridge().fit("xyz://a/b.csv", "y"), InvalidDataError, "the path"),
     "an empty folder": (lambda p: Ridge().fit(p, LABELS), InvalidTypeError, "read_parquet"),
-    "a text": (lambda _: Ridge().fit("label", LABELS), InvalidTypeError, "is a text"),
+    "a text": (lambda _: Ridge().fit("label", LABELS), InvalidTypeError, "is a string"),
     "NumPy's file": (lambda p: Ridge().fit(f"{p}/x.npy", "y"), InvalidTypeError, "mmap_mode"),
     "another batch": (lambda _: Ridge().fit(_mixed(), LABELS), InvalidDataError, "the same col"),
     "a wider batch": (
@@ -462,18 +462,18 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda _: Ridge().fit(iter([ROWS, ROWS.astype(str)]), LABELS), InvalidDataError, "dtypes",
     ),
     "a shorter target": (
-        lambda _: Ridge().fit(iter([(ROWS, LABELS[1:])]), None), InvalidDataError, "several leng",
+        lambda _: Ridge().fit(iter([(ROWS, LABELS[1:])]), None), InvalidDataError, "different leng",
     ),
     "two targets": (
         lambda _: Ridge().fit(iter([(ROWS, LABELS)]), LABELS), InvalidTypeError, "given, too",
     ),
     "no target": (lambda _: Ridge().fit(iter([ROWS]), None), InvalidDataError, "y is None"),
-    "single rows": (lambda _: Ridge().fit(iter(ROWS), LABELS), InvalidTypeError, "read once"),
+    "single rows": (lambda _: Ridge().fit(iter(ROWS), LABELS), InvalidTypeError, "read only once"),
     "batches to predict": (
-        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "read once",
+        lambda _: Ridge().fit(ROWS, LABELS).predict(iter([ROWS])), InvalidTypeError, "only once",
     ),
     "a lazy target": (
-        lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read once",
+        lambda _: Ridge().fit(ROWS, iter(LABELS)), InvalidTypeError, "y is a .*read only once",
     ),
     "an empty query": (
         lambda p: Ridge().fit(

@@ -188,7 +188,7 @@ def test_rows_without_names_are_told_of(estimator: Any) -> None:
 
 
 REPEATED = FRAME.set_axis(list("abbd"), axis=1)
-TOLD = r"several columns of the dataframe are called \['b'\].*X.loc\[:, ~X.columns.duplicated"
+TOLD = r"several columns of the dataframe are named \['b'\].*X.loc\[:, ~X.columns.duplicated"
 
 
 @pytest.mark.parametrize(("name", "lazy"), in_turn(sorted(PUBLIC), [False, True]))

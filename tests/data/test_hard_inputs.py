@@ -411,7 +411,7 @@ def _full_disk(_: Path) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "a generator that was read": (lambda _: Ridge().fit(_used()), InvalidDataError, "a new one"),
-    "no batch": (lambda _: Ridge().fit(iter([])), InvalidDataError, "gives no batch"),
+    "no batch": (lambda _: Ridge().fit(iter([])), InvalidDataError, "yields no batch"),
     "batches without rows": (
         lambda _: Ridge().fit(iter([(ROWS[:0], LABELS[:0])])), InvalidDataError, "0 sample",
     ),

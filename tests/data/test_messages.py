@@ -80,7 +80,7 @@ def test_rows_that_another_cluster_or_a_closed_client_held(client: Client) -> No
     ):
         rows, y = other.persist([da.from_array(X, chunks=(20, 3)), da.from_array(Y, chunks=20)])
         for given in ((rows, y), (rows, Y), (da.from_array(X, chunks=(20, 3)), y)):
-            with pytest.raises(InvalidDataError, match=r"lie on the cluster at .* client=client"):
+            with pytest.raises(InvalidDataError, match=r"are on the cluster at .* client=client"):
                 SGDClassifier().fit(*given)
         assert SGDClassifier(max_iter=1, tol=None).fit(rows, y, client=other).n_iter_ == 1
     for estimator in (SGDClassifier(), StandardScaler(), GaussianNB()):

@@ -28,12 +28,12 @@ Y = (X[:, 0] > 0).astype(int)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [(None, "X is None"), ("data", "read_parquet"), (Path("a.npy"), "numpy.load"),
-     ((row for row in X), "read once"), (map(float, X[0]), "read once"),
-     ((X, Y[:, None]), r"tuple of 2 collections.*apart, fit\(X, y\)"),
+     ((row for row in X), "read only once"), (map(float, X[0]), "read only once"),
+     ((X, Y[:, None]), r"tuple of 2 collections.*separately, fit\(X, y\)"),
      ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),
      ({"a": X[:, 0]}, r"X = pandas.DataFrame\(X\)"), ({1, 2}, "has no order"),
      (lambda: X, "<lambda>, a function"), (np, "numpy, a module"),
-     (SGDClassifier, "has no values")],
+     (SGDClassifier, "has no rows")],
     ids=["None", "text", "path", "generator", "map", "tuple", "list", "dict", "set",
          "function", "module", "class"],
 )  # fmt: skip
@@ -47,7 +47,7 @@ def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [((v for v in Y), "y is a generator, which can be read once"), (1, "y=1 is a single number"),
+    [((v for v in Y), "y is a generator, which can be read only"), (1, "y=1 is a single number"),
      (lambda: Y, "y is <lambda>, a function"), ({"y": Y}, "y is a dict")],
     ids=["generator", "number", "function", "dict"],
 )  # fmt: skip
@@ -60,7 +60,7 @@ def test_what_is_no_target(estimator: Any, target: Any, words: str) -> None:
 def test_futures_are_no_rows(client: Client) -> None:
     future = client.submit(np.asarray, X)
     for rows in (future, [future, future]):
-        with pytest.raises(InvalidTypeError, match=r"X is of futures.*dask\.delayed\("):
+        with pytest.raises(InvalidTypeError, match=r"X holds futures.*dask\.delayed\("):
             SGDClassifier().fit(rows, Y)
     del rows
 
@@ -68,7 +68,7 @@ def test_futures_are_no_rows(client: Client) -> None:
 def test_blocks_that_are_not_what_dask_says() -> None:
     rows = da.from_array(X, chunks=(10, 3)).map_blocks(lambda b: b[:, :2], dtype=float)
     for estimator in (SGDClassifier(), KMeans(2), StandardScaler()):
-        with pytest.raises(InvalidDataError, match=r"shape \(2,\).*says \(3,\).*chunks="):
+        with pytest.raises(InvalidDataError, match=r"shape \(2,\).*declares \(3,\).*chunks="):
             estimator.fit(rows, da.from_array(Y, chunks=10))
 
 
@@ -76,11 +76,11 @@ def test_blocks_that_are_not_what_dask_says() -> None:
     ("make", "words"),
     [
         (lambda: SGDClassifier(policy="snyc"), "Did you mean 'sync'"),
-        (lambda: SGDClassifier(policy=LocalSGD), r"pass an object of it, LocalSGD\(\)"),
+        (lambda: SGDClassifier(policy=LocalSGD), r"pass an instance, LocalSGD\(\)"),
         (lambda: SGDClassifier(loss="logloss"), "Did you mean 'log_loss'"),
         (lambda: SGDClassifier(loss="squared-hinge"), "Did you mean 'squared_hinge'"),
         (lambda: SGDClassifier(optimizer="Adamm"), "Did you mean 'adam'"),
-        (lambda: SGDClassifier(optimizer=Adam), r"pass an object of it, Adam\(\)"),
+        (lambda: SGDClassifier(optimizer=Adam), r"pass an instance, Adam\(\)"),
         (lambda: SGDClassifier(penalty="elastic-net"), "Did you mean 'elasticnet'"),
         (lambda: SGDClassifier(learning_rate="inv_scaling"), "Did you mean 'invscaling'"),
         (lambda: LogisticRegression(solver="lbgfs"), "Did you mean 'lbfgs'"),

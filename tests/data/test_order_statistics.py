@@ -23,7 +23,7 @@ def test_rows_that_differ_from_pass_to_pass_end_the_search(monkeypatch: Any) -> 
     monkeypatch.setattr(column_statistics, "SKETCH_SIZE", 10)
     rows = np.random.default_rng(1).normal(size=(500, 3))
     sketches = dict(enumerate(merge_column_sketches([sketch_columns(rows)])))
-    with pytest.raises(InvalidDataError, match="differ from one pass"):
+    with pytest.raises(InvalidDataError, match="change from one pass"):
         select_ranks(as_collection(rows[:100]), _read, sketches, {0: [450]})
 
 

@@ -117,11 +117,11 @@ def test_arrays_made_apart_are_refused(name: str) -> None:
     inputs = [f[X].to_dask_array(), f["y"].to_dask_array()]
     pairs = [(inputs[0], inputs[1]), (inputs[0], f["y"]), (f[X], inputs[1])]
     for rows, y in pairs:
-        with pytest.raises(InvalidDataError, match=r"come out of a shuffle.*persist\(\)"):
+        with pytest.raises(InvalidDataError, match=r"come from a shuffle.*persist\(\)"):
             as_collection(rows, y)
-    with pytest.raises(InvalidDataError, match="X come out of a shuffle"):
+    with pytest.raises(InvalidDataError, match="X come from a shuffle"):
         as_collection(f[X].to_dask_array(lengths=True), np.zeros(len(f)))
-    with pytest.raises(InvalidDataError, match="come out of a shuffle"):
+    with pytest.raises(InvalidDataError, match="come from a shuffle"):
         as_collection(f[X].to_delayed(), f["y"].to_delayed())
 
 
@@ -134,7 +134,7 @@ def test_the_remedy_helps() -> None:
 def test_two_shuffles_are_refused() -> None:
     df = dd.from_pandas(FRAME, npartitions=6)
     a, b = df[[*X, "key"]].shuffle("key"), df[["y", "key"]].shuffle("key")
-    with pytest.raises(InvalidDataError, match="X and y come out of a shuffle"):
+    with pytest.raises(InvalidDataError, match="X and y come from a shuffle"):
         as_collection(a[X], b["y"])
 
 
@@ -238,7 +238,7 @@ def test_a_transformer_with_y() -> None:
     found = encoder.fit(f[["key"]], f["y"]).encodings_
     np.testing.assert_allclose(found[0], truth[0], rtol=1e-9)
     # Folds go by the places of rows, which are others at the next reading.
-    with pytest.raises(InvalidDataError, match=r"another order at each reading.*persist\(\)"):
+    with pytest.raises(InvalidDataError, match=r"reorder rows each time.*persist\(\)"):
         encoder.fit_transform(f[["key"]], f["y"])
 
 

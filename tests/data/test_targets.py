@@ -32,7 +32,7 @@ def test_several_targets_by_name(in_memory: bool, client: Client) -> None:
     assert model.score(frame, ["one", "other"]) == pytest.approx(
         Ridge().fit(X0, both).score(X0, both)
     )
-    with pytest.raises(InvalidDataError, match=r"names \['two'\], which are no columns of X"):
+    with pytest.raises(InvalidDataError, match=r"names \['two'\], which are not columns of X"):
         model.fit(frame, ["one", "two"])
     with pytest.raises(InvalidDataError, match="should be a 1d array"):
         SGDClassifier().fit(frame, ["one", "other"])

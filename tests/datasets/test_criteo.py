@@ -119,7 +119,7 @@ def test_lines_that_cannot_be_read_are_named(tmp_path: Path, line, column):
     good = "\t".join(CELLS) + "\n"
     (tmp_path / "day").write_text(good * 8 + line + "\n" + good)
     frame = read_criteo(tmp_path / "day", blocksize=5 * len(good) + 10)
-    match = rf"day, block 1 \(from byte .*\), line 3 of the block: {column} or .*Mend the line"
+    match = rf"day, block 1 \(from byte .*\), line 3 of the block: {column} or .*Correct the line"
     with pytest.raises(InvalidDataError, match=match):
         frame.compute()
 

@@ -192,7 +192,7 @@ def test_workers_and_streaming_change_nothing(client: Client, method: str) -> No
 
 BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "negative": ({}, -X, InvalidDataError, "Negative values in data .*CountVectorizer"),
-    "no word": ({}, X * 0, InvalidDataError, "X holds no word"),
+    "no word": ({}, X * 0, InvalidDataError, "X holds no words"),
     "NaN": ({}, np.where(X.toarray() > 4, np.nan, 1.0), InvalidDataError, "NaN"),
     "topics": ({"n_components": 0}, X, InvalidParameterError, "n_components=0"),
     "method": ({"learning_method": "both"}, X, InvalidParameterError, "learning_method"),

@@ -172,7 +172,7 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 BAD: dict[str, tuple[dict[str, Any], Any, dict[str, Any], type[Exception], str]] = {
     "negative": ({}, -X, {}, InvalidDataError, "Negative values in data"),
     "NaN": ({}, np.where(X > 0.5, np.nan, X), {}, InvalidDataError, "NaN"),
-    "zeros": ({}, 0 * X, {}, InvalidDataError, "nothing but zeros"),
+    "zeros": ({}, 0 * X, {}, InvalidDataError, "only zeros"),
     "zeros of a log": (
         {"solver": "mu", "beta_loss": "itakura-saito"}, X, {}, InvalidDataError, "contains zeros",
     ),

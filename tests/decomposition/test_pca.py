@@ -156,7 +156,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "solver": ({"svd_solver": "qr"}, X, InvalidParameterError, "covariance_eigh"),
     "covariance of all": (
         {"n_components": 0.5}, sparse.csr_matrix((30, 20_000)), InvalidParameterError,
-        "whole covariance of 20,000 features",
+        "whole covariance matrix of 20,000 features",
     ),
 }  # fmt: skip
 

@@ -141,7 +141,7 @@ def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFix
     told = FitFeed("SGDClassifier")
     for hook, more in (("on_fit_begin", ()), ("on_pass_end", ({},)), ("on_fit_end", ())):
         getattr(told, hook)(object(), *more)  # which is no run
-    assert "is not told" in caplog.text
+    assert "could not be updated" in caplog.text
     broken = SimpleNamespace(loop=client.loop, id="c", run_on_scheduler=None)
 
     class Hashable(SimpleNamespace):
@@ -150,7 +150,7 @@ def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFix
     broken = Hashable(**vars(broken))
     line = feed._SchedulerLine()
     line.tell(broken, BEGIN | {"fit": "a"})
-    assert _until(lambda: "does not take" in caplog.text)
+    assert _until(lambda: "rejected progress" in caplog.text)
     assert _until(lambda: not line._events)  # which it drops after it has told
 
 

@@ -95,5 +95,5 @@ def test_figures_without_values_say_why() -> None:
     show(fits, {}, document)
     told = {label.text for label in document.select({"type": Label}) if label.visible}
     assert {text.split(":")[0] for text in told} == {
-        "Nothing is scored", "This fit applies no gradients that could be old.",
+        "No score recorded", "This fit applies no stale gradients.",
     }  # fmt: skip

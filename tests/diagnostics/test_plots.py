@@ -221,8 +221,8 @@ def test_rungs(kind: str) -> None:
         (lambda: plots.coefficients(SimpleNamespace(coef_=[[1.0]]), n=0), ">= 1"),
         (lambda: plots.coefficients(SimpleNamespace(coef_=[[1.0], [2.0]])), "label=None: choose"),
         (lambda: plots.coefficients(SimpleNamespace(coef_=[1.0]), feature_names="ab"), "2 names"),
-        (lambda: plots.search_results(StandardScaler()), "after its fit"),
-        (lambda: plots.rungs(StandardScaler()), "after its fit"),
+        (lambda: plots.search_results(StandardScaler()), "a fitted search"),
+        (lambda: plots.rungs(StandardScaler()), "a fitted search"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(draw: Any, remedy: str) -> None:
@@ -262,5 +262,5 @@ def test_what_is_no_axes_is_refused(name: str, wrong: str, pyplot: Any) -> None:
                 LogisticRegression(), {"C": [0.1, 1.0]}, cv=2
             ).fit(X, Y),
         }[name]()
-    with pytest.raises(InvalidParameterError, match="give Axes of matplotlib"):
+    with pytest.raises(InvalidParameterError, match="give matplotlib Axes"):
         getattr(plots, name)(given, ax=WRONG_AXES[wrong](pyplot))

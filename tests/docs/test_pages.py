@@ -192,7 +192,7 @@ COMMANDS: dict[str, Callable[[str], None] | None] = {
     "python examples/": lambda command: _script(command.removeprefix("python ")),
     "python -m daskml_dist ": lambda c: _command_line(c.removeprefix("python -m daskml_dist ")),
     "conda env create ": _file,
-    "conda build recipe ": None,  # tests/release
+    "rattler-build build ": None,  # tests/release
     "docker build ": None,
     "pytest": None,
     "ruff ": None,

@@ -195,7 +195,7 @@ def test_what_cannot_be_drawn_is_told() -> None:
     for options, given, text in [
         ({"bootstrap": False, "max_samples": 400}, {}, "must be <= n_samples=300"),
         ({"bootstrap": False, "oob_score": True}, {}, "only available if bootstrap=True"),
-        ({"bootstrap": False}, {"sample_weight": weights}, "with replacement alone"),
+        ({"bootstrap": False}, {"sample_weight": weights}, "drawing with replacement"),
         ({"max_features": 9}, {}, "must be <= n_features"),
         ({"n_estimators": 0}, {}, "n_estimators"),
         ({"warm_start": True, "oob_score": True}, {}, "warm_start=False"),

@@ -237,7 +237,7 @@ def test_odd_columns_and_targets() -> None:
     peer = truth.HistGradientBoostingRegressor(**given).fit(odd[:, :2], Y)
     model = HistGradientBoostingRegressor(**given).fit(odd, Y)
     np.testing.assert_allclose(model.predict(odd), peer.predict(odd[:, :2]), rtol=1e-6)
-    with pytest.raises(InvalidDataError, match="one class only"):
+    with pytest.raises(InvalidDataError, match="only one class"):
         HistGradientBoostingClassifier().fit(X, np.zeros(len(X)))
     with pytest.raises(InvalidDataError, match="continuous"):
         HistGradientBoostingClassifier().fit(X, Y)

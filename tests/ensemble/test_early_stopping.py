@@ -116,8 +116,8 @@ def test_weights_of_held_out_rows_alone_change_no_tree() -> None:
         ((X, Y), (X[:9, :2], Y[:9]), "X_val has 2 features, but 3"),
         ((X, Y), (X[:9], Y[:8]), "X_val has 9, y_val has 8 rows"),
         ((X, Y[1:]), (X[:9], Y[:10]), "X has 600, y has 599 rows"),
-        ((X, Y, 2.0), (X[:9], Y[:9]), "a number for all rows"),
-        ((FRAME, Y), (X[:9], Y[:9]), "Give both in one form"),
+        ((X, Y, 2.0), (X[:9], Y[:9]), "a single number for all rows"),
+        ((FRAME, Y), (X[:9], Y[:9]), "Give both in the same form"),
         ((FRAME, Y), (HELD[["k", "a", "b", "c"]], Y[:90]), "feature names should match"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_class_of_held_out_rows_alone_is_named(lazy: bool) -> None:
     [
         ({"scoring": "acuracy"}, InvalidParameterError, "get_scorer_names"),
         ({"scoring": "roc_auc"}, InvalidDataError, "'roc_auc' cannot score"),
-        ({"scoring": lambda e, X, y: "good"}, InvalidDataError, "Return one number"),
+        ({"scoring": lambda e, X, y: "good"}, InvalidDataError, "must return one number"),
         ({"validation_fraction": 600}, InvalidDataError, "leaves 0 rows to train on"),
     ],
 )

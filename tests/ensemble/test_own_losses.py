@@ -252,7 +252,7 @@ def test_without_a_second_derivative_leaves_take_means() -> None:
 
 def test_what_others_do_not_know_is_not_exported() -> None:
     model = HistGradientBoostingClassifier(Logistic(), **GIVEN).fit(X, CLASS)
-    with pytest.raises(ExportError, match="knows no loss"):
+    with pytest.raises(ExportError, match="does not support loss"):
         model.to_sklearn()
     without = HistGradientBoostingClassifier(ByArrays(), **GIVEN).fit(X, CLASS)
     with pytest.raises(InvalidParameterError, match="gives no probabilities"):

@@ -258,8 +258,8 @@ def test_queries_without_an_order_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({}, "which rows are of one query"),
-        ({"group": "qid"}, "which rows are of one query"),
+        ({}, "which rows belong to one query"),
+        ({"group": "qid"}, "which rows belong to one query"),
         ({"group": SIZES[:-1]}, "sizes of queries"),
         ({"group": ["a", "b"]}, "sizes of queries"),
         ({"group_val": QID, "group": QID}, "X_val was not provided"),
@@ -272,7 +272,7 @@ def test_queries_without_an_order_change_nothing() -> None:
         ({"group": QID, "y": np.where(np.arange(N) == 3, np.nan, Y)}, "y contains NaN"),
         ({"group": QID, "sample_weight": 1.0 + np.arange(N)}, "different weights"),
         ({"group": QID, "sample_weight": OF_QUERY}, "inconsistent numbers of samples"),
-        ({"group": QID, "eval_set": (X, Y, QID)}, "queries have rows in the fit"),
+        ({"group": QID, "eval_set": (X, Y, QID)}, "queries have rows both in the training rows"),
         ({"group": QID, "y": None}, "requires y"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -329,7 +329,7 @@ def test_bad_rows_on_dask_are_named() -> None:
         HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group="quid")
     with pytest.raises(InvalidDataError, match="compute_chunk_sizes"):
         HistGradientBoostingRanker().fit(unknown.assign(y=1), "y", group=SIZES)
-    with pytest.raises(InvalidDataError, match="id for each row"):
+    with pytest.raises(InvalidDataError, match="id per row"):
         HistGradientBoostingRanker().fit(lazy_X, y, group=qid[:-1])
 
 

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingRegressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import AFT, Cox
 from daskml_dist.metrics import concordance_index
 from daskml_dist.model_selection import cross_val_score
@@ -226,20 +226,20 @@ def _bounds(row: int, low: float, high: float) -> Any:
 @pytest.mark.parametrize(
     ("y", "match"),
     [
-        (_with(3, 0.0), "0 has no sign.*row 3"),
+        (_with(3, 0.0), "0 is neither positive.*row 3"),
         (_with(3, np.nan), "missing.*row 3"),
         (_with(3, np.inf), "infinite time"),
         (-np.abs(Y), "All times of y are censored"),
         (_bounds(3, 2.0, 1.0), "1 is an upper bound below the lower one.*row 3"),
         (_bounds(3, -1.0, 1.0), "negative lower bound"),
-        (_bounds(3, 0.0, 0.0), "no positive time"),
-        (_bounds(3, 0.0, np.inf), "tells nothing"),
+        (_bounds(3, 0.0, 0.0), "not positive"),
+        (_bounds(3, 0.0, np.inf), "carries no information"),
         (_bounds(3, np.nan, 1.0), "missing"),
         (np.column_stack([SEEN, np.full(N, np.inf)]), "All times of y are censored"),
         (np.column_stack([BOUNDS, SEEN]), "shape"),
         (pd.DataFrame({"event": EVENT, "time": -SEEN}), "is not positive"),
-        (np.zeros(N, [("time", float), ("event", bool)]), "tell events by booleans"),
-        (np.zeros(N, [("event", bool), ("time", float), ("more", float)]), "times have two"),
+        (np.zeros(N, [("time", float), ("event", bool)]), "must be boolean"),
+        (np.zeros(N, [("event", bool), ("time", float), ("more", float)]), "times need two"),
         (Y.astype(str), "not numeric|numbers"),
         (None, "requires y"),
     ],
@@ -248,6 +248,16 @@ def _bounds(row: int, low: float, high: float) -> Any:
 def test_bad_times_are_named(y: Any, match: str) -> None:
     with pytest.raises(InvalidDataError, match=match):
         fit(AFT(), y)
+
+
+def test_predictions_that_overflow_name_the_scale() -> None:
+    with pytest.raises(DivergedError, match="Raise scale"):
+        fit(AFT("extreme", 0.001), max_iter=20)
+    model = fit(AFT("logistic", 0.001), max_iter=20)
+    assert np.isinf(model.predict(X)).any()
+    for rows in (X, da.from_array(X, chunks=(300, 4))):
+        with pytest.raises(DivergedError, match="Raise scale"):
+            model.score(rows, Y)
 
 
 def test_what_cannot_be_is_named() -> None:
@@ -259,10 +269,10 @@ def test_what_cannot_be_is_named() -> None:
         fit(Cox(), Y, (Y < 0).astype(float))
     stopping = HistGradientBoostingRegressor(Cox(), early_stopping=True)
     for given in ({"X_val": X, "y_val": -SEEN}, {"eval_set": (X, -SEEN)}):
-        with pytest.raises(InvalidDataError, match="scored after each iteration have no event"):
+        with pytest.raises(InvalidDataError, match="scored after each iteration have no events"):
             stopping.fit(X, Y, **given)
     lazy = da.from_array(X, chunks=(300, 4))
-    with pytest.raises(InvalidDataError, match="has no sign"):
+    with pytest.raises(InvalidDataError, match="neither positive"):
         fit(AFT(), da.from_array(_with(3, 0.0), chunks=300), X=lazy)
     with pytest.raises(InvalidParameterError, match='Leave scoring="loss"'):
         fit(AFT(), scoring="r2", early_stopping=True)

@@ -77,7 +77,7 @@ def test_what_cannot_be_is_named() -> None:
         SGDRegressor(Cox()).fit(X, Y)
     with pytest.raises(InvalidDataError, match="All times of y are censored"):
         SGDRegressor(AFT()).fit(X, -np.abs(Y))
-    with pytest.raises(InvalidDataError, match="has no sign"):
+    with pytest.raises(InvalidDataError, match="neither positive"):
         SGDRegressor(AFT()).fit(X, np.zeros(N))
     with pytest.raises(InvalidParameterError, match="partial_fit"):
         SGDRegressor(AFT()).stream()

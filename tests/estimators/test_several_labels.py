@@ -110,11 +110,15 @@ def test_a_score_of_rows_left_out_is_of_all_their_labels() -> None:
 
 def test_what_is_refused() -> None:
     for cv in (None, 3):
-        with pytest.raises(InvalidParameterError, match="rows of several labels have no class"):
+        with pytest.raises(
+            InvalidParameterError, match="rows with several labels have no single class"
+        ):
             RidgeClassifierCV(class_weight="balanced", cv=cv).fit(X, Y)
-        with pytest.raises(InvalidDataError, match="give a column of 0 and 1 for each"):
+        with pytest.raises(InvalidDataError, match="give one column of 0 and 1 for each"):
             RidgeClassifierCV(cv=cv).fit(X, Y + 1)
-    with pytest.raises(InvalidParameterError, match="rows of several labels have no class"):
+    with pytest.raises(
+        InvalidParameterError, match="rows with several labels have no single class"
+    ):
         RidgeClassifier(class_weight="balanced").fit(X, Y)
-    with pytest.raises(InvalidDataError, match="give a column of 0 and 1 for each"):
+    with pytest.raises(InvalidDataError, match="give one column of 0 and 1 for each"):
         RidgeClassifier().fit(X, Y + 1)

@@ -96,7 +96,7 @@ def test_links_and_few_of_many_features() -> None:
         assert_alone(model.fit(SPARSE, y), own_fits(model, SPARSE, y), rtol=1e-7)
     model, counts = sgd("poisson"), RNG.poisson(np.exp(X[:, :2] + [0, 2]))
     assert_alone(model.fit(X, counts), own_fits(model, X, counts))
-    with pytest.raises(ExportError, match="nor any with a link"):
+    with pytest.raises(ExportError, match="nor losses with a link"):
         model.to_sklearn()
 
 

@@ -47,7 +47,9 @@ class Heard:
 @pytest.mark.parametrize("estimator", [LogisticRegression(), GaussianNB()])
 def test_estimators_say_what_takes_their_place(estimator: Any) -> None:
     assert not hasattr(estimator, "set_callbacks")
-    with pytest.raises(AttributeError, match=r"Its own are parameters.*callbacks=\["):
+    with pytest.raises(
+        AttributeError, match=r"Its own callbacks are constructor parameters.*callbacks=\["
+    ):
         estimator.set_callbacks(Heard())
 
 
@@ -72,5 +74,5 @@ def test_searches_call_them_for_rows_in_memory() -> None:
     "estimator", [StandardScaler(), GridSearchCV(LogisticRegression(), GRID, cv=2)]
 )
 def test_dask_rows_refuse_them(estimator: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r"Take them off: set_callbacks\(\)"):
+    with pytest.raises(InvalidParameterError, match=r"Remove them: set_callbacks\(\)"):
         estimator.set_callbacks(Heard()).fit(*LAZY)

@@ -144,7 +144,9 @@ def test_what_has_no_standard_errors_says_so() -> None:
     with pytest.raises(InvalidDataError, match="two"):
         line.summary(X, y, cov_type="cluster", groups=np.zeros(21))
     twice = np.column_stack([X, X[:, 0] * 2])
-    with pytest.raises(InvalidDataError, match=r"depend on those before them: \['x4'\]"):
+    with pytest.raises(
+        InvalidDataError, match=r"are linear combinations of earlier ones: \['x4'\]"
+    ):
         LinearRegression().fit(twice, y).summary(twice, y)
     with pytest.raises(InvalidDataError, match="There are 4 rows"):
         line.summary(X[:4], y[:4])
@@ -156,14 +158,14 @@ def test_rows_and_groups_without_a_robust_covariance_are_named() -> None:
     X, y = np.column_stack([rng.normal(size=30), np.arange(30) == 7]), rng.normal(size=30)
     model = LinearRegression().fit(X, y)
     for kind in ("HC2", "HC3"):
-        with pytest.raises(InvalidDataError, match="One row alone determines a coefficient"):
+        with pytest.raises(InvalidDataError, match="A single row determines a coefficient"):
             model.summary(X, y, cov_type=kind)
     assert np.isfinite(model.summary(X, y, cov_type="HC1").bse).all()
     groups = np.where(np.arange(30) == 3, np.nan, np.arange(30) // 5)
-    with pytest.raises(InvalidDataError, match="groups gives missing labels"):
+    with pytest.raises(InvalidDataError, match="groups has missing labels"):
         model.summary(X, y, cov_type="cluster", groups=groups)
     named = np.where(np.arange(30) == 3, None, "a")
-    with pytest.raises(InvalidDataError, match="groups gives labels of several types"):
+    with pytest.raises(InvalidDataError, match="groups has labels of several types"):
         model.summary(X, y, cov_type="cluster", groups=named)
 
 

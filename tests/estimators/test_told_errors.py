@@ -83,7 +83,7 @@ def test_what_scikit_learn_refuses(name: str) -> None:
 @pytest.mark.parametrize("name", VECTORIZERS)
 def test_one_text_is_no_list_of_documents(name: str, method: str, text: Any) -> None:
     model = getattr(feature_extraction, name)()
-    with pytest.raises(InvalidDataError, match=r"Pass a list of texts, for one text \[text\]"):
+    with pytest.raises(InvalidDataError, match=r"Pass a list of strings; for one text, \[text\]"):
         getattr(model, method)(text)
 
 

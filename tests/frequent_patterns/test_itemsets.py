@@ -192,7 +192,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "one column": (LONG, {"basket": "order"}, InvalidParameterError, "name both columns"),
     "no such": (LONG, {"basket": "order", "item": "thing"}, InvalidDataError, "no column 'thing'"),
     "the same": (LONG, {"basket": "order", "item": "order"}, InvalidParameterError, "two columns"),
-    "no frame": (ROWS, {"basket": "order", "item": "product"}, InvalidDataError, "no frame"),
+    "no frame": (ROWS, {"basket": "order", "item": "product"}, InvalidDataError, "not a dataframe"),
     "empty": (
         LONG.head(0), {"basket": "order", "item": "product"}, InvalidDataError, "0 sample",
     ),

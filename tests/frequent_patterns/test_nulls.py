@@ -119,7 +119,7 @@ def test_rows_without_nulls_are_counted_as_ever() -> None:
         (
             lambda: frequent_itemsets(np.array([["a", None]]), null_values=True),
             InvalidDataError,
-            "no number",
+            "not numbers",
         ),
         (
             lambda: frequent_itemsets(

@@ -79,7 +79,7 @@ def test_bins_that_have_no_room(
     client, folders = small_disks
     full = list(folders.values())[1]
     ballast = fill(full)
-    with pytest.raises(TrainingError, match=r"has no room for .*temporary-directory") as caught:
+    with pytest.raises(TrainingError, match=r"has no space for .*temporary-directory") as caught:
         trees().fit(*rows())
     assert str(full) in str(caught.value)
     assert_clean(client)

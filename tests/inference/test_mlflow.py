@@ -102,7 +102,7 @@ def test_mistakes_are_named(tmp_path: Path, mlflow: Any) -> None:
         flavor.save_model(Ridge(), tmp_path / "a")
     model = Ridge().fit(X, X[:, 0])
     flavor.save_model(model, tmp_path / "b")
-    with pytest.raises(ModelFileError, match="is there and not empty"):
+    with pytest.raises(ModelFileError, match="exists and is not empty"):
         flavor.save_model(model, tmp_path / "b")
     served = mlflow.pyfunc.load_model(str(tmp_path / "b"))
     with pytest.raises(ModelFileError, match=r"method='fit'.* has predict\."):

@@ -82,7 +82,7 @@ def test_what_is_not_found_is_named(tmp_path: Path, net: Any) -> None:
 
     y = np.digitize(X[:, 0], [-0.5, 0.5])
     local = TorchClassifier(Inner, **SETTINGS).fit(X, y)
-    with pytest.warns(UserWarning, match=r"Inner is not found by its name.*code_paths"):
+    with pytest.warns(UserWarning, match=r"Inner cannot be imported.*code_paths"):
         flavor.save_model(local, tmp_path / "local", suffix=".safetensors")
     found = flavor.load_model(str(tmp_path / "local"), module=Inner)
     assert_array_equal(found.predict(X), local.predict(X))
@@ -91,7 +91,7 @@ def test_what_is_not_found_is_named(tmp_path: Path, net: Any) -> None:
     flavor.save_model(model, tmp_path / "bare", suffix=".safetensors")
     forget(tmp_path / "home")
     for name in ("local", "bare"):
-        with pytest.raises(ModelFileError, match=r"which is not here .*code_paths"):
+        with pytest.raises(ModelFileError, match=r"which cannot be imported here .*code_paths"):
             mlflow.pyfunc.load_model(str(tmp_path / name))
     with pytest.raises(ModelFileError, match="Cannot copy"):
         flavor.save_model(local, tmp_path / "c", suffix=".safetensors", code_paths=["nowhere.py"])

@@ -250,7 +250,7 @@ class _Full(FakeCupy):
 @pytest.mark.parametrize(
     ("backend", "error", "message"),
     [
-        (_Missing, DeviceUnavailableError, r"Block \d: X is of CuPy.*Plug something in.*NumPy"),
+        (_Missing, DeviceUnavailableError, r"Block \d: X holds CuPy.*Plug something in.*NumPy"),
         (_Full, DeviceMemoryError, r"Block \d: .* did not fit .*out of memory.*dtype of the fit"),
     ],
 )

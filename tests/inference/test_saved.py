@@ -178,7 +178,7 @@ def test_files_that_have_no_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.skops")
     (tmp_path / "b.skops").symlink_to("/dev/zero")
     for one in ("a.skops", "b.skops"):
-        with pytest.raises(ModelFileError, match="no regular file"):
+        with pytest.raises(ModelFileError, match="not a regular file"):
             daskml_dist.load(tmp_path / one)
 
 
@@ -197,7 +197,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     clf = SGDClassifier(max_iter=1, tol=None).fit(X, Y)
     clf.note_ = (one for one in "ab")
-    with pytest.raises(ModelFileError, match="SGDClassifier holds what skops cannot store"):
+    with pytest.raises(ModelFileError, match="SGDClassifier holds objects that skops cannot store"):
         clf.save(tmp_path / "a.skops")
 
 
@@ -229,7 +229,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     model = SimpleImputer(missing_values=pd.NA, strategy="most_frequent").fit(
         pd.DataFrame({"a": [1]})
     )
-    with pytest.raises(ModelFileError, match=r"NAType.*nobody can read"):
+    with pytest.raises(ModelFileError, match=r"NAType.*cannot read"):
         model.save(tmp_path / "a.skops")
     assert not list(tmp_path.iterdir())
 
@@ -277,23 +277,23 @@ def _attacks() -> dict[str, Any]:
     changed = "daskml_dist/estimator.skops"
     return {
         "cut off": (lambda m: _written(m)[:-40], "is damaged, or"),
-        "no zip": (lambda m: b"coef: 1", "damaged, or no model file"),
-        "empty": (lambda m: b"", "damaged, or no model file"),
+        "no zip": (lambda m: b"coef: 1", "damaged, or not a model file"),
+        "empty": (lambda m: b"", "damaged, or not a model file"),
         "no manifest": (
             lambda m: _written({n: d for n, d in m.items() if n != MANIFEST}), "not written by save"
         ),
         "another byte": (
-            lambda m: _written(m | {"schema.json": m["schema.json"] + b" "}), "another checksum"
+            lambda m: _written(m | {"schema.json": m["schema.json"] + b" "}), "a wrong checksum"
         ),
         "a member gone": (
             lambda m: _written({n: d for n, d in m.items() if n != changed}), "is missing"
         ),
-        "a member more": (lambda m: _written(m | {"x": b"1"}), "another checksum"),
+        "a member more": (lambda m: _written(m | {"x": b"1"}), "a wrong checksum"),
         "of a later version": (lambda m: _written(_told(m, format=99)), "Install a newer"),
         "a manifest of another kind": (
             lambda m: _written(m | {MANIFEST: b"[1]"}), "without checksums"
         ),
-        "manifest without end": (lambda m: _written(m | {MANIFEST: b"[" * 10**5}), "no JSON"),
+        "manifest without end": (lambda m: _written(m | {MANIFEST: b"[" * 10**5}), "not JSON"),
         "compressed": (lambda m: _written(m, zipfile.ZIP_DEFLATED), "compressed members"),
     }  # fmt: skip
 

@@ -79,7 +79,7 @@ def test_factors_of_lazy_ratings_are_asked_what_was_seen(path: Path) -> None:
     model = ALS(2, max_iter=2, random_state=0).fit(lazy)
     model.save(path)
     found = daskml_dist.load(path)
-    with pytest.raises(InvalidDataError, match="Nobody knows which items"):
+    with pytest.raises(InvalidDataError, match="The items that users have seen are unknown"):
         found.recommend()
     wanted = model.recommend(filter_seen=False)
     pd.testing.assert_frame_equal(found.recommend(filter_seen=False), wanted)
@@ -147,9 +147,9 @@ class Own(Ridge):
 
 
 def test_what_is_not_for_these_files_says_so(path: Path) -> None:
-    with pytest.raises(ModelFileError, match="Own is no public estimator"):
+    with pytest.raises(ModelFileError, match="Own is not a public estimator"):
         Own().fit(X, Y).save(path)
-    with pytest.raises(ModelFileError, match=r"Pipeline is no public estimator.*\.skops"):
+    with pytest.raises(ModelFileError, match=r"Pipeline is not a public estimator.*\.skops"):
         daskml_dist.save(make_pipeline(StandardScaler()).fit(X), path)
     with pytest.raises(NotFittedError):
         MLPClassifier().save(path)
@@ -179,24 +179,24 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "cut off": (lambda p: p.write_bytes(p.read_bytes()[:-3]), "is damaged, or"),
     "empty": (lambda p: p.write_bytes(b""), "is damaged, or"),
     "another byte": (
-        lambda p: p.write_bytes(p.read_bytes()[:-1] + b"!"), "damaged: tensor .* another checksum"
+        lambda p: p.write_bytes(p.read_bytes()[:-1] + b"!"), "damaged: tensor .* a wrong checksum"
     ),
     "tensors alone": (
         lambda p: safetensors.save_file(safetensors.load_file(p), p),
         "not written by save",
     ),
     "another state": (
-        lambda p: _changed(p, STATE, lambda told: {**told, "x": 1}), "state has another checksum"
+        lambda p: _changed(p, STATE, lambda told: {**told, "x": 1}), "state has a wrong checksum"
     ),
     "later": (lambda p: _changed(p, MANIFEST, lambda m: {**m, "format": 9}), "Install a newer"),
     "no mapping": (lambda p: _changed(p, MANIFEST, lambda m: [1]), "without checksums"),
     "a function": (
         lambda p: _changed(p, MANIFEST, lambda m: {**m, "estimator": "daskml_dist.data.is_dask"}),
-        "no public estimator",
+        "not a public estimator",
     ),
     "elsewhere": (
         lambda p: _changed(p, MANIFEST, lambda m: {**m, "estimator": "subprocess.Popen"}),
-        "no public estimator",
+        "not a public estimator",
     ),
 }  # fmt: skip
 

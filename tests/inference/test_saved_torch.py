@@ -95,6 +95,6 @@ def test_other_modules_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"holds max_iter itself"):
         daskml_dist.load(path, module=make_net(), max_iter=3)
     with pytest.raises(
-        ModelFileError, match=r"Net, which no later process finds.*as \.safetensors"
+        ModelFileError, match=r"Net, which other processes cannot import.*as \.safetensors"
     ):
         TorchClassifier(make_net(), **_settings()).fit(X, Y).save(tmp_path / "a.skops")

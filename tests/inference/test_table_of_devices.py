@@ -96,7 +96,7 @@ def test_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         plug_in(MissingDevice, monkeypatch)
         is_refused = CELLS[name][0] == "host"
         error = InvalidParameterError if is_refused else DeviceUnavailableError
-        with pytest.raises(error, match="by the CPU" if is_refused else "Plug something in"):
+        with pytest.raises(error, match="on the CPU" if is_refused else "Plug something in"):
             model.set_params(device="gpu").fit(X, *given)
         return
     if name not in NUMERIC:

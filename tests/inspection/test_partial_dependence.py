@@ -89,7 +89,7 @@ def test_frames_of_unknown_lengths(kind: str) -> None:
     # No tree of categories is asked by itself.
     found = partial_dependence(model, dd.from_pandas(frame, npartitions=3), kind=kind, **asked)
     _same(found, wanted)
-    with pytest.raises(InvalidParameterError, match="trees split categories"):
+    with pytest.raises(InvalidParameterError, match="trees split on categories"):
         partial_dependence(model, frame, method="recursion", **asked)
 
 
@@ -182,7 +182,7 @@ def test_scikit_learns_decision_boundaries_take_two_rows() -> None:
     ("change", "error", "words"),
     [
         ({"features": [3]}, InvalidParameterError, "must be in"),
-        ({"features": ["x"]}, InvalidParameterError, "no column of X"),
+        ({"features": ["x"]}, InvalidParameterError, "not a column of X"),
         ({"percentiles": (0.9, 0.1)}, InvalidParameterError, "less than"),
         ({"percentiles": 0.5}, InvalidParameterError, "two numbers"),
         ({"percentiles": (0.5, 0.5 + 1e-9)}, InvalidParameterError, "too close"),

@@ -301,7 +301,9 @@ def test_a_background_without_a_known_length_is_not_gathered() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     whole = np.nan_to_num(X)
-    with pytest.raises(InvalidParameterError, match="GaussianNB has no exact SHAP values"):
+    with pytest.raises(
+        InvalidParameterError, match="GaussianNB is not supported: exact SHAP values"
+    ):
         shap_values(GaussianNB().fit(whole, LABELS), whole)
     line = Ridge().fit(whole, SUM)
     with pytest.raises(InvalidParameterError, match="Pass background=X_train"):
@@ -319,7 +321,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(InvalidParameterError, match="take 64 at most"):
             shap_values(deep, chain, background=chain)
     classes = MODELS["boosting of three classes"]()
-    with pytest.raises(InvalidParameterError, match="as_frame=True is of one output"):
+    with pytest.raises(InvalidParameterError, match="as_frame=True needs a model with one output"):
         shap_values(classes, X, as_frame=True)
 
 

@@ -150,7 +150,7 @@ def test_errors_name_the_remedy(library: str) -> None:
         _fit(library, "Classifier", X, BINARY - 1, {}, client="inline")
     module = pytest.importorskip(library)
     fit = __import__(f"daskml_dist.integrations.{library}", fromlist=["fit"]).fit
-    with pytest.raises(InvalidParameterError, match="no model of"):
+    with pytest.raises(InvalidParameterError, match="not a model of"):
         fit(module, X, BINARY)
 
 

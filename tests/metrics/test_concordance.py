@@ -64,7 +64,7 @@ def test_best_worst_and_chance() -> None:
     [
         (-TIME, PREDICTED, "No two rows"),
         (np.full(N, 2.0), PREDICTED, "No two rows"),
-        (np.zeros(N), PREDICTED, "has no sign"),
+        (np.zeros(N), PREDICTED, "neither positive"),
         (Y, np.full(N, np.nan), "NaN"),
         (Y[:-1], PREDICTED, "rows|samples"),
     ],

@@ -107,12 +107,12 @@ def test_the_level_of_chance() -> None:
 
 def test_what_cannot_be_drawn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LogisticRegression().fit(X, CLASSES)
-    with pytest.raises(InvalidParameterError, match="no two labels"):
+    with pytest.raises(InvalidParameterError, match="not have two labels"):
         metrics.RocCurveDisplay.from_estimator(model, lazy(X), lazy(CLASSES))
     model = LogisticRegression().fit(X, WORDS)
     with pytest.raises(InvalidParameterError, match="choose one of"):
         metrics.DetCurveDisplay.from_estimator(model, lazy(X), lazy(WORDS), pos_label="maybe")
-    with pytest.raises(InvalidParameterError, match="name the positive one"):
+    with pytest.raises(InvalidParameterError, match="name the positive label"):
         metrics.PrecisionRecallDisplay.from_predictions(lazy(WORDS), lazy(SCORES))
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(DaskMLDistError, match=r"daskml-dist\[viz\]"):

@@ -105,7 +105,7 @@ def test_warnings_are_scikit_learns(average: Any) -> None:
 
 
 def test_what_has_no_score() -> None:
-    with pytest.raises(InvalidDataError, match="no indicators"):
+    with pytest.raises(InvalidDataError, match="not label indicators"):
         METRICS["f1_score"](lazy(TRUTH * 2), lazy(GUESS), average="macro")
     with pytest.raises(InvalidDataError, match=r"different number of output \(4!=3\)"):
         METRICS["f1_score"](lazy(TRUTH), lazy(GUESS[:, :3]), average="macro")

@@ -111,7 +111,7 @@ def test_nearest_rows(make, options):
         (
             lambda: pairwise.pairwise_distances(lazy(X), metric="mahalanobis"),
             InvalidParameterError,
-            "Pass VI=",
+            "pass VI=",
         ),
         (lambda: pairwise.pairwise_distances(lazy(X), Y[:, :2]), InvalidDataError, "4 while"),
         (lambda: pairwise.euclidean_distances(lazy(X)[:, 0]), InvalidDataError, "2D"),

@@ -126,6 +126,21 @@ def test_average_precision_by_query() -> None:
     assert lazy == pytest.approx(np.average(each, weights=OF_QUERY), rel=1e-12)
     labels = np.where(truth, "yes", "no")
     assert average_precision_score(labels, SCORES, group=GROUP, pos_label="yes") == here
+    series = pd.Series(labels, dtype="string")
+    assert average_precision_score(series, SCORES, group=GROUP, pos_label="yes") == here
+
+
+def test_missing_labels_are_not_irrelevant() -> None:
+    truth = np.where(np.arange(N) == 30, np.nan, TRUTH > 1)
+    for labels in (
+        truth, chunked(truth), pd.Series(truth), pd.Series(truth).astype("Float64"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidDataError, match="NaN"):
+            average_precision_score(labels, SCORES, group=GROUP)
+    frame = pd.DataFrame({"y": truth, "s": SCORES, "q": GROUP})
+    lazy = dd.from_pandas(frame, npartitions=3)
+    with pytest.raises(InvalidDataError, match="NaN"):
+        average_precision_score(lazy["y"], lazy["s"], group=lazy["q"])
 
 
 @pytest.mark.parametrize("name", ["ndcg_score", "dcg_score"])
@@ -150,8 +165,8 @@ def test_bad_rows_are_named() -> None:
         ({"group": GROUP, "sample_weight": 1.0 + np.arange(N)}, "different weights"),
         ({"group": GROUP, "sample_weight": np.zeros(N)}, "sum to zero"),
         ({"group": GROUP, "gain": [0, 1]}, "label 3"),
-        ({"group": GROUP, "gain": [0, 1, 3, 7], "y": TRUTH / 2}, "whole numbers from 0"),
-        ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "no float has"),
+        ({"group": GROUP, "gain": [0, 1, 3, 7], "y": TRUTH / 2}, "whole numbers >= 0"),
+        ({"group": GROUP, "gain": "exponential", "y": 2000 * TRUTH}, "gain overflows"),
         ({"group": ["a", "b"]}, "sizes of queries"),
     ):
         options = {**given}
@@ -161,9 +176,41 @@ def test_bad_rows_are_named() -> None:
     for options, match in (({"gain": "square"}, "gain"), ({"k": 0}, "k=0")):
         with pytest.raises(InvalidParameterError, match=match):
             ndcg_score(TRUTH, SCORES, group=GROUP, **options)
-    with pytest.raises(InvalidDataError, match="whole numbers from 0"):
+    with pytest.raises(InvalidDataError, match="whole numbers >= 0"):
         dcg_score(TRUTH - 1, SCORES, group=GROUP, gain=[0, 1, 3, 7])
     with pytest.raises(InvalidParameterError, match="zero_division"):
         ndcg_score(TRUTH, SCORES, group=GROUP, zero_division="warn")
-    with pytest.raises(InvalidParameterError, match="log_base"):
-        dcg_score(TRUTH, SCORES, group=GROUP, log_base=1)
+    for base in (1, np.inf, "2"):
+        with pytest.raises(InvalidParameterError, match="log_base"):
+            dcg_score(TRUTH, SCORES, group=GROUP, log_base=base)
+
+
+@pytest.mark.parametrize("gain", [[0, 1, np.nan, 3], [0, np.inf, 1, 3], [[0, 1]], ["a", "b"]])
+def test_gains_are_finite_numbers(gain: Any) -> None:
+    for metric in (ndcg_score, dcg_score):
+        with pytest.raises(InvalidParameterError, match="finite numbers"):
+            metric(TRUTH, SCORES, group=GROUP, gain=gain)
+
+
+def test_normalised_gains_are_not_negative() -> None:
+    gain = [-1, 0, 1, 2]
+    with pytest.raises(InvalidParameterError, match="numbers >= 0"):
+        ndcg_score(TRUTH, SCORES, group=GROUP, gain=gain)
+    assert dcg_score(TRUTH, SCORES, group=GROUP, gain=gain) == pytest.approx(
+        mean_of(theirs.dcg_score, truth=TRUTH - 1)
+    )
+
+
+def test_tables_take_gains_of_arrays() -> None:
+    truth, scores = RNG.integers(0, 4, (20, 6)), RNG.normal(size=(20, 6))
+    gain = np.array([0.0, 1.0, 3.0, 10.0])
+    expected = theirs.ndcg_score(gain[truth], scores)
+    assert ndcg_score(truth, scores, gain=gain) == pytest.approx(expected)
+    lazy = [da.from_array(a, chunks=(7, 6)) for a in (truth, scores)]
+    assert ndcg_score(*lazy, gain=gain) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_tables_have_no_other_score_of_empty_queries(value: float) -> None:
+    with pytest.raises(InvalidParameterError, match="needs group"):
+        ndcg_score(np.zeros((2, 3)), np.ones((2, 3)), zero_division=value)

@@ -64,9 +64,9 @@ def test_names() -> None:
     assert set(SCORERS) <= set(get_scorer_names())
     model, y = fitted("binary")
     for name in set(get_scorer_names()) - set(SCORERS):
-        with pytest.raises(InvalidParameterError, match="not there for Dask"):
+        with pytest.raises(InvalidParameterError, match="not available for Dask"):
             get_scorer(name)(model, lazy(X), lazy(y))
-    with pytest.raises(InvalidParameterError, match="no name of a score"):
+    with pytest.raises(InvalidParameterError, match="not the name of a score"):
         get_scorer("f17")
 
 

@@ -145,7 +145,7 @@ def test_a_warm_start_goes_on() -> None:
             parts.fit(X)
     assert parts.converged_
     assert_alike(parts, whole, 1e-10)
-    with pytest.raises(InvalidParameterError, match="goes on from 3 components"):
+    with pytest.raises(InvalidParameterError, match="continues with 3 components"):
         parts.set_params(n_components=2).fit(X)
 
 

@@ -178,7 +178,7 @@ def test_scorers_that_cannot_be_called_and_values_that_are_none() -> None:
         (lambda e: GridSearchCV(e, {"alpha": []}), "non-empty"),
         (lambda e: GridSearchCV(e, {"alpha": 0.1}), "wrapped in a list"),
         (lambda e: GridSearchCV(e, ["alpha"]), "not a dict"),
-        (lambda e: GridSearchCV(type(e), {"alpha": [0.1]}), r"object of it, SGDClassifier\(\)"),
+        (lambda e: GridSearchCV(type(e), {"alpha": [0.1]}), r"instance, SGDClassifier\(\)"),
         (lambda e: RandomizedSearchCV(e, {"alpha": [0.1]}, n_iter=0), "n_iter"),
         (lambda e: RandomizedSearchCV(e, {"alpha": 0.1}), "distribution"),
         (lambda e: HyperbandSearchCV(e, {"alpha": []}, max_iter=3), "non-empty|empty"),

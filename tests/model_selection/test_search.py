@@ -318,8 +318,8 @@ def test_a_failed_score_is_told(client: Any) -> None:
     [
         ({"cv": 1}, "at least 2 folds"),
         ({"cv": "five"}, "number of folds"),
-        ({"scoring": "acuracy"}, "no name of a score"),
-        ({"scoring": "rand_score"}, "not there for Dask"),
+        ({"scoring": "acuracy"}, "not the name of a score"),
+        ({"scoring": "rand_score"}, "not available for Dask"),
         ({"scoring": ["accuracy", "roc_auc"]}, "refit must be set"),
     ],
 )

@@ -188,7 +188,7 @@ def test_several_labels_a_row(solver: str) -> None:
     np.testing.assert_array_equal(predicted, proba > 0.5)
     assert found.score(X, y) == pytest.approx(accuracy_score(y, predicted))
     assert found.score(X, y) > 0.5
-    with pytest.raises(InvalidDataError, match="a column of 0 and 1"):
+    with pytest.raises(InvalidDataError, match="one column of 0 and 1"):
         found.fit(X, y + 1)
 
 

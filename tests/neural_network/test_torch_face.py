@@ -257,10 +257,10 @@ def _norms() -> Any:
 REFUSED = {
     "too few classes": (lambda: classifier(module__n_out=2), "3 classes. Let its last layer"),
     "other features": (lambda: classifier(module__n_in=5), "module__name=value"),
-    "no module": (lambda: TorchClassifier(), "give a class derived from torch.nn.Module"),
+    "not a module": (lambda: TorchClassifier(), "give a class derived from torch.nn.Module"),
     "an instance": (lambda: classifier(make_net()()), "warm_start=True"),
     "no such argument": (lambda: classifier(module__deep=2), "module__name=value"),
-    "a number": (lambda: classifier(lambda: 3), "which is no module"),
+    "a number": (lambda: classifier(lambda: 3), "which is not a module"),
     "no parameters": (lambda: classifier(lambda: nn.Flatten()), "no parameters to train"),
     "a mean": (lambda: classifier(criterion=lambda o, y: o.mean()), 'reduction="none"'),
     "numbers for labels": (
@@ -270,8 +270,8 @@ REFUSED = {
     "detached": (lambda: classifier(_bad("detached")), "no gradient"),
     "a list": (lambda: classifier(_bad("list")), "returns a list"),
     "an array": (lambda: classifier(_bad("array")), "returns a ndarray"),
-    "a tuple": (lambda: classifier(_bad("tuple")), "that takes a tuple"),
-    "complex": (lambda: classifier(_bad("complex")), "real and imaginary parts apart"),
+    "a tuple": (lambda: classifier(_bad("tuple")), "that accepts a tuple"),
+    "complex": (lambda: classifier(_bad("complex")), "separate real and imaginary parts"),
     "a lock in an object": (lambda: classifier(_bad("own lock")(), warm_start=True), "locks"),
     "norms of a row of a micro-batch": (
         lambda: classifier(_norms, batch_size=50, micro_batch_size=1),
@@ -281,10 +281,10 @@ REFUSED = {
     "reshaped": (lambda: classifier(_bad("reshaped")), "replaced or reshaped its parameters"),
     "norms of a row": (
         lambda: classifier(_norms, batch_size=1),
-        "needs two rows of each batch",
+        "needs at least two rows per batch",
     ),
     "lazy layer": (lambda: classifier(lambda: nn.LazyLinear(3)), "Give the layer its sizes"),
-    "two arguments": (lambda: classifier(_bad("two")), "which argument"),
+    "two arguments": (lambda: classifier(_bad("two")), "to arguments"),
     "precision": (lambda: classifier(precision="fp8"), r"use one of \[None, 'bf16', 'fp16'\]"),
     "schedule": (lambda: classifier(schedule="sine"), "use one of"),
 }
@@ -308,11 +308,11 @@ def test_other_refusals(client: Client) -> None:
     with pytest.raises(DeviceUnavailableError, match="'bf16', or None"):
         classifier(precision="fp16", device="cpu").fit(X, y)
     lazy = da.from_array(X, chunks=(150, 6)), da.from_array(y, chunks=150)
-    with pytest.raises(InvalidParameterError, match="Use one that takes labels"):
+    with pytest.raises(InvalidParameterError, match="Use one that accepts labels"):
         classifier(criterion=nn.MSELoss, module__n_out=2).fit(lazy[0], lazy[1] % 2)
     with pytest.raises(InvalidParameterError, match="cannot be sent to workers"):
         classifier(_bad("lock")).fit(*lazy)
-    with pytest.raises(InvalidParameterError, match="Rows of bytes come as they are"):
+    with pytest.raises(InvalidParameterError, match="Rows of bytes are not converted"):
         classifier().fit((X * 20).astype(np.uint8), y)
     # Seen on the worker alone: zeros and ones are tokens of this embedding, and 6 is none.
     tokens = classifier(lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(3, 3)))

@@ -196,14 +196,14 @@ def _tied() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "no chain": (
+    "not a chain": (
         lambda: classifier(make_holder(), module__residual=True),
         "torch.nn.Sequential",
     ),
     "few layers": (lambda: classifier(pipeline=Pipeline(5)), r"Use Pipeline\(stages=4\)"),
     "shared": (lambda: classifier(_tied), "2.weight in several layers"),
     "clip": (lambda: classifier(clip=1.0), "clip=None"),
-    "a row": (lambda: classifier(batch_size=8), "needs two rows of each batch"),
+    "a row": (lambda: classifier(batch_size=8), "needs at least two rows per batch"),
 }
 
 

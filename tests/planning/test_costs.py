@@ -242,7 +242,12 @@ def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: 
         (SGDClassifier(policy=FederatedAveraging()), X, InvalidParameterError, "for federated"),
         (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
         (GaussianNB(), sparse.csr_matrix(X), InvalidParameterError, "no plans for GaussianNB"),
-        (Ridge(), sparse.csr_matrix(X), InvalidParameterError, "least squares, PCA have no plan"),
+        (
+            Ridge(),
+            sparse.csr_matrix(X),
+            InvalidParameterError,
+            "least squares, PCA cannot be planned",
+        ),
         (SGDClassifier(), da.from_array(X)[da.from_array(X)[:, 0] > 0], InvalidDataError, "number"),
     ],
 )
@@ -303,7 +308,7 @@ def test_rows_of_persisted_frames_are_counted(client: Client) -> None:
     numbers = pd.DataFrame({"a": np.arange(30.0), "label": np.arange(30) % 3})
     lazy = dd.from_pandas(numbers, npartitions=3)
     lazy = lazy[lazy["label"] > 0]
-    with pytest.raises(InvalidDataError, match="Persist what X and y are taken from"):
+    with pytest.raises(InvalidDataError, match="Persist the collection of X and y"):
         measure_shape(SGDClassifier(), lazy[["a"]], lazy["label"])
     frame = lazy.persist()
     shape = measure_shape(SGDClassifier(), frame.drop(columns="label"), frame["label"])

@@ -119,7 +119,7 @@ def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.Mon
     assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
     monkeypatch.setattr(type(family), "usual_there", {"fit": 1e10})
     assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 1
-    with pytest.raises(InvalidParameterError, match="'auto' for whichever is sooner"):
+    with pytest.raises(InvalidParameterError, match="'auto' for whichever is faster"):
         clf.fit(X, Y, client="cluster")
 
 

@@ -539,7 +539,7 @@ def test_wrong_ids_are_refused(ids: NDArray[Any]) -> None:
 def test_wrong_arrays_and_steps_are_refused() -> None:
     store = _store()
     slots = store.slots_for_update(IDS[:4], 3)
-    with pytest.raises(InvalidParameterError, match="do not fall: give 3 or more; got 2"):
+    with pytest.raises(InvalidParameterError, match="cannot decrease: give 3 or more; got 2"):
         store.slots_for_update(IDS[:4], 2)
     with pytest.raises(InvalidDataError, match="Rows must be a C-contiguous array of float32"):
         store.scatter(slots, np.zeros((4, 2)))

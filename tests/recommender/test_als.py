@@ -257,7 +257,7 @@ def test_bad_input_names_the_remedy(case: str, client: Client) -> None:
 
 def test_ids_of_another_type_are_told() -> None:
     model = made().fit(RATINGS)
-    with pytest.raises(InvalidDataError, match="ids of type str, and those of the fit"):
+    with pytest.raises(InvalidDataError, match="ids of type str, but those of the fit"):
         model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))
 
 

@@ -182,6 +182,7 @@ def test_a_stream_learns_ids_as_they_come(where: str, client: Client) -> None:
     [
         ({"rank": 0}, "rank"), ({"alpha": -1}, "alpha"), ({"admit_after": 0}, "admit_after"),
         ({"expire_after": 0}, "expire_after"), ({"max_rows": 0}, "max_rows"),
+        ({"admit_after": 2**16}, "65,535"), ({"expire_after": 2**47}, "expire_after"),
         ({"policy": "allreduce"}, "policy"), ({"policy": LocalSGD()}, "policy"),
         ({"policy": "hogwild"}, "policy"), ({"optimizer": "muon"}, "optimizer"),
     ],

@@ -229,7 +229,7 @@ def test_it_goes_on_with_new_ids() -> None:
         for one, row in zip(ids, factors, strict=True):
             if one in known:
                 np.testing.assert_allclose(row, known[one], atol=1e-5)
-    with pytest.raises(InvalidParameterError, match="goes on with rank=2"):
+    with pytest.raises(InvalidParameterError, match="continues with rank=2"):
         first.set_params(rank=3).fit(more)
 
 
@@ -270,7 +270,7 @@ NAN, INF = float("nan"), float("inf")
 BAD: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "rank": ({"rank": 0}, SOME, InvalidParameterError, "rank=0: use an integer >= 1"),
     "loss": ({"loss": "no"}, SOME, InvalidParameterError, "loss='no'"),
-    "average": ({"policy": "average"}, SOME, InvalidParameterError, "takes the mean of what lanes"),
+    "average": ({"policy": "average"}, SOME, InvalidParameterError, "averages the factors"),
     "local": ({"policy": "local"}, SOME, InvalidParameterError, 'Use "sync"'),
     "negative": ({"implicit": True}, SOME.assign(rating=-1.0), InvalidDataError, "at least 0"),
     "pairwise": ({"pairwise": True}, SOME, InvalidParameterError, "Set implicit=True and loss"),

@@ -98,5 +98,5 @@ def test_models_without_a_table_refuse_them(name: str) -> None:
 
 
 def test_an_optimizer_without_such_a_form_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="Adagrad and Adam have a form with one number"):
+    with pytest.raises(InvalidParameterError, match="only Adagrad and Adam have a row-wise form"):
         get_optimizer("row_wise_ftrl")

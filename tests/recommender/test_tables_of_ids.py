@@ -142,7 +142,7 @@ def test_a_fit_goes_on_with_the_same_columns() -> None:
         model.partial_fit(X[["site", "user", "device", "age"]], y)
     with pytest.raises(InvalidDataError, match="same order"):
         model.predict(X[["site", "user", "device", "age"]])
-    with pytest.raises(InvalidDataError, match=r"'user' is of kind text, and in the fit"):
+    with pytest.raises(InvalidDataError, match=r"'user' is of kind text, but in the fit"):
         model.partial_fit(X.assign(user=X["user"].astype(str)), y)
     # Another fit, to an array, has no fields.
     numbers = X[["age"]].to_numpy()
@@ -195,12 +195,12 @@ def test_folds_and_copies_of_a_table() -> None:
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"user": [-1, *range(N_ROWS - 1)]}, "not negative"),
+        ({"user": [-1, *range(N_ROWS - 1)]}, "cannot be negative"),
         ({"user": pd.array([None, *range(N_ROWS - 1)], "Int64")}, "missing='own'"),
         ({"site": [None, *["a"] * (N_ROWS - 1)]}, "missing='own'"),
         ({"age": [np.nan, *[1.0] * (N_ROWS - 1)]}, "missing='own'"),
         ({"site": ["a", 1] * (N_ROWS // 2)}, "mixed types"),
-        ({"user": [1j] * N_ROWS}, "can be no ids"),
+        ({"user": [1j] * N_ROWS}, "cannot be used as ids"),
     ],
 )
 def test_bad_columns_name_the_remedy(columns: dict[str, Any], match: str) -> None:
@@ -212,7 +212,7 @@ def test_bad_columns_name_the_remedy(columns: dict[str, Any], match: str) -> Non
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"numeric": "age"}, "numeric"), ({"numeric": ["size"]}, "is no field"),
+        ({"numeric": "age"}, "numeric"), ({"numeric": ["size"]}, "is not a column"),
         ({"numeric": ["site"]}, "is of kind text"), ({"bags": "max"}, "bags"),
         ({"missing": "drop"}, "missing"),
     ],

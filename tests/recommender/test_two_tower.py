@@ -140,7 +140,7 @@ def test_a_fit_goes_on_with_other_rows() -> None:
     assert len(parts.ids_) > len(whole.ids_)
     with pytest.raises(InvalidParameterError, match="columns of the last fit"):
         parts.set_params(user_features=()).fit(chosen)
-    with pytest.raises(InvalidParameterError, match="Going on needs"):
+    with pytest.raises(InvalidParameterError, match="Continuing needs"):
         TwoTower(warm_start=True, **PARAMS).fit(chosen).set_params(rank=4).fit(chosen)
 
 
@@ -189,7 +189,7 @@ def test_bad_rows_name_the_remedy() -> None:
     chosen = _choices(100)
     with pytest.raises(InvalidDataError, match="dataframe"):
         TwoTower().fit(chosen[["user"]].to_numpy())
-    with pytest.raises(InvalidDataError, match="not negative"):
+    with pytest.raises(InvalidDataError, match="cannot be negative"):
         TwoTower().fit(chosen.assign(user=-1))
     with pytest.raises(InvalidDataError, match=r"missing id|missing='own'"):
         TwoTower().fit(chosen.assign(item=[None, *["a"] * 99]))
@@ -197,7 +197,7 @@ def test_bad_rows_name_the_remedy() -> None:
         TwoTower().fit(chosen.assign(item=["a", 1] * 50))
     with pytest.raises(InvalidDataError, match="sample"):
         TwoTower().fit(chosen[:0])
-    with pytest.raises(InvalidParameterError, match="no streams"):
+    with pytest.raises(InvalidParameterError, match="not support streams"):
         TwoTower().stream()
 
 

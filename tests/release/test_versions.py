@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -33,7 +34,7 @@ def _conda(text: str) -> dict[str, SpecifierSet]:
     }
 
 
-@pytest.mark.parametrize("file", ["recipe/meta.yaml", "environment.yml"])
+@pytest.mark.parametrize("file", ["recipe/recipe.yaml", "environment.yml"])
 def test_conda_asks_for_the_same_versions(file: str) -> None:
     bounds = _conda(_read(file))
     for name, requirement in REQUIRED.items():
@@ -43,11 +44,20 @@ def test_conda_asks_for_the_same_versions(file: str) -> None:
 
 
 def test_the_recipe_is_of_this_version() -> None:
-    text = _read("recipe/meta.yaml")
+    text = _read("recipe/recipe.yaml")
     assert f'version: "{PROJECT["project"]["version"]}"' in text
     assert f"license: {PROJECT['project']['license']}" in text
     (build,) = map(Requirement, PROJECT["build-system"]["requires"])
     assert f"- {build.name} {build.specifier}" in text
+
+
+def test_conda_renders_the_recipe() -> None:
+    rattler = pytest.importorskip("rattler_build", reason="py-rattler-build is not installed")
+    (variant,) = rattler.Stage0Recipe.from_file(ROOT / "recipe" / "recipe.yaml").render()
+    recipe, project = variant.recipe, PROJECT["project"]
+    assert (recipe.package.name, str(recipe.package.version)) == ("daskml-dist", project["version"])
+    assert recipe.build.noarch == "python"
+    assert len(recipe.requirements.run) == 1 + len(REQUIRED)  # and Python
 
 
 def test_the_image_is_made_of_what_there_is() -> None:
@@ -90,3 +100,30 @@ def test_the_python_that_runs_this_is_one_that_is_named() -> None:
 def test_this_environment_is_new_enough() -> None:
     for name, requirement in REQUIRED.items():
         assert requirement.specifier.contains(Version(metadata.version(name)), prereleases=True)
+
+
+def test_modules_import_only_what_is_required() -> None:
+    """What an extra brings is imported where it is used."""
+    brought = {name.replace("-", "_").replace("scikit_learn", "sklearn") for name in REQUIRED}
+    # What Dask and numba require themselves, and this package.
+    brought |= {"daskml_dist", "llvmlite", "packaging", "toolz", "tornado"}
+    known = brought | set(sys.stdlib_module_names)
+    others = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "daskml_dist").rglob("*.py"))
+        if "serving" not in path.parts  # which is imported where its extra is installed
+        for name in _list_imports(ast.parse(path.read_text(encoding="utf-8")).body)
+        if name not in known
+    }
+    assert not others
+
+
+def _list_imports(body: list[ast.stmt]) -> list[str]:
+    """Return the packages that a module imports when it is imported."""
+    names = []
+    for line in body:
+        if isinstance(line, ast.Import):
+            names += [alias.name.partition(".")[0] for alias in line.names]
+        elif isinstance(line, ast.ImportFrom) and not line.level:
+            names.append(str(line.module).partition(".")[0])
+    return names

@@ -154,16 +154,16 @@ def _changed(**changes):
 
 #: What is sent, the status, and a word of the remedy.
 REFUSED = {
-    "no JSON": (b"\x00garbage", 400, "send a JSON object"),
+    "not valid JSON": (b"\x00garbage", 400, "send a JSON object"),
     "no UTF-8": (b'{"inputs": [{"name": "\xff"}]}', 400, "send"),
     "cut off": (b'{"inputs": [', 400, "send"),
     "deep": (b'{"inputs": ' + b"[" * 100_000, 400, "send"),
-    "no request": ({"rows": [1]}, 400, "send"),
+    "not an inference request": ({"rows": [1]}, 400, "send"),
     "a list": ([1, 2], 400, "send"),
-    "no inputs": ({"inputs": []}, 422, "no names of features"),
+    "no inputs": ({"inputs": []}, 422, "no feature names"),
     "no data": ({"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64"}]}, 400, "values"),
     "datatype": (_changed(datatype="FP99"), 400, "send one of FP32"),
-    "strings": (_changed(data=["a"] * 5), 400, "values that are no FP64"),
+    "strings": (_changed(data=["a"] * 5), 400, "values that are not FP64"),
     "too few values": (_changed(data=[1.0]), 400, "as many values"),
     "negative shape": (_changed(shape=[-1, 5]), 400, "as many values"),
     "huge shape": (_changed(shape=[2**62, 2**62]), 400, "as many values"),
@@ -176,8 +176,8 @@ REFUSED = {
     "endless shape": (_changed(shape=[10**400] * 9), 400, "as many values"),
     "no dimension": ({"inputs": [{"name": "a", "shape": [], "datatype": "FP64", "data": [1]}]},
                      422, "send [rows, 5]"),
-    "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "no INT8"),
-    "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "no BOOL"),
+    "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "not INT8"),
+    "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "not BOOL"),
     "bytes that are not there": (
         {"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64",
                      "parameters": {"binary_data_size": 40}}]}, 400, "Header-Content-Length",
@@ -185,11 +185,11 @@ REFUSED = {
     "too few features": (body(np.zeros((2, 4))), 422, "send shape [rows, 5]"),
     "one dimension": (body(np.zeros(5)), 422, "send [rows, 5]"),
     "three": (body(np.zeros((1, 5, 1))), 422, "send [rows, 5]"),
-    "no rows": (body(np.zeros((0, 5))), 422, "send one at least"),
+    "no rows": (body(np.zeros((0, 5))), 422, "send at least one"),
     "null": (_changed(data=[None, 1, 2, 3, 4]), 422, "NaN"),
     "infinite": (_changed(data=[1e300] * 5, datatype="FP32"), 422, "infinity"),
     "text": (_changed(data=["a"] * 5, datatype="BYTES"), 422, "send FP64"),
-    "columns": ({"inputs": [tensor(np.zeros(1), name=n) for n in "ab"]}, 422, "no names"),
+    "columns": ({"inputs": [tensor(np.zeros(1), name=n) for n in "ab"]}, 422, "no feature names"),
     "output": (body(np.zeros((1, 5)), outputs=[{"name": "fit"}]), 422, "ask for predict_proba"),
     "private": (body(np.zeros((1, 5)), outputs=[{"name": "__init__"}]), 422, "ask for"),
 }  # fmt: skip
@@ -396,7 +396,7 @@ def test_numbers_for_columns_of_texts_are_sent_to_the_inputs():
     served = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1] * 9)
     told = ask(App(Models(m=served), Metrics()), INFER, body(np.ones((2, 2))))
     assert told.status == 422
-    assert "GET /v2/models/m names its inputs" in told.json["error"]
+    assert "GET /v2/models/m lists its inputs" in told.json["error"]
 
 
 def test_access_log(model, caplog):

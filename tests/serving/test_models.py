@@ -153,7 +153,7 @@ def test_a_mount_that_is_away(
         with monkeypatch.context() as away:
             away.setattr(Path, "iterdir", _raising(OSError(number, os.strerror(number))))
             assert models.refresh() == models.refresh() == []
-    assert told.text.count("Cannot look at") == 2  # once for each reason
+    assert told.text.count("Cannot check") == 2  # once for each reason
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
 
@@ -170,16 +170,19 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     publish(model(2), folder, "m", current=False)
-    words = "version current is not taken (the file names no version: write one by rollback())"
+    words = (
+        "version current cannot be loaded (the file does not name a version: write one with "
+        "rollback())"
+    )
     for number, held in enumerate(("", "\0", "latest")):
         (folder / "m" / "current").write_text(held)
         for _ in range(2):
             models.refresh()
-        assert told.text.count(f"{words}; version 1 is served on") == 1
+        assert told.text.count(f"{words}; version 1 is still served") == 1
         # Who starts now knows of none, and says so, too.
         metrics = Metrics()
         assert numbers(Models(folder, metrics=metrics)) == 2.0
-        assert told.text.count(f"{words}; the newest that is whole is served") == number + 1
+        assert told.text.count(f"{words}; the newest complete version is served") == number + 1
         assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
         assert numbers(models) == 1.0
     for number in (1, 2):  # it is told again when it is so again
@@ -188,7 +191,7 @@ def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFix
         assert numbers(models) == 2.0
         (folder / "m" / "current").write_text("")
         models.refresh()
-        assert told.text.count(f"{words}; version 2 is served on") == number
+        assert told.text.count(f"{words}; version 2 is still served") == number
 
 
 def test_watching(tmp_path: Path) -> None:
@@ -217,8 +220,8 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
     errors = [one.getMessage() for one in caplog.records if "version 3" in one.getMessage()]
     assert len(errors) == 1
-    assert "version 3 is not taken (ModelFileError" in errors[0]
-    assert "version 2 is served on" in errors[0]
+    assert "version 3 cannot be loaded (ModelFileError" in errors[0]
+    assert "version 2 is still served" in errors[0]
     # Who starts now serves the one before it, and no later one.
     publish(model(4), folder, "m", current=False)
     assert numbers(Models(folder)) == 2.0
@@ -232,7 +235,7 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     damage(folder, "1")
     for version in ("3", "4"):
         damage(folder, version)
-    assert "the log says why" in Models(folder).why_none()
+    assert "the log has the reasons" in Models(folder).why_none()
 
 
 def test_shares(tmp_path: Path) -> None:
@@ -302,15 +305,19 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda at: publish(model(), at, "a/b"), InvalidParameterError, "is no name"),
+        (
+            lambda at: publish(model(), at, "a/b"),
+            InvalidParameterError,
+            "is not a valid model name",
+        ),
         (lambda at: publish(model(), at, "m", keep=0), InvalidParameterError, "keep=0"),
         (lambda at: publish(object(), at, "m"), InvalidParameterError, "has no method"),
         (lambda at: rollback(at, "n"), UnknownModelError, "no model 'n'"),
-        (lambda at: rollback(at, "m"), UnknownModelError, "no whole version before 1"),
+        (lambda at: rollback(at, "m"), UnknownModelError, "no complete version before 1"),
         (lambda at: rollback(at, "m", "9"), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"9": 1}), UnknownModelError, "no version '9'"),
         (lambda at: set_route(at, "m", {"1": -1}), InvalidParameterError, "weights"),
-        (lambda at: set_route(at, "m", {"x": 1}), InvalidParameterError, "'x' is no version"),
+        (lambda at: set_route(at, "m", {"x": 1}), InvalidParameterError, "'x' is not a version"),
         (lambda at: Models(at / "no"), ModelFileError, "There is no"),
         (lambda at: Models(at / "m" / "current"), ModelFileError, "ends in none of"),
         (lambda at: Models(at).get("mm"), UnknownModelError, "Did you mean 'm'|served: m"),

@@ -147,7 +147,7 @@ def test_a_model_that_workers_cannot_load_is_tried_again(
     with reached(client.scheduler.address, Models({"m": lambda: model})) as (app, _):
         reply = ask(app, INFER, body(X))
         assert (reply.status, reply.headers[b"retry-after"]) == (503, b"30")
-        assert "install there what this server has" in reply.json["error"]
+        assert "install the same packages as on this server" in reply.json["error"]
         assert "cannot load model m" in told.text
         (tmp_path / "there").touch()
         assert ask(app, INFER, body(X)).json["outputs"][0]["data"] == X[:, 0].tolist()
@@ -166,9 +166,9 @@ def test_small_requests_go_on_without_a_cluster(monkeypatch: pytest.MonkeyPatch)
         large, small, second, third = asyncio.run(all_at_once())
         assert [one.status for one in (large, small, second, third)] == [503, 200, 503, 503]
         assert large.headers[b"retry-after"] == b"5"
-        assert "is away" in large.json["error"]
-        assert "ask again in a while, or send fewer rows" in large.json["error"]
-        assert "2 requests are on the cluster" in third.json["error"]
+        assert "is not reachable" in large.json["error"]
+        assert "try again later, or send fewer rows" in large.json["error"]
+        assert "2 requests are already on the cluster" in third.json["error"]
         assert 'requests_total{model="m",version="1",code="503"} 3\n' in metrics.render().decode()
 
 
@@ -258,7 +258,7 @@ def test_a_lost_worker_is_stood_in_for(crew: LocalCluster, tmp_path: Path, told:
 
             reply = asyncio.run(deadly())
             assert reply.status == 503
-            assert "died over these rows" in reply.json["error"]
+            assert "died while predicting these rows" in reply.json["error"]
             client.restart()
             (tmp_path / "go").touch()
             assert ask(app, INFER, body(X)).status == 200

@@ -127,7 +127,7 @@ def test_wrong_columns(pipeline, frame):
         ([age, hours, job, {**age, "name": "height"}], "'height' unknown"),
         ([age, hours, job, job], "each feature once"),
         ([age, hours, {**job, "shape": [59], "data": job["data"][1:]}], "59, 60 rows"),
-        ([age, hours, {**job, "shape": [20, 3]}], "send a feature as [rows]"),
+        ([age, hours, {**job, "shape": [20, 3]}], "send one feature as [rows]"),
         ([{**age, "datatype": "BYTES", "data": ["x"] * 60}, hours, job], "not numeric"),
         ([age, hours, {**job, "data": ["pilot"] * 60}], "pilot"),
         ([{**age, "name": f"x{i}" * 99} for i in range(300)], "and 295 more"),
@@ -226,21 +226,21 @@ def test_damaged_bytes(model):
 
     table = arrow(pa.table({"a": [1.0]}))
     for body, headers, word in [
-        (*binary([of_size(16)], [b"0" * 15]), "15 bytes are left"),
-        (*binary([of_size(16)], [b"0" * 17]), "1 bytes are left"),
-        (*binary([of_size(-1)], [b"0" * 16]), "16 bytes are left"),
+        (*binary([of_size(16)], [b"0" * 15]), "15 bytes"),
+        (*binary([of_size(16)], [b"0" * 17]), "1 bytes"),
+        (*binary([of_size(-1)], [b"0" * 16]), "16 bytes"),
         (*binary([of_size(15)], [b"0" * 15]), "4 bytes a value"),
         (*binary([of_size(12)], [b"0" * 12]), "as many values"),
-        (*binary([of_size(9, datatype="BYTES")], [b"\xff" * 9]), "no BYTES"),
+        (*binary([of_size(9, datatype="BYTES")], [b"\xff" * 9]), "not BYTES"),
         (*binary([of_size(4, datatype="BOOL")], [b"\0\1\7\1"]), "0 or 1"),
         (*binary([of_size(16, data=[1.0] * 4)], [b"0" * 16]), "send one of them"),
         (b"{}", {"inference-header-content-length": "7"}, "the body has 2 bytes"),
         (b"{}", {"inference-header-content-length": "-1"}, "the body has 2 bytes"),
         (b"{}", {"inference-header-content-length": "1_0"}, "the body has 2 bytes"),
-        (b"{}", {"inference-header-content-length": "2"}, "no request"),
-        (b"garbage", {"content-type": ARROW}, "no whole Arrow stream"),
-        (table[:-100], {"content-type": ARROW}, "no whole Arrow stream"),
-        (b"", {"content-type": ARROW}, "no whole Arrow stream"),
+        (b"{}", {"inference-header-content-length": "2"}, "not an inference request"),
+        (b"garbage", {"content-type": ARROW}, "not a complete Arrow stream"),
+        (table[:-100], {"content-type": ARROW}, "not a complete Arrow stream"),
+        (b"", {"content-type": ARROW}, "not a complete Arrow stream"),
         (arrow(pa.table({"a": [[1.0]]})), {"content-type": ARROW}, "send numbers"),
     ]:
         reply = ask(app, INFER, body, headers)

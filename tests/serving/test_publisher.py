@@ -126,7 +126,7 @@ def test_a_file_server_has_a_clock_of_its_own(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "a/b"}, "is no name"),
+        ({"name": "a/b"}, "is not a valid model name"),
         ({"keep": 0}, "keep=0"),
         ({"keep": 1.5}, "keep=1.5"),
         ({"on_error": "pass"}, "on_error='pass'"),

@@ -155,7 +155,7 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with server(tmp_path, tmp_path / "empty") as found:
         assert found.ended() == 1
-        assert re.search(r"ServingError: .*empty holds no models: .* Publish one", found.log)
+        assert re.search(r"ServingError: .*empty contains no models: .* Publish one", found.log)
         assert "Serving at" not in found.log
 
 
@@ -190,13 +190,13 @@ def test_what_is_not_installed_is_told(missing: str, monkeypatch: pytest.MonkeyP
 
 def test_an_address_in_use_and_threads_are_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(ServingError, match="Is another server there"):
+        with pytest.raises(ServingError, match="Is another server using it"):
             serve(".", port=taken.getsockname()[1], app=dict)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        with pytest.raises(ServingError, match="a process of its own"):
+        with pytest.raises(ServingError, match="a separate process"):
             Supervisor(lambda place: None, 1).run()
     finally:
         end.set()

@@ -96,9 +96,9 @@ def test_changes_of_another_version_are_refused(tmp_path: Path) -> None:
 def test_models_without_a_table_are_whole(tmp_path: Path) -> None:
     X = np.arange(10.0)[:, None]
     clf = SGDClassifier(random_state=0).fit(X, X[:, 0] > 5)
-    with pytest.raises(InvalidParameterError, match="has no table of ids"):
+    with pytest.raises(InvalidParameterError, match="has no growing table of ids"):
         Publisher(tmp_path, "clicks", whole_every=2)(clf)
     with pytest.raises(InvalidParameterError, match="whole_every=0"):
         Publisher(tmp_path, "clicks", whole_every=0)
-    with pytest.raises(ModelFileError, match="changes since another"):
+    with pytest.raises(ModelFileError, match="changes relative to another"):
         daskml_dist.save(clf, tmp_path / "it.changes")

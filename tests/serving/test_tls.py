@@ -92,7 +92,7 @@ def test_a_server_with_a_certificate(tmp_path: Path) -> None:
         # One that is damaged: neither in the processes that are there, nor in their place.
         Path(key).write_text("nothing")
         found.tell(signal.SIGHUP)
-        until(lambda: "the others go on as they are" in found.log)
+        until(lambda: "the other processes continue" in found.log)
         assert "holds no private key" in found.log
         assert asked(kept, "GET", "/v2/health/ready")[0] == 200
         kept.close()
@@ -146,8 +146,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ((certificate, certificate), "holds no private key"),
         ((certificate, None), "holds no private key"),
         ((key, key), "holds no certificate"),
-        ((certificate, other), f"{other} is not that of the certificate {certificate}. Name"),
-        ((certificate, locked), "cannot be decrypted .*its password is key_password"),
+        ((certificate, other), f"{other} does not belong to the certificate {certificate}. Name"),
+        ((certificate, locked), "cannot be decrypted .*its password as key_password"),
         ((certificate, locked, "wrong"), "cannot be decrypted"),
         ((certificate, str(damaged)), "is damaged"),
         ((certificate, key, None, str(junk)), "holds no certificate"),
@@ -156,5 +156,5 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         with pytest.raises(ServingError, match=words):
             serve("models", app=dict, **dict(zip(names, given, strict=False)))
     for name in ("private_key", "key_password", "client_authorities"):
-        with pytest.raises(InvalidParameterError, match=f"A {name} needs the certificate"):
+        with pytest.raises(InvalidParameterError, match=f"A {name} needs a certificate"):
             serve("models", **{name: key})

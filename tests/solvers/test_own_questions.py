@@ -118,7 +118,7 @@ def test_a_question_that_nobody_can_read_ends_the_fit_soon(client: Client) -> No
         note: int = 0
 
     garbled = Asks(1, statistic=Garbled(note="no number"))  # type: ignore[arg-type]
-    with pytest.raises(MessageError, match=r"with nobody lost.*cannot be read.*same version"):
+    with pytest.raises(MessageError, match=r"without a lost worker.*cannot be read.*same version"):
         _asked(garbled, client)
 
 

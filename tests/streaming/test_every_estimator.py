@@ -271,6 +271,6 @@ def test_the_rows_of_a_batch_normalisation_are_enough() -> None:
     (X, y), *_ = case.batches()
     with model.stream(**case.classes) as stream:
         stream.learn(X, y)
-        with pytest.raises(InvalidDataError, match="Gather more rows"):
+        with pytest.raises(InvalidDataError, match="Pass more rows"):
             stream.learn(X[:1], y[:1])
         assert stream.n_rows == 80

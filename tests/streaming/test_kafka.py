@@ -111,7 +111,7 @@ def test_messages_that_are_not_there_any_more_are_told(broker):
         _source(address, after={"0": 1000}, idle=0) as source,
     ):
         list(source)
-    with pytest.raises(InvalidDataError, match="made anew"), _source(address, after={"7": 1}):
+    with pytest.raises(InvalidDataError, match="recreated"), _source(address, after={"7": 1}):
         pass
 
 

@@ -143,7 +143,7 @@ def test_a_method_that_is_no_method_does_not_count() -> None:
     class Wrong:
         on_fit_end = "later"
 
-    with pytest.raises(InvalidParameterError, match="has no method that a fit calls"):
+    with pytest.raises(InvalidParameterError, match="has no method that a fit would call"):
         CallbackList(Wrong())
 
 

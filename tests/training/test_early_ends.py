@@ -15,7 +15,8 @@ from distributed import Client, LocalCluster, wait
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.client import run_actors
+from daskml_dist.training.client import cluster_run, run_actors
+from daskml_dist.training.worker import host
 from daskml_dist.training.worker.trainer import Trainer
 
 X = np.random.default_rng(0).normal(size=(160, 3))
@@ -124,3 +125,18 @@ def test_an_actor_lost_before_the_run_began_is_no_error(
     SGDClassifier(policy="sync", max_iter=2, tol=None).fit(X, (X[:, 0] > 0).astype(int))
     assert asked
     del X
+
+
+def test_trainers_hear_of_a_server_that_cannot_begin(
+    some: tuple[Client, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for it, and would do so until their own bound."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise InvalidParameterError("This server cannot be made. Do without it.")
+
+    # The client waits as long for trainers that do not hear it.
+    monkeypatch.setattr(cluster_run, "_WIND_DOWN", 1e6)
+    monkeypatch.setattr(host, "make_server", fail)
+    with pytest.raises(InvalidParameterError, match="Do without it"):
+        _fit(*some[1:])

@@ -173,5 +173,5 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None
 
 
 def test_compression_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="hosts send their parameters whole"):
+    with pytest.raises(InvalidParameterError, match="hosts send whole parameters"):
         SGDRegressor(policy=Hierarchical(), run=Run(compression="8bit")).fit(X, Y)

@@ -49,7 +49,7 @@ def test_to_lose_all_for_ever_ends_a_fit() -> None:
         _lose(counts, 1)
         counts.go_on_from(10)
         counts.begin_anew()
-    with pytest.raises(WorkerLostError, match=r"lost all .* 7 times.*checkpoint"):
+    with pytest.raises(WorkerLostError, match=r"lost its whole state 7 times.*checkpoint"):
         _lose(counts, 1)
 
 

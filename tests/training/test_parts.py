@@ -150,7 +150,7 @@ def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Cl
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ({"embeddings": "async"}, "names the policies of other parts"),
+        ({"embeddings": "async"}, "must have the parts"),
         ({"embeddings": "sync", "dense": "allreduce"}, "pulled and pushed at each step"),
         ({"embeddings": Asynchronous(push_every=2), "dense": "allreduce"}, "at each step"),
         ({"embeddings": "async", "dense": "async"}, "sum the gradients"),
@@ -163,12 +163,12 @@ def test_parts_that_cannot_be_updated_so_are_refused(policy: Any, said: str) -> 
 
 
 def test_names_are_for_a_mapping() -> None:
-    with pytest.raises(InvalidParameterError, match="name policies by a mapping"):
+    with pytest.raises(InvalidParameterError, match="a mapping of names"):
         PolicyByPart("async", "allreduce")  # type: ignore[arg-type]
 
 
 def test_models_without_embeddings_are_refused() -> None:
     X, y = _rows()
     by_part = PolicyByPart(Asynchronous(), AllReduce())
-    with pytest.raises(InvalidParameterError, match="models over ids"):
+    with pytest.raises(InvalidParameterError, match="a model over ids"):
         SGDClassifier(policy=by_part).fit(X, y)

@@ -18,11 +18,11 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
 
 HERE = {
-    "steps": ["reading", "looking for a rate", "begin", "training", "end of fit", "end"],
+    "steps": ["reading", "finding a learning rate", "begin", "training", "end of fit", "end"],
     "rounds": ["reading", "begin", "training", "end of fit", "end"],
 }
 THERE = {
-    "steps": ["reading", "placing", "looking for a rate", "begin", "placing", "training",
+    "steps": ["reading", "placing", "finding a learning rate", "begin", "placing", "training",
               "gathering", "end of fit", "end"],
     "rounds": ["reading", "placing", "begin", "placing", "training", "gathering", "end of fit",
                "end"],

@@ -61,7 +61,7 @@ def _lines(console: Console) -> list[str]:
         (("waiting for workers", 0, None), "waiting for workers"),
         (("reading", 12, 40), "reading 12/40 blocks"),
         (("reading", 0, 1), "reading 0/1 block"),
-        (("looking for a rate", 0, None), "looking for a rate"),
+        (("finding a learning rate", 0, None), "finding a learning rate"),
         (("training", 0, None), "pass 0/20"),
     ],
 )

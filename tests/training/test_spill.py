@@ -66,5 +66,5 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(TrainingError, match=r"no room for 8,000 bytes.*temporary-directory"):
+    with pytest.raises(TrainingError, match=r"no space for 8,000 bytes.*temporary-directory"):
         SpillStore(0).zeros((1_000,), np.int64)

@@ -318,7 +318,7 @@ def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Clie
         run=Run(memory_budget=2 * 800 * 16), max_iter=500, tol=None, callbacks=Cut()
     )
     with pytest.raises(
-        InvalidDataError, match=r"Block \d (had 800 rows|could not be made again).*persist"
+        InvalidDataError, match=r"Block \d (had 800 rows|could not be recomputed).*persist"
     ):
         model.fit(frame[["x"]], frame["y"])
 
@@ -403,13 +403,13 @@ def test_a_stream_skips_to_a_later_group() -> None:
 def test_a_read_that_fails_is_told_where_the_block_is_used() -> None:
     def broken(number: int) -> int:
         if number == 2:
-            raise OSError("cut short")
+            raise OSError("interrupted")
         return number
 
     stream = _stream(broken, [[0], [1], [2]], ahead=3)
     stream.seek(1)
     assert stream[1] == 1
-    with pytest.raises(OSError, match="cut short"):
+    with pytest.raises(OSError, match="interrupted"):
         stream[2]
 
 

@@ -39,9 +39,9 @@ def test_a_start_that_compiles_is_no_warning(
 @pytest.mark.parametrize(
     ("anew", "from_pass", "words"),
     [
-        (False, 3, "goes on, 7 updates made again"),
-        (True, 0, "begins anew"),
-        (True, 3, "goes on from what was saved after pass 3"),
+        (False, 3, "continues, repeating 7 updates"),
+        (True, 0, "starts again"),
+        (True, 3, "continues from the state saved after pass 3"),
     ],
 )
 def test_a_fit_with_a_checkpoint_does_not_begin_anew(

@@ -295,7 +295,7 @@ def test_a_parameter_of_the_lifted_transformer() -> None:
 
 def test_a_sample_for_what_dask_cannot_tell() -> None:
     encoder = sklearn.preprocessing.OneHotEncoder().fit(FRAME[["job"]])
-    with pytest.raises(InvalidParameterError, match=r"(?s)cannot take .*sample=rows"):
+    with pytest.raises(InvalidParameterError, match=r"(?s)cannot transform .*sample=rows"):
         Blockwise(encoder).fit_transform(_lazy(FRAME[["job"]]))
     found = Blockwise(encoder, sample=FRAME[["job"]][:2]).fit_transform(_lazy(FRAME[["job"]]))
     np.testing.assert_array_equal(_dense(found), _dense(encoder.transform(FRAME[["job"]])))

@@ -229,7 +229,9 @@ def test_a_target_of_another_type() -> None:
 
 
 def test_a_category_to_drop_that_is_not_there() -> None:
-    with pytest.raises(InvalidParameterError, match=r"(?s)supposed to be dropped.*change either"):
+    with pytest.raises(
+        InvalidParameterError, match=r"(?s)supposed to be dropped.*change one of them"
+    ):
         preprocessing.OneHotEncoder(drop=["w"]).fit(_lazy(pd.DataFrame({"a": COLUMNS["str"]})))
 
 

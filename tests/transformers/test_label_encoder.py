@@ -66,7 +66,9 @@ def test_bad_labels() -> None:
     with pytest.raises(NotFittedError):
         LabelEncoder().transform(y)
     unseen = LabelEncoder().fit(y[:1]).transform(y)
-    with pytest.raises(InvalidDataError, match=r"previously unseen labels.*Fit on labels"):
+    with pytest.raises(
+        InvalidDataError, match=r"previously unseen labels.*Fit on rows with all labels"
+    ):
         unseen.compute()
     with pytest.raises(InvalidDataError, match="previously unseen labels"):
         LabelEncoder().fit(y).inverse_transform(da.full(3, 9)).compute()

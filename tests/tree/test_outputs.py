@@ -131,7 +131,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (CLASSES, {"class_weight": "balanced_subsample"}, "balanced"),
     (CLASSES, {"class_weight": {0: 1}}, "list of dicts"),
     (CLASSES, {"class_weight": [{0: 1}]}, "match number of outputs"),
-    (CLASSES, {"class_weight": [{0: 1}, {9: 1}, {0: 1}]}, "does not hold"),
+    (CLASSES, {"class_weight": [{0: 1}, {9: 1}, {0: 1}]}, "not in y"),
     (CLASSES[:, 0], {"class_weight": [{0: 1}, {0: 1}]}, "match number of outputs"),
     (CLASSES, {"monotonic_cst": [1, 0, 0, 0, 0]}, "multiple outputs"),
     (sp.csr_matrix(CLASSES), {}, "sparse"),

@@ -372,7 +372,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
         found = given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidDataError(
-            f"Column {name!r} holds what is no number ({error}). Give numbers: "
+            f"Column {name!r} holds values that are not numbers ({error}). Give numbers: "
             f"frame[{name!r}].astype(float); drop rows with missing values."
         ) from error
     if not np.isfinite(found).all():
@@ -395,8 +395,8 @@ def read_frame_entries(
     """Return the entries of a pandas or Dask dataframe."""
     if not is_dataframe_like(frame):
         raise InvalidDataError(
-            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row "
-            f"for each entry: columns {columns.first!r} and {columns.second!r}."
+            f"{type(frame).__name__} is not a dataframe. Give a pandas or Dask dataframe with "
+            f"one row per entry: columns {columns.first!r} and {columns.second!r}."
         )
     names = [name for name in (columns.first, columns.second, columns.value) if name is not None]
     if missing := [name for name in names if name not in frame.columns]:
@@ -409,7 +409,9 @@ def read_frame_entries(
         sources = [*lower_partitions(frame[names]), *(delayed(part, pure=False) for part in alone)]
         return KeyedCollection.of("dask", sources, columns, sides)
     if not len(frame) and not alone:
-        raise InvalidDataError("The frame has no rows. Look at the file or the filter it is from.")
+        raise InvalidDataError(
+            "The frame has no rows. Check the file or the filter that it comes from."
+        )
     return KeyedCollection.of("memory", [frame[names], *alone], columns, sides)
 
 
@@ -434,7 +436,7 @@ def read_matrix_entries(
     if isinstance(matrix, da.Array):
         if matrix.ndim != 2 or np.isnan(matrix.chunks[0]).any():
             raise InvalidDataError(
-                "The rows of a dask Array of unknown chunk sizes have no numbers. Call "
+                "The rows of a Dask Array with unknown chunk sizes cannot be numbered. Call "
                 "compute_chunk_sizes() first."
             )
         # A chunk has whole rows, since columns are numbered from the left edge.
@@ -453,9 +455,9 @@ def _check_sparse(matrix: Any) -> None:
     """Raise where entries are of no sparse matrix."""
     if not hasattr(matrix, "tocoo"):
         raise InvalidDataError(
-            f"{type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
-            "Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse, such as "
-            "X.map_blocks(scipy.sparse.csr_matrix)."
+            f"{type(matrix).__name__} is neither a dataframe nor a sparse matrix. Give a pandas "
+            "or Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse, such "
+            "as X.map_blocks(scipy.sparse.csr_matrix)."
         )
 
 

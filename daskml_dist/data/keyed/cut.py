@@ -187,7 +187,8 @@ def choose_cuts(
         parts = [sample[space] for sample in samples if len(sample[space][0])]
         if not parts:
             raise InvalidDataError(
-                "There are no entries in any part. Look at the files or the filter they are from."
+                "There are no entries in any part. Check the files or the filter that they "
+                "come from."
             )
         check_one_kind([part for part, _ in parts])
         ids = np.concatenate([part for part, _ in parts])

@@ -31,7 +31,7 @@ def convert_ids(values: Any, name: str) -> Array:
     if array.dtype.kind == "T":
         array = array.astype(object)
     if array.ndim != 1:
-        raise InvalidDataError(f"Column {name!r} has the shape {array.shape}. Give one id a row.")
+        raise InvalidDataError(f"Column {name!r} has the shape {array.shape}. Give one id per row.")
     if array.dtype.kind in "biuSU":
         return array.astype(np.uint8) if array.dtype.kind == "b" else array
     pandas = load_pandas()
@@ -50,8 +50,8 @@ def convert_ids(values: Any, name: str) -> Array:
             return np.asarray(pandas.to_datetime(array, utc=True).tz_localize(None))
         if kind not in _SORTABLE_KINDS:
             raise InvalidDataError(
-                f"Column {name!r} holds ids of several types ({kind}), which have no order. Make "
-                f"them one type: frame[{name!r}].astype(str)."
+                f"Column {name!r} holds ids of several types ({kind}), which cannot be sorted. "
+                f"Convert them to one type: frame[{name!r}].astype(str)."
             )
         if kind == "boolean":
             return array.astype(np.uint8)
@@ -66,7 +66,7 @@ def _convert_integers(array: Array, name: str) -> Array:
         with suppress(OverflowError):
             return array.astype(kind)
     raise InvalidDataError(
-        f"Column {name!r} holds integers of more than 64 bits. Make them text: "
+        f"Column {name!r} holds integers of more than 64 bits. Convert them to strings: "
         f"frame[{name!r}].astype(str)."
     )
 
@@ -142,8 +142,8 @@ def check_one_kind(parts: Sequence[Array]) -> None:
     kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
     if len(kinds) > 1:
         raise InvalidDataError(
-            f"Ids are of several types ({', '.join(sorted(kinds))}), which have no order. Make "
-            "them one type, such as frame.astype({column: str})."
+            f"Ids are of several types ({', '.join(sorted(kinds))}), which cannot be sorted. "
+            "Convert them to one type, such as frame.astype({column: str})."
         )
     whole = [part for part in parts if part.dtype.kind in "iu" and len(part)]
     if kinds == {"number"} and np.result_type(*parts).kind == "f":
@@ -152,8 +152,8 @@ def check_one_kind(parts: Sequence[Array]) -> None:
             for part in whole
         ):
             raise InvalidDataError(
-                "Some ids are integers above 2**53, and others are of another type of numbers: "
-                "different ones would become the same. Make all of one type, such as "
+                "Some ids are integers above 2**53 and others are floats, so that different ids "
+                "could become equal. Convert all to one type, such as "
                 "frame.astype({column: 'int64'})."
             )
 

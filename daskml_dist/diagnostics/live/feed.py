@@ -40,7 +40,7 @@ def _guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
         try:
             hook(*args)
         except Exception:
-            logger.debug("The page of fits is not told", exc_info=True)
+            logger.debug("The page of fits could not be updated", exc_info=True)
 
     return call
 
@@ -185,7 +185,7 @@ class _SchedulerLine:
                 await self._wait_for_turn()
                 await asyncio.wait_for(self._send(client), _SEND_TIMEOUT)
         except Exception:
-            logger.debug("The scheduler does not take what a fit tells", exc_info=True)
+            logger.debug("The scheduler rejected progress reports of a fit", exc_info=True)
             self._events.clear()
             # A restarted scheduler must be asked again.
             self._has_page = None

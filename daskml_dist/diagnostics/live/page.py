@@ -41,17 +41,17 @@ _NEWEST = "newest"
 #: Figures over passes: the title, and the columns that are drawn with their colours.
 _FIGURES = (
     ("Mean training loss", {"loss": "#0072b2"}),
-    ("Score of validation rows and of eval_set", {"val_score": "#009e73", "eval_score": "#e69f00"}),
-    ("Traffic of a pass (MB)", {"mb_pushed": "#0072b2", "mb_pulled": "#e69f00"}),
+    ("Score on validation rows and eval_set", {"val_score": "#009e73", "eval_score": "#e69f00"}),
+    ("Traffic per pass (MB)", {"mb_pushed": "#0072b2", "mb_pulled": "#e69f00"}),
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
 #: Texts in figures without values, by the first column.
 _EMPTY = {
     "loss": "This fit records no loss.",
-    "val_score": "Nothing is scored: set early_stopping=True, or give fit(..., eval_set=(X, y)).",
-    "mb_pushed": "This fit records no traffic of its passes.",
-    "staleness_mean": "This fit applies no gradients that could be old.",
+    "val_score": "No score recorded: set early_stopping=True, or pass fit(..., eval_set=(X, y)).",
+    "mb_pushed": "This fit does not record traffic per pass.",
+    "staleness_mean": "This fit applies no stale gradients.",
     "rows_per_second": "No pass has ended yet.",
 }
 #: Position of the bars of staleness among the figures: after the one of its mean and maximum.
@@ -59,7 +59,7 @@ _STALENESS_POSITION = 4
 #: Figures over seconds, in the same form.
 _LOADS = (
     (
-        "Traffic of the trainers (MB a second)",
+        "Traffic of the trainers (MB/s)",
         dict(zip(TRANSPORTS.values(), ("#0072b2", "#e69f00", "#009e73"), strict=True)),
     ),
     ("Training rows", {"rows_in_memory": "#0072b2", "rows_streamed": "#e69f00"}),
@@ -132,7 +132,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
                 )
             staleness.x_range.factors = list(sources["staleness"].data["versions"])
         except Exception:
-            logger.debug("The page of fits is not drawn", exc_info=True)
+            logger.debug("The page of fits could not be drawn", exc_info=True)
 
     # bokeh checks each value of each property again on every change; the tables are made here.
     update()
@@ -201,7 +201,7 @@ def _draw_staleness(source: Any) -> Any:
     from bokeh.models import HoverTool, NumeralTickFormatter
     from bokeh.plotting import figure
 
-    title = "Applied gradients by their staleness (versions)"
+    title = "Applied gradients by staleness (versions)"
     plot = figure(title=title, x_range=[], height=240, tools="reset")
     plot.vbar("versions", top="count", width=0.9, source=source, color="#0072b2")
     plot.y_range.start, plot.yaxis.formatter = 0, NumeralTickFormatter(format="0.[000]a")
@@ -214,7 +214,7 @@ def _draw_lanes(lanes: Any, marks: Any) -> Any:
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
-    title = "Lanes over time (colour: worker; lines: changes of membership)"
+    title = "Lanes over time (colour: worker; lines: membership changes)"
     labels = {"x_axis_label": "seconds", "y_axis_label": "lane"}
     plot = figure(title=title, height=240, tools="pan,wheel_zoom,reset", **labels)
     boxes = plot.quad(
@@ -233,7 +233,7 @@ def _draw_speeds(source: Any) -> Any:
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
-    title = f"Steps a second of each lane (colour: worker; at most {MAX_SPEED_LANES} lanes)"
+    title = f"Steps per second of each lane (colour: worker; at most {MAX_SPEED_LANES} lanes)"
     plot = figure(title=title, x_axis_label="seconds", height=240, tools="pan,wheel_zoom,reset")
     plot.y_range.start = 0
     drawn = plot.multi_line(
@@ -250,7 +250,7 @@ def _draw_rungs(source: Any) -> Any:
     from bokeh.plotting import figure
 
     plot = figure(
-        title="Candidates from rung to rung (a dot: where one came to)",
+        title="Candidates by rung (dot: where a candidate ended)",
         x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
         x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
     )  # fmt: skip
@@ -311,7 +311,7 @@ def _make_fit_list(fits: list[Fit]) -> str:
         for fit in reversed(fits)
     ]
     lines = [_make_table_row("th", titles), *(_make_table_row("td", row) for row in rows)]
-    return f"<b>Last fits</b><table style='border-spacing:12px 2px'>{''.join(lines)}</table>"
+    return f"<b>Recent fits</b><table style='border-spacing:12px 2px'>{''.join(lines)}</table>"
 
 
 def _make_table_row(tag: str, cells: tuple[str, ...]) -> str:

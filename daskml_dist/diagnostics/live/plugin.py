@@ -43,7 +43,7 @@ class TrainingPage(SchedulerPlugin):
             self.fits.take(events)
         # Events are of clients of any version.
         except Exception:
-            logger.debug("What a fit tells cannot be read", exc_info=True)
+            logger.debug("A progress report of a fit cannot be read", exc_info=True)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Apply a worker's report; errors are logged, since a scheduler must not fail by them."""
@@ -52,7 +52,7 @@ class TrainingPage(SchedulerPlugin):
         try:
             self.fits.hear(msg)
         except Exception:
-            logger.debug("What a trainer tells cannot be read", exc_info=True)
+            logger.debug("A progress report of a trainer cannot be read", exc_info=True)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Mark the running fits of a client that has left."""
@@ -73,7 +73,7 @@ def open_page(scheduler: Any) -> bool:
         scheduler.add_plugin(plugin, name=NAME, idempotent=True)
         return True
     except Exception:
-        logger.debug("The dashboard does not take the page of fits", exc_info=True)
+        logger.debug("The page of fits could not be added to the dashboard", exc_info=True)
         return False
 
 

@@ -17,8 +17,8 @@ def get_axes(ax: Axes | None, name: str) -> Axes:
     # plt.subplots(2) returns an array of Axes, which is often passed by mistake.
     if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
         raise InvalidParameterError(
-            f"ax={ax!r}: give Axes of matplotlib, such as those of plt.subplots()[1] (one of them "
-            "where there are several), or None for a new figure."
+            f"ax={ax!r}: give matplotlib Axes, such as plt.subplots()[1] (one of them if there "
+            "are several), or None for a new figure."
         )
     if ax is not None:
         return ax
@@ -74,5 +74,5 @@ def name_histories(given: Any) -> dict[str, Any]:
             number = sum(known.split(" #")[0] == name for known in named)
             named[f"{name} #{number + 1}" if number else name] = history
     if not named:
-        raise InvalidParameterError("There is no history to draw: give at least one.")
+        raise InvalidParameterError("There is no history to plot: give at least one.")
     return named

@@ -94,7 +94,7 @@ def _find_curve(name: str, history: Any, y: str, over: str) -> tuple[list[float]
     if not records or all(record.get(y) is None for record in records):
         raise InvalidParameterError(
             f"The fit {name!r} has recorded no {y!r}; val_score needs early_stopping=True, "
-            "eval_score fit(..., eval_set=(X, y)), and any of them a whole pass."
+            "eval_score fit(..., eval_set=(X, y)), and each needs at least one whole pass."
         )
     values = [number_or_nan(record.get(y)) for record in records]
     if over == "pass":
@@ -234,8 +234,7 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
     seatings = extra.get("seatings")
     if not seatings:
         raise InvalidParameterError(
-            "The history tells of no workers: the fit ran in one process. Fit with a "
-            "distributed.Client."
+            "The history has no workers: the fit ran in one process. Fit with a distributed.Client."
         )
     ax = get_axes(ax, "lanes")
     # A generation's workers stand until the recovery before the next one begins, which took

@@ -175,8 +175,8 @@ def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, flo
     results = _get_results(search)
     if "n_resources" not in results:
         raise InvalidParameterError(
-            f"{type(search).__name__} has no rungs: give a fitted halving search or Hyperband; of "
-            "others draw search_results."
+            f"{type(search).__name__} has no rungs: give a fitted halving search or Hyperband; "
+            "for other searches, use search_results."
         )
     resource = str(getattr(search, "resource", "resources"))
     # Halving searches list a candidate once for each rung, with other resources.
@@ -200,7 +200,7 @@ def _get_results(search: Any) -> Any:
     results = getattr(search, "cv_results_", None)
     if results is None:
         raise InvalidParameterError(
-            f"{type(search).__name__} has no cv_results_: give a search, after its fit."
+            f"{type(search).__name__} has no cv_results_: give a fitted search."
         )
     return results
 
@@ -285,7 +285,7 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     """
     if not all(hasattr(found, name) for name in ("rates", "losses", "suggestion")):
         raise InvalidParameterError(
-            f"{found!r} has no rates: give what model_selection.learning_rate_range returns."
+            f"{found!r} has no rates: give the result of model_selection.learning_rate_range."
         )
     ax = get_axes(ax, "learning_rates")
     finite = np.isfinite(found.losses)

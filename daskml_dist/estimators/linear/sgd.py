@@ -200,8 +200,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         callbacks = super()._make_callbacks(max_iter, aside, first)
         if self._adapts and callbacks.need_parameters:
             raise InvalidParameterError(
-                'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
-                "leave eval_set and callbacks that need parameters out, or use another rate."
+                'learning_rate="adaptive" runs one fit per rate, so eval_set and callbacks that '
+                "need parameters are not supported. Leave them out, or use another rate."
             )
         return callbacks
 
@@ -224,8 +224,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         if last is not None and last.n_targets != n_targets:
             was, now = _describe_columns(last.n_targets), _describe_columns(n_targets)
             raise InvalidDataError(
-                f"Going on needs the targets of the first fit, {was}; y has {now}. Set "
-                "warm_start=False, or give y as at first."
+                f"Continuing needs the number of targets of the first fit, {was}; y has {now}. "
+                "Set warm_start=False, or pass y as in the first fit."
             )
         # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
         # intercept at the best constant prediction instead.
@@ -304,14 +304,14 @@ def _check_sgd_params(params: Mapping[str, Any]) -> None:
     rate, eta0 = params["learning_rate"], params.get("eta0")
     if isinstance(rate, str) and rate in ("pa1", "pa2"):
         raise InvalidParameterError(
-            f"learning_rate={rate!r}: passive-aggressive steps are as long as their own row asks "
-            'for, and steps here are of batches. Use loss="hinge" with learning_rate="optimal".'
+            f"learning_rate={rate!r}: passive-aggressive steps depend on a single row, but steps "
+            'here use batches. Use loss="hinge" with learning_rate="optimal".'
         )
     if eta0 is not None:
         check_number("eta0", eta0, lambda v: v > 0, "> 0, or None for the optimizer's own rate")
         if not isinstance(rate, str):
             raise InvalidParameterError(
-                f"eta0={eta0!r} with learning_rate={rate!r}: both say the rate. Leave eta0 out."
+                f"eta0={eta0!r} with learning_rate={rate!r}: both set the rate. Leave eta0 out."
             )
     if "epsilon" in params:
         check_number("epsilon", params["epsilon"])
@@ -331,8 +331,8 @@ def _check_sgd_params(params: Mapping[str, Any]) -> None:
         )
     if rate == "adaptive" and params.get("checkpoint") is not None:
         raise InvalidParameterError(
-            'learning_rate="adaptive" makes a fit of parts, and a checkpoint would know of one '
-            "alone. Use another learning_rate, or checkpoint=None."
+            'learning_rate="adaptive" runs several fits, and a checkpoint holds only one. Use '
+            "another learning_rate, or checkpoint=None."
         )
 
 
@@ -357,8 +357,8 @@ def _join_starting_coefficients(
         # As scikit-learn, one row of coefficients may have one dimension.
         if coef.shape != shape and not (model.width == 1 and coef.shape == (d,)):
             raise InvalidDataError(
-                f"Provided coef_init does not match dataset: it has shape {coef.shape}, and the "
-                f"rows ask for {shape}. Pass the coef_ of a fit to rows like these."
+                f"Provided coef_init does not match dataset: it has shape {coef.shape}, but the "
+                f"rows need {shape}. Pass the coef_ of a fit to rows like these."
             )
         w[:d] = coef.reshape(shape).T
     if intercept is None:
@@ -366,8 +366,8 @@ def _join_starting_coefficients(
     intercept = np.ravel(_as_finite_array("intercept_init", intercept, w.dtype))
     if intercept.shape != (model.width,):
         raise InvalidDataError(
-            f"Provided intercept_init does not match dataset: it has {len(intercept)} numbers, and "
-            f"the rows ask for {model.width}. Pass the intercept_ of a fit to rows like these."
+            f"Provided intercept_init does not match dataset: it has {len(intercept)} numbers, "
+            f"but the rows need {model.width}. Pass the intercept_ of a fit to rows like these."
         )
     if model.fit_intercept:
         w[d] = intercept
@@ -391,7 +391,8 @@ def _as_finite_array(name: str, given: Any, dtype: Any) -> NDArray[Any]:
         if np.isfinite(converted).all():
             return converted
     raise InvalidDataError(
-        f"{name} must be finite real numbers (its dtype is {values.dtype}). Pass what a fit found."
+        f"{name} must be finite real numbers (its dtype is {values.dtype}). Pass the values of "
+        "a fit."
     )
 
 

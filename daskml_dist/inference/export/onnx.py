@@ -24,10 +24,7 @@ from daskml_dist.inference.export.onnx_trees import (
 from daskml_dist.inference.export.sklearn_models import to_sklearn
 from daskml_dist.inference.saved.storage import path_to_text, write_bytes
 
-_REMEDY = (
-    "Pass rows like those to come as `sample` where inputs are not all numbers, or use "
-    "to_sklearn()."
-)
+_REMEDY = "If not all inputs are numbers, pass typical rows as `sample`, or use to_sklearn()."
 #: Rows whose answers are compared with the twin's.
 _CHECKED_ROWS = 64
 #: Largest difference of answers, as a share of the largest: rounding to float32 is far below it,
@@ -37,7 +34,7 @@ _TOLERANCE = 1e-3
 
 @suggest_arguments
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
-    """Convert a fitted estimator to ONNX, by way of scikit-learn's (see `to_sklearn`).
+    """Convert a fitted estimator to ONNX, through its scikit-learn equivalent (see `to_sklearn`).
 
     Parameters
     ----------
@@ -88,7 +85,9 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
         if not hasattr(twin, "n_features_in_"):
-            raise ExportError(f"This {type(twin).__name__} takes no matrix of numbers. {_REMEDY}")
+            raise ExportError(
+                f"This {type(twin).__name__} does not accept a matrix of numbers. {_REMEDY}"
+            )
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
     # Else the probabilities of a row would be a dict by label.
@@ -112,7 +111,7 @@ def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> An
             return skl2onnx.to_onnx(twin, **more)
     except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
         raise ExportError(
-            f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
+            f"skl2onnx {skl2onnx.__version__} cannot convert this {type(twin).__name__}: "
             f"{str(error)[:400]}\n{_REMEDY}"
         ) from error
 
@@ -144,8 +143,8 @@ def _open_session(model: Any, session_of: Any, twin: Any) -> Any:
         return session_of(model.SerializeToString())
     except Exception as error:  # of ONNX Runtime's own kinds
         raise ExportError(
-            f"ONNX Runtime cannot run the ONNX that skl2onnx makes of this {type(twin).__name__}: "
-            f"{str(error)[-400:]}\nUse to_sklearn()."
+            "ONNX Runtime cannot run the model that skl2onnx made from this "
+            f"{type(twin).__name__}: {str(error)[-400:]}\nUse to_sklearn()."
         ) from error
 
 
@@ -156,7 +155,7 @@ def _load_libraries() -> tuple[Any, Any]:
         import skl2onnx
     except ImportError as error:
         raise ExportError(
-            'ONNX is made by skl2onnx and tried by ONNX Runtime: pip install "daskml-dist[export]".'
+            'ONNX export needs skl2onnx and ONNX Runtime: pip install "daskml-dist[export]".'
         ) from error
 
     def session_of(model: bytes) -> Any:
@@ -193,14 +192,14 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
         found = np.asarray(session.run(None, _make_inputs(session, sample))[number])
     except Exception as error:  # of ONNX Runtime's own kinds, and of rows that are no such inputs
         raise ExportError(
-            f"ONNX Runtime has no answers of this {type(twin).__name__}: {str(error)[-400:]}\n"
-            f"{_REMEDY}"
+            f"ONNX Runtime returned no predictions of this {type(twin).__name__}: "
+            f"{str(error)[-400:]}\n{_REMEDY}"
         ) from error
     if not _are_near(found, wanted):
         raise ExportError(
-            f"skl2onnx makes ONNX of this {type(twin).__name__} that answers otherwise. Use "
-            "to_sklearn(), or pass rows that the model is for as `sample`, if these are unlike "
-            "numbers near 0."
+            f"The ONNX model that skl2onnx made from this {type(twin).__name__} predicts "
+            "differently. Use to_sklearn(), or, if typical rows are unlike numbers near 0, pass "
+            "some as `sample`."
         )
 
 
@@ -222,7 +221,7 @@ def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
         except (TypeError, ValueError) as error:
             errors.append(error)
     raise ExportError(
-        f"This {type(twin).__name__} has no answers for the rows that ONNX is tried with "
+        f"This {type(twin).__name__} cannot predict the rows that test the ONNX model "
         f"({str(errors[0])[:400]}). {_REMEDY}"
     ) from errors[0]
 
@@ -234,11 +233,11 @@ def _compute_onnx_answers(twin: Any, sample: Any) -> NDArray[Any]:
             found = getattr(twin, method)(sample)
             if isinstance(found, list) and len({one.shape for one in found}) > 1:
                 raise ExportError(
-                    "ONNX has one array of probabilities, and the outputs have different numbers "
-                    "of classes. Export a model for each output, or use to_sklearn()."
+                    "ONNX has one array of probabilities, but the outputs have different "
+                    "numbers of classes. Export one model per output, or use to_sklearn()."
                 )
             return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
-    raise ExportError(f"{type(twin).__name__} answers nothing that ONNX could. Use to_sklearn().")
+    raise ExportError(f"{type(twin).__name__} has no method that ONNX supports. Use to_sklearn().")
 
 
 def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:

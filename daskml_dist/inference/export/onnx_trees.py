@@ -41,15 +41,15 @@ def _check_categories(model: Any) -> None:
     for feature, known in find_categories(model).items():
         if known.dtype.kind not in "biuf":
             raise ExportError(
-                f"Categories of feature {feature} are no numbers, and trees of ONNX take rows of "
-                "numbers alone. Number them before the fit (OrdinalEncoder, and its columns as "
+                f"Categories of feature {feature} are not numbers, but ONNX trees only accept "
+                "numbers. Encode them before the fit (OrdinalEncoder, with its columns as "
                 "categorical_features), or use to_sklearn()."
             )
         present = known[~np.isnan(known)]
         if len(np.unique(present.astype(np.float32))) < len(present):
             raise ExportError(
-                f"Categories of feature {feature} are different numbers of float64 that are the "
-                "same of float32, which trees of ONNX read. Number them from 0 before the fit "
+                f"Categories of feature {feature} are different float64 numbers that become "
+                "equal in float32, which ONNX trees use. Number them from 0 before the fit "
                 "(OrdinalEncoder), or use to_sklearn()."
             )
 
@@ -197,8 +197,8 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
     if len(ops) != len(models):
         raise ExportError(
-            "Models of trees cannot be told from each other in the ONNX of this estimator. Export "
-            "each by itself, or use to_sklearn()."
+            "The tree models in the ONNX of this estimator cannot be told apart. Export each "
+            "separately, or use to_sklearn()."
         )
     for model, op in zip(models, ops, strict=True):
         if _sends_missing_left(model):

@@ -24,14 +24,14 @@ _PACKAGE = "daskml_dist"
 #: Fitted attributes that only this package reads.
 _NOT_EXPORTED = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}
 _REMEDY = (
-    "Export the parts of the model that have one, keep this one in Python (pickle it), or apply it "
-    "before the exported model."
+    "Export the other parts of the model, and pickle this one, or apply it before the exported "
+    "model."
 )
 
 
 @suggest_arguments
 def to_sklearn(estimator: Any) -> Any:
-    """Return scikit-learn's own estimator that answers as a fitted one of this package does.
+    """Return a scikit-learn estimator with the predictions of a fitted one of this package.
 
     The result needs neither this package nor Dask: pickle it, convert it, or give it to any tool
     for scikit-learn's estimators. In a pipeline, a ``ColumnTransformer`` or a search of
@@ -89,9 +89,8 @@ def check_is_estimator(estimator: Any) -> None:
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         kind = type(estimator).__name__
         raise ExportError(
-            f"{kind} is no estimator."
-            f"{suggest_nearest(estimator, ())} Pass a fitted estimator, transformer "
-            "or pipeline."
+            f"{kind} is not an estimator.{suggest_nearest(estimator, ())} Pass a fitted "
+            "estimator, transformer or pipeline."
         )
 
 
@@ -203,8 +202,8 @@ def _check_exact(estimator: Any) -> None:
     if not _is_of_package(kind):
         base = next(one for one in kind.__mro__ if _is_of_package(one))
         raise ExportError(
-            f"{kind.__name__} is a class of your own, and may answer otherwise than {base.__name__}"
-            f" does. Give it a method to_sklearn, or export an estimator of {base.__name__}."
+            f"{kind.__name__} is your own class, and may predict differently from "
+            f"{base.__name__}. Give it a method to_sklearn, or export a {base.__name__}."
         )
 
 
@@ -225,7 +224,7 @@ def _find_sklearn_class(estimator: Any) -> type:
         found = getattr(importlib.import_module(f"sklearn.{module}"), name)
     except (ImportError, AttributeError) as error:
         raise ExportError(
-            f"scikit-learn has no {name}, so there is no twin of it. {_REMEDY}"
+            f"scikit-learn has no {name}, so it cannot be converted. {_REMEDY}"
         ) from error
     assert isinstance(found, type)
     return found

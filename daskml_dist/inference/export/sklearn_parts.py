@@ -82,8 +82,8 @@ def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
 
         raise ExportError(
             f"Nodes of {what} in scikit-learn {sklearn.__version__} have the fields "
-            f"{sorted(found)}, and {sorted(known)} are known here. Export with a version from 1.6 "
-            "on that has these, or with a newer daskml-dist."
+            f"{sorted(found)}, but only {sorted(known)} are supported. Export with a "
+            "scikit-learn version (1.6 or newer) that has these, or with a newer daskml-dist."
         )
 
 
@@ -98,8 +98,8 @@ def _set_boosting(estimator: Any, twin: Any) -> None:
     """Set the trees, bins, categories and loss of a twin of gradient boosting."""
     if not isinstance(estimator.loss, str):
         raise ExportError(
-            f"scikit-learn's boosting knows no loss={estimator.loss!r}. Keep the estimator itself: "
-            "model.save(path); or fit with the name of a loss."
+            f"scikit-learn's boosting does not support loss={estimator.loss!r}. Keep the "
+            "estimator itself: model.save(path); or fit with a built-in loss."
         )
     trees = estimator._trees
     n_outputs = len(estimator._baseline)
@@ -259,9 +259,9 @@ def _find_kind_of_sgd_regressor(estimator: Any) -> tuple[str, str] | None:
     loss = estimator._loss()
     if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
         raise ExportError(
-            f"scikit-learn's SGDRegressor has no loss={loss.name!r}, nor any with a link. Fit "
-            "PoissonRegressor, GammaRegressor or TweedieRegressor of daskml_dist.linear_model, "
-            "which have twins."
+            f"scikit-learn's SGDRegressor has no loss={loss.name!r}, nor losses with a link "
+            "function. Fit PoissonRegressor, GammaRegressor or TweedieRegressor of "
+            "daskml_dist.linear_model, which can be converted."
         )
     several = np.size(getattr(estimator, "intercept_", ())) > 1
     return ("linear_model", "LinearRegression") if several else None

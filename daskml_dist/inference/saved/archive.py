@@ -38,7 +38,7 @@ def check_references(archive: bytes, name: str) -> None:
     parts = list(_find_parts(schema))
     if _VisitCounter(parts).of(schema) > _MIN_VISITS + _MAX_VISITS_PER_PART * len(parts):
         raise ModelFileError(
-            f"{name} is damaged: its parts hold each other more often than those of any estimator. "
+            f"{name} is damaged: its parts are nested more deeply than those of any estimator. "
             "Save the model again, or restore the file from a copy."
         )
 
@@ -122,14 +122,14 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     members = _read_members(data, name)
     if MANIFEST not in members:
         raise ModelFileError(
-            f"{name} has no {MANIFEST}: it is damaged, or was not written by save(). Files of "
-            "skops alone are read by skops.io.load."
+            f"{name} has no {MANIFEST}: it is damaged, or was not written by save(). Plain skops "
+            "files are loaded with skops.io.load."
         )
     try:
         manifest = json.loads(members.pop(MANIFEST))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
-            f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
+            f"{name} has a manifest that is not JSON ({error}). {REMEDY}"
         ) from error
     check_checksums(manifest, {n: compute_checksum(data) for n, data in members.items()}, name)
     return manifest, members
@@ -162,7 +162,7 @@ def put_back_arrays(inner: bytes, same: Any, members: Mapping[str, bytes], name:
         raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
     # One array for many names could fill the memory from a small file.
     if len({*same.values()}) < len(same) or {*same} & {*parts}:
-        raise ModelFileError(f"{name} is damaged: it asks for an array twice. {REMEDY}")
+        raise ModelFileError(f"{name} is damaged: it uses an array twice. {REMEDY}")
     return _write_archive(parts | {n: members[at] for n, at in same.items()}) if same else inner
 
 
@@ -181,17 +181,17 @@ def _read_members(data: bytes, name: str) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
             if any(one.compress_type != zipfile.ZIP_STORED for one in infos):
-                raise ModelFileError(f"{name} has compressed members, which save() writes none of.")
+                raise ModelFileError(f"{name} has compressed members, which save() never writes.")
             if sum(one.file_size for one in infos) > len(data):
                 raise ModelFileError(f"{name} is damaged: its members overlap. {REMEDY}")
             if len({one.filename for one in infos}) < len(infos):
-                raise ModelFileError(f"{name} is damaged: two members have a name. {REMEDY}")
+                raise ModelFileError(f"{name} is damaged: two members have the same name. {REMEDY}")
             found = {one.filename: archive.read(one) for one in infos}
     except ModelFileError:
         raise
     except _DAMAGED as error:
         raise ModelFileError(
-            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
+            f"{name} is damaged, or not a model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
     # Members that are zip files themselves are told by these bytes, as their readers do.
     for part in found.values():
@@ -209,7 +209,8 @@ def _check_inflated(data: bytes, name: str) -> None:
         raise ModelFileError(f"{name} is damaged ({error}). {REMEDY}") from error
     if size > _MIN_INFLATED_BYTES + _MAX_INFLATION * len(data):
         raise ModelFileError(
-            f"{name} holds {len(data)} bytes that would become {size}, which save() writes nowhere."
+            f"{name} holds {len(data)} bytes that would expand to {size}, which save() never "
+            "writes."
         )
 
 
@@ -239,6 +240,6 @@ def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
             f"up to {FORMAT}. Install a newer daskml_dist."
         )
     if wrong := sorted({part for part, one in found.items() if sums.get(part) != one}):
-        raise ModelFileError(f"{name} is damaged: {wrong[0]} has another checksum. {REMEDY}")
+        raise ModelFileError(f"{name} is damaged: {wrong[0]} has a wrong checksum. {REMEDY}")
     if missing := sorted(set(sums) - set(found)):
         raise ModelFileError(f"{name} is damaged: {missing[0]} is missing. {REMEDY}")

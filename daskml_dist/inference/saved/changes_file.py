@@ -31,8 +31,8 @@ code_of = safetensors_file.code_of
 def write(estimator: Any) -> bytes:
     """Raise: changes are since another file, which a publisher knows."""
     raise ModelFileError(
-        f"A file that ends in {SUFFIX} holds changes since another. Publish the model by "
-        "daskml_dist.serving.Publisher(..., whole_every=...), or save it as .safetensors."
+        f"A file that ends in {SUFFIX} holds changes relative to another file. Publish the model "
+        "with daskml_dist.serving.Publisher(..., whole_every=...), or save it as .safetensors."
     )
 
 
@@ -61,7 +61,9 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     warn_of_versions(manifest, name)
     found = json.loads(state)
     if not _BASE.fullmatch(found["base"]):
-        raise ModelFileError(f"{name} names {found['base']!r}, which is no other version. {REMEDY}")
+        raise ModelFileError(
+            f"{name} names {found['base']!r}, which is not another version. {REMEDY}"
+        )
     path = Path(name).parent / found["base"]
     base = read_bytes(str(path))
     if compute_checksum(base) != found["sha256"]:

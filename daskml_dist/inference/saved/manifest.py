@@ -91,8 +91,8 @@ def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
     ]
     if others:
         warnings.warn(
-            f"{name} was written with {' and '.join(others)}. Its answers may be others: compare "
-            "some, and save the model again from here, or install those versions.",
+            f"{name} was written with {' and '.join(others)}. Its predictions may differ: "
+            "compare some and save the model again, or install those versions.",
             UserWarning,
             stacklevel=user_stack_level(),
         )

@@ -36,7 +36,7 @@ def load_formats() -> dict[str, ModuleType]:
 
 @suggest_arguments
 def save(estimator: Any, path: Any) -> None:
-    """Write a fitted estimator, transformer or pipeline to a file that holds no pickle.
+    """Write a fitted estimator, transformer or pipeline to a file without pickles.
 
     A file of skops (``.skops``) opens in plain scikit-learn too: ``skops.io.load`` gives the twin
     that :func:`~daskml_dist.inference.to_sklearn` makes, where there is one. :func:`load` gives the
@@ -157,6 +157,6 @@ def _find_format(path: str) -> ModuleType:
         if path.endswith(suffix):
             return module
     raise ModelFileError(
-        f"{path} ends in none of {', '.join(load_formats())}, by which a model file is known. "
-        "Name it so; for ONNX call to_onnx(path)."
+        f"{path} ends in none of {', '.join(load_formats())}, the endings of model files. Rename "
+        "it; for ONNX call to_onnx(path)."
     )

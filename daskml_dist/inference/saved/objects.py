@@ -68,8 +68,8 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
     types = sorted(types)
     if unknown := [one for one in find_untrusted(types) if one not in given]:
         raise ModelFileError(
-            f"{name} is made of {', '.join(unknown)}: not known to hold data alone, so not read "
-            "without your word. Where you trust whoever wrote the file, pass "
+            f"{name} is made of {', '.join(unknown)}, which may contain more than data, so it is "
+            "not loaded unless you say so. If you trust the author of the file, pass "
             f"load({name!r}, trusted={unknown}); a server is started with "
             f"{' '.join(f'--trusted {one}' for one in unknown)}."
         )
@@ -86,9 +86,9 @@ def check_findable(types: Iterable[str], name: str) -> None:
     for one in find_untrusted(types):
         if not _can_be_found(one):
             raise ModelFileError(
-                f"This {name} is made of {one}, which no later process finds by this name. Define "
-                "the class in a module of yours, at its top; or save a network as .safetensors, "
-                "which needs no class."
+                f"This {name} contains {one}, which other processes cannot import. Define the "
+                "class at the top level of a module; or save a network as .safetensors, which "
+                "needs no class."
             )
 
 
@@ -265,8 +265,8 @@ def list_classes(encoded: Any) -> set[str]:
 def _cannot_write(value: Any, name: str) -> ModelFileError:
     """Return the error of a value that has no form here."""
     return ModelFileError(
-        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which has no form in "
-        ".safetensors. Make the estimator without it, or save it as .skops."
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which .safetensors "
+        "cannot store. Create the estimator without it, or save it as .skops."
     )
 
 

@@ -48,8 +48,8 @@ def write(estimator: Any) -> bytes:
     manifest = make_manifest(estimator)
     if _find_public_class(manifest["estimator"]) is not type(estimator):
         raise ModelFileError(
-            f"{type(estimator).__name__} is no public estimator of daskml_dist, which alone become "
-            ".safetensors. Save it as .skops."
+            f"{type(estimator).__name__} is not a public estimator of daskml_dist; only those "
+            "can be saved as .safetensors. Save it as .skops."
         )
     writer = Writer(find_replacements(estimator))
     # A copy: attributes that a file does not hold are taken out of it, not of the estimator.
@@ -62,7 +62,7 @@ def write(estimator: Any) -> bytes:
     names = sorted(state, key=lambda name: name.startswith("_"))
     encoded = {name: writer.of(state[name], f"{prefix}{name}") for name in names}
     if clash := set(module_tensors) & set(writer.tensors):
-        raise ModelFileError(f"The module's tensor {min(clash)} has a name that is taken.")
+        raise ModelFileError(f"The module's tensor {min(clash)} has a reserved name.")
     tensors = writer.tensors | module_tensors
     state_json = json.dumps(
         {"state": encoded, "left_out": left_out, "module": [*module_tensors]}, allow_nan=False
@@ -95,7 +95,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
         estimator_class = _find_public_class(manifest["estimator"])
         if estimator_class is None:
             raise ModelFileError(
-                f"{name} is of {manifest['estimator']}, which is no public estimator of "
+                f"{name} is of {manifest['estimator']}, which is not a public estimator of this "
                 "daskml_dist. Install the version that wrote it."
             )
         # Parameters that are code come from the caller, all else from the file.
@@ -147,8 +147,8 @@ def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> No
     if missing := [param for param in left_out if param not in given]:
         arguments = ", ".join(f"{param}=..." for param in missing)
         raise ModelFileError(
-            f"{name} holds no classes and functions. Give those of the fit: load({name!r}, "
-            f"{arguments})."
+            f"{name} does not contain classes and functions. Pass those of the fit: "
+            f"load({name!r}, {arguments})."
         )
     if unexpected := sorted(set(given) - set(left_out)):
         raise ModelFileError(
@@ -197,18 +197,18 @@ def read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, N
         metadata = json.loads(data[8 : 8 + header_bytes]).get("__metadata__") or {}
     except Exception as error:  # of safetensors' classes, or KeyError (dtype)
         raise ModelFileError(
-            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
+            f"{name} is damaged, or not a model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
     if _MANIFEST not in metadata or _STATE not in metadata:
         raise ModelFileError(
-            f"{name} has no {_MANIFEST}: it was not written by save(). Tensors alone are read by "
-            "safetensors.numpy.load_file."
+            f"{name} has no {_MANIFEST}: it was not written by save(). Plain tensor files are "
+            "loaded with safetensors.numpy.load_file."
         )
     try:
         manifest = json.loads(metadata[_MANIFEST])
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
-            f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
+            f"{name} has a manifest that is not JSON ({error}). {REMEDY}"
         ) from error
     check_checksums(manifest, _compute_checksums(tensors, metadata[_STATE]), name)
     return manifest, metadata[_STATE], tensors

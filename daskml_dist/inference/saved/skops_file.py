@@ -83,7 +83,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     stated = manifest.get("estimator")
     if str(stated).rpartition(".")[2] != type(found).__name__:
         raise ModelFileError(
-            f"{name} is damaged: it tells of a {stated}, and holds a {type(found).__name__}. "
+            f"{name} is damaged: it declares a {stated}, but contains a {type(found).__name__}. "
             f"{REMEDY}"
         )
     return found
@@ -121,9 +121,9 @@ def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
         data: bytes = sio.dumps(copy.deepcopy(estimator, find_replacements(estimator)))
     except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
         raise ModelFileError(
-            f"This {type(estimator).__name__} holds what skops cannot store "
-            f"({type(error).__name__}: {error}). Make it without functions and objects of your "
-            "own, save a network as .safetensors, or pickle it."
+            f"This {type(estimator).__name__} holds objects that skops cannot store "
+            f"({type(error).__name__}: {error}). Create it without your own functions and "
+            "objects, save a network as .safetensors, or pickle it."
         ) from error
     return data
 
@@ -134,8 +134,8 @@ def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], 
         sio.loads(data, types)
     except Exception as error:  # of whatever their classes raise
         raise ModelFileError(
-            f"This {name} is made of {', '.join(others)}, of which skops writes what nobody can "
-            f"read ({type(error).__name__}: {error}). Make it without these, or pickle it."
+            f"This {name} is made of {', '.join(others)}, which skops writes but cannot read "
+            f"({type(error).__name__}: {error}). Create it without these, or pickle it."
         ) from error
 
 

@@ -60,7 +60,7 @@ def read_bytes(path: str) -> bytes:
     fs, name, is_local = _open_file_system(path)
     try:
         if is_local and not stat.S_ISREG(os.stat(name).st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         return bytes(fs.cat_file(name))
     except Exception as error:
         raise ModelFileError(

@@ -31,8 +31,8 @@ def lay_out_parameters(module: Any, beside_table: bool = False) -> Parameters:
     named = named_tensors(module)
     if not beside_table and not any(n.trained for n in named):
         raise InvalidParameterError(
-            f"{type(module).__name__} has no parameters to train. Give it layers, made in its "
-            "__init__ and kept as attributes."
+            f"{type(module).__name__} has no parameters to train. Create layers in its __init__ "
+            "and keep them as attributes."
         )
     return Parameters(
         tuple(Part(n.name, tuple(n.tensor.shape), buffer=not n.trained) for n in named)
@@ -48,8 +48,8 @@ def flatten_parameters(module: Any, dtype: Any) -> Any:
         # Integer buffers (counts of batches) travel as floats, which must be exact.
         if not n.trained and not np.array_equal(parts[-1], value, equal_nan=True):
             raise InvalidParameterError(
-                f"The buffer {n.name!r} holds numbers that {np.dtype(dtype).name} cannot. Where "
-                "it is no running mean, register it with persistent=False."
+                f"The buffer {n.name!r} holds numbers that {np.dtype(dtype).name} cannot "
+                "represent. Unless it is a running mean, register it with persistent=False."
             )
     return np.concatenate(parts)[:, None]
 
@@ -235,7 +235,7 @@ def _check_same_layout(module: Any, named: Sequence[NamedTensor], parameters: Pa
     if found != expected:
         odd = sorted(k for k in found.keys() | expected if found.get(k) != expected.get(k))
         raise InvalidParameterError(
-            f"{type(module).__name__} has other parameters here than where the fit began: "
+            f"{type(module).__name__} has other parameters here than where the fit started: "
             + ", ".join(f"{k} {found.get(k)} instead of {expected.get(k)}" for k in odd[:5])
-            + ". Their shapes must follow from its arguments alone."
+            + ". Their shapes must depend only on its arguments."
         )

@@ -27,17 +27,17 @@ def load_torch() -> Any:
         if error.name == "torch":
             raise _make_missing_error("This") from error
         raise InvalidParameterError(
-            f"PyTorch is installed here and cannot be imported: {error}. Install what it lacks, or "
-            "PyTorch anew."
+            f"PyTorch is installed here and cannot be imported: {error}. Install what is "
+            "missing, or reinstall PyTorch."
         ) from error
     return torch
 
 
 def _make_missing_error(name: str) -> InvalidParameterError:
     return InvalidParameterError(
-        f"{name} needs PyTorch, which is not installed here: pip install "
-        '"daskml-dist[torch]". For CPUs alone, which is far smaller, before that: pip install '
-        "torch --index-url https://download.pytorch.org/whl/cpu. Every worker needs it too."
+        f'{name} needs PyTorch, which is not installed here: pip install "daskml-dist[torch]". '
+        "For a much smaller CPU-only build, first run: pip install torch --index-url "
+        "https://download.pytorch.org/whl/cpu. Every worker needs it too."
     )
 
 

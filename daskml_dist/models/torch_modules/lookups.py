@@ -53,8 +53,8 @@ def _make_lookup_class() -> Any:
             rows = (_ROWS.get() or {}).get(self.name)
             if rows is None:
                 raise InvalidParameterError(
-                    f"{self.name} has no rows of its own: they are in a table, which grows as ids "
-                    "come. Call the estimator's predict or transform, not its module_."
+                    f"{self.name} has no rows of its own: they are in a table that grows with "
+                    "new ids. Call the estimator's predict or transform, not its module_."
                 )
             if self.mode is None:
                 return functional.embedding(places, rows)
@@ -87,8 +87,8 @@ def replace_embeddings(module: Any, names: Sequence[str]) -> None:
                     owner._modules[key] = lookup
         if any(weight is part.weight for weight in module.parameters()):
             raise InvalidParameterError(
-                f"{type(module).__name__} uses the weight of {name!r} elsewhere, too, and rows of "
-                "a table come with their ids. Give that layer a weight of its own."
+                f"{type(module).__name__} uses the weight of {name!r} elsewhere too, but rows of "
+                "a table are only available by id. Give that layer its own weight."
             )
 
 
@@ -100,12 +100,12 @@ def _check_embedding(module: Any, name: str, parts: Mapping[str, Any]) -> Any:
         known = [n for n, p in parts.items() if isinstance(p, nn.Embedding | nn.EmbeddingBag)]
         raise InvalidParameterError(
             f"embeddings: {type(module).__name__} has no nn.Embedding or nn.EmbeddingBag named "
-            f"{name!r}. Name parts of {known}.{suggest_nearest(name, known)}"
+            f"{name!r}. Name parts out of {known}.{suggest_nearest(name, known)}"
         )
     if part.max_norm is not None or part.scale_grad_by_freq or not part.weight.requires_grad:
         raise InvalidParameterError(
             f"embeddings: {name!r} has max_norm, scale_grad_by_freq, or a weight that is not "
-            "trained, which rows of a table have not. Leave these out, or leave the part out of "
+            "trained, which tables do not support. Leave these out, or leave the part out of "
             "embeddings."
         )
     return part

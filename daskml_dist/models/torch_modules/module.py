@@ -112,9 +112,9 @@ class TorchModel(StepModel):
         # Lanes must begin with the same bits: another torch, or NumPy draws in __init__, differ.
         if self.checksum is not None and zlib.crc32(w.tobytes()) != self.checksum:
             raise InvalidParameterError(
-                f"{self.source.name} begins with other parameters here than on the client. Draw "
-                "them by torch's functions alone, with the same torch everywhere; or send them: "
-                f"module={self.source.name}(...) with warm_start=True."
+                f"{self.source.name} starts with other parameters here than on the client. Draw "
+                "them only with torch's functions, and use the same torch everywhere; or send "
+                f"them: module={self.source.name}(...) with warm_start=True."
             )
         return w
 
@@ -245,8 +245,8 @@ class _Lane(FlatModule):
             # In the first step only: it walks over all parameters.
             if self._steps == 0 and not self.is_bound():
                 raise InvalidParameterError(
-                    f"{self.model.source.name} replaced or reshaped its parameters while it "
-                    "computed. Make them in __init__, and change them by training alone."
+                    f"{self.model.source.name} replaced or reshaped its parameters while "
+                    "computing. Create them in __init__, and let only training change them."
                 )
             self.collect()
             # On a GPU the loss stays there: to look at it would wait for the step. Two small copies
@@ -533,14 +533,15 @@ def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
         losses = criterion(output, y)
     if losses.ndim == 0 or losses.shape[0] != y.shape[0]:
         raise InvalidParameterError(
-            f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, and "
-            'each row needs its own. Return it without a mean (reduction="none").'
+            f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, "
+            'but each row needs its own loss. Return it without a mean (reduction="none").'
         )
     # A regression criterion would broadcast class indices against all outputs of a row.
     if not y.is_floating_point() and losses.numel() != y.numel():
         raise InvalidParameterError(
             f"The criterion compares each of the outputs of shape {tuple(first.shape)} with the "
-            "number of the class. Use one that takes labels, such as torch.nn.CrossEntropyLoss."
+            "number of the class. Use one that accepts labels, such as "
+            "torch.nn.CrossEntropyLoss."
         )
     return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
 

@@ -83,8 +83,8 @@ def probe_module(
         loss = compute_row_losses(source.make_criterion(float_dtype), output, y, source.name).sum()
         if not loss.requires_grad:
             raise InvalidParameterError(
-                f"No parameter of {source.name} has a part in the loss, so that there is no "
-                "gradient. Compute it from the module's outputs, without detach() or no_grad()."
+                f"No parameter of {source.name} influences the loss, so there is no gradient. "
+                "Compute the loss from the module's outputs, without detach() or no_grad()."
             )
         # `_make_zero_targets` chose the dtype by the number of outputs.
         target = "labels" if n_classes and not y.is_floating_point() else "binary"
@@ -151,7 +151,7 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
         return
     or_one = " (or 1)" if n_classes == 2 else ""
     raise InvalidParameterError(
-        f"{name} gives outputs of shape {tuple(output.shape[1:])} for a row, and y holds "
+        f"{name} gives outputs of shape {tuple(output.shape[1:])} per row, but y holds "
         f"{n_classes} classes. Let its last layer have {n_classes}{or_one} outputs."
     )
 

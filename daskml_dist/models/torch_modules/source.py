@@ -93,8 +93,8 @@ class ModuleSource:
             found = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
         if not isinstance(found, torch.nn.Module):
             raise InvalidParameterError(
-                f"module={self.module!r} makes a {type(found).__name__}, which is no module. Give "
-                "a class derived from torch.nn.Module, or a function that returns one."
+                f"module={self.module!r} makes a {type(found).__name__}, which is not a module. "
+                "Give a class derived from torch.nn.Module, or a function that returns one."
             )
         replace_embeddings(found, self.lookups)
         # Parameters become slices of one real vector, which is laid out before any row is seen.
@@ -102,13 +102,13 @@ class ModuleSource:
         for name, tensor in (*found.named_parameters(), *found.named_buffers()):
             if isinstance(tensor, lazy):
                 raise InvalidParameterError(
-                    f"{self.name} has a lazy layer: the shape of {name} is known after its first "
-                    "rows alone, and parameters are laid out before. Give the layer its sizes, "
+                    f"{self.name} has a lazy layer: the shape of {name} is only known after its "
+                    "first rows, but parameters are laid out before. Give the layer its sizes, "
                     "such as torch.nn.Linear(20, 2) for LazyLinear(2)."
                 )
             if tensor.is_complex():
                 raise InvalidParameterError(
-                    f"The parameter {name!r} is complex. Keep its real and imaginary parts apart."
+                    f"The parameter {name!r} is complex. Use separate real and imaginary parts."
                 )
         return found.to(dtype)
 
@@ -213,40 +213,44 @@ def _suggest_remedy(text: str) -> str:
     # The first match counts: words that many errors have come last.
     if "Expected more than 1 value per channel" in text:
         return (
-            ". A batch normalisation needs two rows of each batch: use a larger batch_size or "
-            "micro_batch_size, chunks of more even sizes, or fewer lanes (run=Run(n_lanes=...))."
+            ". Batch normalisation needs at least two rows per batch: use a larger batch_size "
+            "or micro_batch_size, chunks of more even sizes, or fewer lanes "
+            "(run=Run(n_lanes=...))."
         )
     if "forward() missing" in text or "forward() got an unexpected" in text:
         return (
-            ". Rows come as one argument; let inputs={'name': columns, ...} say which columns of a "
-            "dataframe are which argument."
+            ". Rows are passed as one argument; use inputs={'name': columns, ...} to map "
+            "columns of a dataframe to arguments."
         )
     if "unexpected keyword" in text or "missing" in text:
-        return ". Name its arguments as module__name=value (criterion__name=value)."
+        return ". Pass its arguments as module__name=value (criterion__name=value)."
     if "Bool and" in text:
-        return ". Rows of bools come as they are: X.astype('float32')."
+        return ". Boolean rows are not converted: X.astype('float32')."
     if "'indices'" in text:
-        return ". Tokens are whole numbers: X.astype('int64')."
+        return ". Tokens must be integers: X.astype('int64')."
     if "Target size" in text or "must match the size of tensor" in text:
         return ". For labels of several classes use a criterion such as torch.nn.CrossEntropyLoss."
     if "not tuple" in text:
         return (
-            ". The criterion gets all that forward returns: give one that takes a tuple, or return "
-            "the outputs alone."
+            ". The criterion receives everything that forward returns: use one that accepts a "
+            "tuple, or return only the outputs."
         )
     if "Byte" in text or "unsigned char" in text:
         return (
-            '. Rows of bytes come as they are: say images="channels_last" or "channels_first", or '
-            "begin forward with x = x.float() / 255."
+            '. Rows of bytes are not converted: set images="channels_last" or "channels_first", '
+            "or begin forward with x = x.float() / 255."
         )
     if "shapes cannot be multiplied" in text or "size mismatch" in text:
-        return ". The first layer takes another number of features than X has: module__name=value."
+        return (
+            ". The first layer expects another number of features than X has: set it with "
+            "module__name=value."
+        )
     if "out of range" in text:
         return (
             ". A token is negative, or not below the size of the embedding: make that larger, and "
             "count tokens from 0."
         )
-    return ". Mend it, and try it on a few rows first: module(torch.from_numpy(X[:2]))."
+    return ". Correct it, and try it on a few rows first: module(torch.from_numpy(X[:2]))."
 
 
 def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
@@ -302,9 +306,9 @@ def split_chain(
         or seen[-1] is not output
     ):
         raise InvalidParameterError(
-            f"{name} is no chain of layers that a pipeline could cut into stages. Let module make "
-            "a torch.nn.Sequential, or a module that does nothing but call one that it keeps as "
-            "its only attribute; or use pipeline=None."
+            f"{name} is not a chain of layers that a pipeline can split into stages. Make module "
+            "a torch.nn.Sequential, or a module that only calls one kept as its only attribute; "
+            "or use pipeline=None."
         )
     layers = _group_by_layer(children, seen[1:], len(positional[0]))
     _check_no_shared_tensors(name, layers)
@@ -362,7 +366,7 @@ def _check_no_shared_tensors(name: str, layers: list[list[tuple[str, Any]]]) -> 
                 if owner.setdefault(id(tensor), number) != number:
                     raise InvalidParameterError(
                         f"{name} uses {path}.{key} in several layers, which stages of a pipeline "
-                        "cannot share. Give each layer parameters of its own, or use pipeline=None."
+                        "cannot share. Give each layer its own parameters, or use pipeline=None."
                     )
 
 

@@ -13,7 +13,7 @@ part: equal ids have one row then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -109,6 +109,20 @@ class TableInputs(TorchInputs):
     parts: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for JSON, from which :meth:`of_facts` makes the same."""
+        arguments = {name: list(astuple(of)) for name, of in self.arguments.items()}
+        return {"arguments": arguments, "parts": list(self.parts), "names": list(self.names)}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> TableInputs:
+        """Return what :meth:`describe` told of."""
+        arguments = {
+            name: TableArgument(tuple(columns), kind, single)
+            for name, (columns, kind, single) in facts["arguments"].items()
+        }
+        return cls(None, None, arguments, tuple(facts["parts"]), tuple(facts["names"]))
+
     @property
     def bags(self) -> set[int]:
         """Return the fields that hold lists of ids."""
@@ -139,8 +153,8 @@ class TableInputs(TorchInputs):
         if len(column) and np.abs(column).max() >= 2.0**bits:
             raise InvalidDataError(
                 f"Column {self.names[at]!r} holds whole numbers of 2**{bits} or more, which "
-                f"{column.dtype} has not all. Name it in embeddings= where they are ids, make "
-                "floats of them, or set dtype='float64'."
+                f"{column.dtype} cannot represent exactly. Name it in embeddings= if they are "
+                "ids, convert them to floats, or set dtype='float64'."
             )
 
     def place_ids(
@@ -156,7 +170,7 @@ class TableInputs(TorchInputs):
         of_field = find_fields(hashed)
         if len(of_field) and int(of_field.max()) >= len(self.parts):
             raise InvalidDataError(
-                f"Rows have {int(of_field.max()) + 1} fields, and the module's arguments "
+                f"Rows have {int(of_field.max()) + 1} fields, but the module's arguments use "
                 f"{len(self.parts)}. Give the columns of the fit."
             )
         of_part = np.array(self.parts, np.int64)[of_field]
@@ -165,8 +179,8 @@ class TableInputs(TorchInputs):
         if (lacking := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
             name = self.names[of_field[lacking][0]]
             raise InvalidDataError(
-                f"Column {name!r} holds NaN or infinite numbers, which reach the module as they "
-                f"are, and missing='own' is for ids. Fill them: X[{name!r}].fillna(0.0)."
+                f"Column {name!r} holds NaN or infinite numbers, which are passed on to the "
+                f"module; missing='own' is only for ids. Fill them: X[{name!r}].fillna(0.0)."
             )
         # The low bits of a row's number are the part's: columns of one part share rows.
         ids = (hashed[are_ids] & ~MODEL_FIELD) | of_part[are_ids]
@@ -200,8 +214,8 @@ class TableInputs(TorchInputs):
                 continue
             if len(own) != n_rows:
                 raise InvalidDataError(
-                    f"Column {self.names[at]!r} has {len(own)} values in {n_rows} rows, and the "
-                    "module takes one of each row. Give the columns of the fit."
+                    f"Column {self.names[at]!r} has {len(own)} values in {n_rows} rows, but the "
+                    "module takes one per row. Give the columns of the fit."
                 )
             columns.append(places[own] if part >= 0 else data[own])
         return columns
@@ -411,15 +425,14 @@ def try_lookups(
     unused = [key for key, tensor in clean.items() if tensor.grad is None]
     if unused:
         raise InvalidParameterError(
-            f"The outputs of {name} do not depend on {unused}, which embeddings= names. Look the "
-            "ids up there in forward, or leave the part out."
+            f"The outputs of {name} do not depend on {unused}, which embeddings= names. Look up "
+            "the ids there in forward, or leave the part out."
         )
     with torch.no_grad():
         if output.isfinite().all() and not call(poisoned).isfinite().all():
             raise InvalidParameterError(
-                f"{name} looks up ids of a column in another part than the one that embeddings= "
-                "names for it. Let forward look each argument up in its own part, or name the "
-                "column there."
+                f"{name} looks up ids of a column in a different part than embeddings= says. "
+                "Make forward look up each argument in its own part, or change embeddings=."
             )
 
 
@@ -446,6 +459,6 @@ def find_widths(module: Any, inputs: TableInputs, names: Sequence[str]) -> dict[
         if lookups[name].mode is None:
             raise InvalidParameterError(
                 f"Column {inputs.names[at]!r} holds lists of ids, whose order is not kept, and "
-                f"{name!r} is an nn.Embedding. Make it an nn.EmbeddingBag."
+                f"{name!r} is an nn.Embedding. Use an nn.EmbeddingBag."
             )
     return {name: int(lookups[name].embedding_dim) for name in names}

@@ -186,8 +186,8 @@ class BaseTorch(BaseNetwork):
         for name, value in given.items():
             if not name.startswith(_PREFIXES):
                 raise InvalidParameterError(
-                    f"{type(self).__name__} has no parameter {name!r}. Arguments of the module "
-                    "begin with module__, those of the criterion with criterion__."
+                    f"{type(self).__name__} has no parameter {name!r}. Prefix arguments of the "
+                    "module with module__, and of the criterion with criterion__."
                 )
             setattr(self, name, value)
 
@@ -241,7 +241,8 @@ class BaseTorch(BaseNetwork):
     def _set_row_shape(self, shape: tuple[int, ...]) -> None:
         super()._set_row_shape(shape)
         if self._fields is not None:  # hashed rows have all ids as columns
-            self.n_features_in_ = len(self.feature_names_in_)
+            names = vars(self).get("feature_names_in_", self.fields_)
+            self.n_features_in_ = len(names)
 
     # -- model files ---------------------------------------------------------------------------
 
@@ -273,8 +274,8 @@ class BaseTorch(BaseNetwork):
         check_one_of("precision", self.precision, (None, *PRECISIONS))
         if settings.privacy is not None and self.precision is not None:
             raise InvalidParameterError(
-                f"precision={self.precision!r} with privacy=: norms of gradients in so few digits "
-                "bound nothing. Use precision=None."
+                f"precision={self.precision!r} with privacy=: gradient norms are not accurate "
+                "enough in low precision. Use precision=None."
             )
         self._source()  # raises for an invalid module or criterion
         return settings
@@ -299,16 +300,17 @@ class BaseTorch(BaseNetwork):
         if isinstance(module, torch.nn.Module):
             if self.embeddings is not None:
                 raise InvalidParameterError(
-                    f"module={type(module).__name__}(...) is an object, whose embeddings have rows "
-                    "of their own, and embeddings= makes rows when ids come. Give its class, "
-                    f"module={type(module).__name__}, with its arguments as module__name=value."
+                    f"module={type(module).__name__}(...) is an instance, whose embeddings "
+                    "already have rows, but embeddings= creates rows for new ids. Give its "
+                    f"class, module={type(module).__name__}, with its arguments as "
+                    "module__name=value."
                 )
             self._check_instance(module, arguments)
             module = without_weights(module)
         elif not callable(module):
             raise InvalidParameterError(
-                f"module={module!r}: give a class derived from torch.nn.Module (not an object of "
-                "it), and what it is called with as module__name=value."
+                f"module={module!r}: give a class derived from torch.nn.Module (not an "
+                "instance), and its arguments as module__name=value."
             )
         criterion = self._default_criterion() if self.criterion is None else self.criterion
         if not callable(criterion):
@@ -323,14 +325,14 @@ class BaseTorch(BaseNetwork):
         name = type(module).__name__
         if not self._params()["warm_start"]:
             raise InvalidParameterError(
-                f"module={name}(...) is an object, whose weights a fit would overwrite. Give its "
-                f"class, module={name}, with its arguments as module__name=value; or, to begin "
-                "with its weights, set warm_start=True."
+                f"module={name}(...) is an instance, whose weights a fit would overwrite. Give "
+                f"its class, module={name}, with its arguments as module__name=value; or, to "
+                "start from its weights, set warm_start=True."
             )
         if arguments:
             raise InvalidParameterError(
-                f"module={name}(...) is made already, and {sorted(arguments)} are given for it. "
-                f"Leave them out, or give the class: module={name}."
+                f"module={name}(...) is already an instance, so {sorted(arguments)} cannot be "
+                f"given. Leave them out, or give the class: module={name}."
             )
 
     # -- fitting -------------------------------------------------------------------------------
@@ -351,10 +353,10 @@ class BaseTorch(BaseNetwork):
 
         None where no embeddings are in a table.
         """
-        growing = self._growing
+        growing, saved = self._growing, vars(self).get("_saved_fields")
         if not reset and (growing is None) != (self._fields is None):
             raise InvalidParameterError(
-                "Going on needs the embeddings of the last fit. Leave them as they were, or set "
+                "Continuing needs the embeddings of the last fit. Keep them, or set "
                 "warm_start=False and call fit."
             )
         if growing is None:
@@ -365,6 +367,10 @@ class BaseTorch(BaseNetwork):
             known = self._net.inputs
             assert isinstance(known, TableInputs)
             return known
+        if saved is not None:
+            inputs = TableInputs.of_facts(saved)
+            self.fields_, self.kinds_ = list(inputs.names), list(saved["kinds"])
+            return inputs
         # Columns that are named may be fewer than those of X: the names of all are compared later.
         fields, inputs = find_columns(
             X, growing, self.inputs, type(self).__name__, np.dtype(self.dtype).name
@@ -441,8 +447,8 @@ class BaseTorch(BaseNetwork):
         if self.privacy is not None and any(part.buffer for part in parameters.parts):
             buffers = [part.name for part in parameters.parts if part.buffer]
             raise InvalidParameterError(
-                f"{source.name} keeps {buffers} with privacy=: these are means over rows, which no "
-                "noise hides. Replace batch normalisation by GroupNorm or LayerNorm."
+                f"{source.name} keeps {buffers} with privacy=: these are means over rows, which "
+                "noise does not protect. Replace batch normalisation by GroupNorm or LayerNorm."
             )
         chained = self.pipeline is not None
         probe = trial.run(source, module, rows, dtype, n_classes, n_targets, chained)
@@ -492,15 +498,20 @@ class BaseTorch(BaseNetwork):
         return self._start_stream(super()._begin_stream, X, y, sample_weight, classes)
 
     def _resume_stream(self, saved: Any, path: Any, classes: Any) -> Any:
-        return self._start_stream(super()._resume_stream, saved, path, classes)
+        if self._growing is not None:
+            # The made-up first rows are hashed ones, which have neither columns nor names.
+            (self._saved_fields,) = saved.likeness_for("fields")
+        try:
+            started = self._start_stream(super()._resume_stream, saved, path, classes)
+        finally:
+            fields = self.__dict__.pop("_saved_fields", None)
+        if fields is not None:
+            self.feature_names_in_ = np.array(fields["columns"], dtype=object)
+            self.n_features_in_ = len(self.feature_names_in_)
+        return started
 
     def _start_stream(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Return a started stream, which leaves torch's random stream, the user's, as it is."""
-        if self._growing is not None:
-            raise InvalidParameterError(
-                f"{type(self).__name__} with embeddings= has no streams. Give each call's rows to "
-                "partial_fit, or stream to a model such as recommender.WideAndDeepClassifier."
-            )
         fork_stream = partial(load_torch().random.fork_rng, devices=())
         try:
             with fork_stream():
@@ -508,7 +519,14 @@ class BaseTorch(BaseNetwork):
         finally:
             self.__dict__.pop("_trial", None)
         started.steps.step_context = fork_stream
-        return started
+        if self._growing is None:
+            return started
+        facts = vars(self).get("_saved_fields") or {
+            **started.fit.steps.model.inputs.describe(),
+            "kinds": list(self.kinds_),
+            "columns": list(self.feature_names_in_),
+        }
+        return started.with_tables(self._hash_table, facts)
 
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         self.__dict__.pop("_built", None)

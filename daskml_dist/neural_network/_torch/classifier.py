@@ -23,7 +23,7 @@ from daskml_dist.privacy import DP
 
 
 class TorchClassifier(BaseClassifier, BaseTorch):
-    """Classifier over a module of PyTorch, trained under any policy.
+    """Classifier that trains a PyTorch module under any policy.
 
     Parameters
     ----------

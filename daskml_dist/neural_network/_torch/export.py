@@ -21,7 +21,7 @@ def export(module: Any, path: str | Path, example: tuple[list[Any], dict[str, An
     write = _FORMATS.get(path.suffix)
     if write is None:
         raise InvalidParameterError(
-            f"path={str(path)!r}: let it end with one of {list(_FORMATS)}; for anything else, "
+            f"path={str(path)!r}: it must end with one of {list(_FORMATS)}; for anything else, "
             "torch.save(model.state_dict(), path)."
         )
     write(module, path, example)
@@ -31,9 +31,9 @@ def export_layers(module: Any, path: str | Path) -> None:
     """Write the parameters that a module holds, whose embeddings are in a table."""
     if Path(path).suffix != ".safetensors":
         raise InvalidParameterError(
-            f"path={str(path)!r}: rows of embeddings= are in a table, which no such file holds. "
-            'Write the other parameters to a file that ends with ".safetensors", or save(path) '
-            "the estimator."
+            f"path={str(path)!r}: rows of embeddings= are in a table, which such a file cannot "
+            'contain. Write the other parameters to a file that ends with ".safetensors", or '
+            "save the estimator with save(path)."
         )
     _write_tensors(module, Path(path), None)
 

@@ -80,7 +80,7 @@ def check_shapes(name: str, parameters: Any, last: TorchModel | None) -> None:
     now = {part.name: part.shape for part in parameters.parts}
     changed = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     raise InvalidParameterError(
-        f"{name} has other parameters than in the fit that this one goes on from: "
+        f"{name} has other parameters than in the fit that is continued: "
         + ", ".join(f"{k} of shape {now.get(k)} was {before.get(k)}" for k in changed[:5])
         + ". Keep its arguments, or set warm_start=False and call fit."
     )
@@ -103,8 +103,8 @@ def check_batches(fit: FitSpec, model: TorchModel) -> None:
     if fewest < model.fewest_rows:
         of = "micro-batches of the " if parts > 1 or fewest < least else ""
         raise InvalidParameterError(
-            f"{model.source.name} has a batch normalisation, which needs two rows of each batch, "
-            f"and of {of}{fit.work.n_steps} steps a pass some have {fewest} in a lane of "
+            f"{model.source.name} has batch normalisation, which needs at least two rows per "
+            f"batch, but of {of}{fit.work.n_steps} steps a pass some have {fewest} in a lane of "
             f"{smallest} rows. Use a larger batch_size or micro_batch_size, chunks of more even "
             "sizes, or fewer lanes (run=Run(n_lanes=...))."
         )

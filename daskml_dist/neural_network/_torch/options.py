@@ -20,8 +20,8 @@ def resolve_schedule(params: Mapping[str, Any]) -> Any:
     if isinstance(schedule, Schedule):
         if rate != "auto":
             raise InvalidParameterError(
-                f"schedule={schedule!r} has a learning rate of its own, and learning_rate={rate!r} "
-                "is given too. Leave that out."
+                f"schedule={schedule!r} has its own learning rate, but learning_rate={rate!r} is "
+                "given too. Leave one out."
             )
         return schedule
     if schedule not in SCHEDULES:

@@ -172,7 +172,7 @@ def _compute_layer_output(
         finally:
             hook.remove()
     if not outputs:
-        raise InvalidParameterError(f"layer={layer!r} has no part in forward. Name another.")
+        raise InvalidParameterError(f"layer={layer!r} is not used by forward. Name another.")
     # A layer that is called several times, such as one with shared weights, gives the last output.
     last = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
     return last.flatten(1)

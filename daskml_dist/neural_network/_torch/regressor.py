@@ -14,7 +14,7 @@ from daskml_dist.privacy import DP
 
 
 class TorchRegressor(NetworkRegressor, BaseTorch):
-    """Regressor over a module of PyTorch, trained under any policy.
+    """Regressor that trains a PyTorch module under any policy.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ from daskml_dist.models.torch_modules.tables import (
     try_lookups,
 )
 from daskml_dist.neural_network._torch.module_trial import ModuleTrial
-from daskml_dist.parameters.checks import check_count, check_number, check_one_of
+from daskml_dist.parameters.checks import check_number, check_one_of, check_table_limits
 from daskml_dist.policies.base import Policy
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import Settings
@@ -54,7 +54,7 @@ _NUMBERS = ("integer", "float", "missing")
 
 @dataclass(frozen=True)
 class GrowingEmbeddings:
-    """Embeddings of a module whose rows are made on a parameter server when their ids come.
+    """Embeddings of a module whose rows are created on a parameter server for new ids.
 
     ``embeddings={"item": "item_id"}`` of a :class:`TorchClassifier` is short for one with defaults.
 
@@ -110,15 +110,12 @@ class GrowingEmbeddings:
             )
         if twice := [name for name in names if names.count(name) > 1]:
             raise InvalidParameterError(
-                f"embeddings names the column {twice[0]!r} twice. A column's ids are of one part: "
-                "name a copy of it for another."
+                f"embeddings names the column {twice[0]!r} twice. The ids of a column belong to "
+                "one part: for another part, use a copy of the column."
             )
         check_number("init_scale", self.init_scale)
         check_one_of("missing", self.missing, ("error", "own"))
-        check_count("admit_after", self.admit_after)
-        for name in ("expire_after", "max_rows"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        check_table_limits(self.admit_after, self.expire_after, self.max_rows)
 
     @property
     def part_of_column(self) -> dict[str, int]:
@@ -156,8 +153,8 @@ def check_table_settings(params: Mapping[str, Any], settings: Settings) -> None:
         found.append("device='gpu'")
     if found:
         raise InvalidParameterError(
-            f"{' and '.join(found)} with embeddings=: rows of a table are on servers, and come to "
-            "the host of a trainer with their batch. Leave it out (optimizers and rates of the "
+            f"{' and '.join(found)} with embeddings=: rows of a table are on servers, and are "
+            "sent to the trainer with each batch. Leave it out (optimizers and rates of the "
             "layers: policies.PolicyByPart)."
         )
 
@@ -206,8 +203,8 @@ def find_columns(
             )
     if unread := [name for name in growing.part_of_column if name not in names]:
         raise InvalidParameterError(
-            f"embeddings names {unread}, which are no argument of the module. Add them to inputs, "
-            "such as inputs={'item': 'item_id'}."
+            f"embeddings names {unread}, which are not arguments of the module. Add them to "
+            "inputs, such as inputs={'item': 'item_id'}."
         )
     fields = TableFields.find(
         table[names], [], reader=reader, bags="sum", missing=growing.missing, dtype=dtype
@@ -231,8 +228,9 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
         if part < 0:
             if kind not in _NUMBERS:
                 raise InvalidDataError(
-                    f"Column {name!r} is of kind {kind}, and reaches the module as numbers. Name "
-                    "the part that looks it up by embeddings=, or leave it out of inputs=."
+                    f"Column {name!r} is of kind {kind}, but is passed to the module as numbers. "
+                    "Name it in embeddings= if the module looks it up, or leave it out of "
+                    "inputs=."
                 )
             continue
         family = _FAMILIES.get(kind)
@@ -242,8 +240,8 @@ def _check_kinds(fields: TableFields, parts: Sequence[int]) -> None:
         if first[0] != family:
             raise InvalidDataError(
                 f"Columns {first[1]!r} and {name!r} share a part of the module, and hold "
-                f"{first[0]} and {family}, which are never equal. Bring them to one type, such as "
-                f"X[{name!r}].astype(str), or give each a part of its own."
+                f"{first[0]} and {family}, which are never equal. Convert them to one type, such "
+                f"as X[{name!r}].astype(str), or give each its own part."
             )
 
 
@@ -262,8 +260,8 @@ def _make_argument(
             kinds.add(("numbers", -1))
     if len(kinds) != 1 or (("bags" in {kind for kind, _ in kinds}) and not single):
         raise InvalidParameterError(
-            f"inputs[{name!r}]={given!r} has columns that are not alike. Give ids of each part of "
-            "the module, numbers, and each column of lists an argument of its own."
+            f"inputs[{name!r}]={given!r} mixes kinds of columns. Use a separate argument for the "
+            "ids of each part, for numbers, and for each column of lists."
         )
     ((kind, _),) = kinds
     if kind == "numbers":
@@ -311,9 +309,9 @@ def _check_module(name: str, module: Any) -> None:
     buffers = [n.name for n in named_tensors(module) if n.is_buffer]
     if buffers or any(isinstance(child, batch_norm) for child in module.modules()):
         raise InvalidParameterError(
-            f"{name} keeps means over batches or other buffers {buffers}, and with embeddings= its "
-            "parameters are rows that gradients step. Replace batch normalisation by LayerNorm, "
-            "and register constants with persistent=False."
+            f"{name} keeps means over batches or other buffers {buffers}, which embeddings= does "
+            "not support. Replace batch normalisation by LayerNorm, and register constants with "
+            "persistent=False."
         )
 
 
@@ -360,8 +358,8 @@ def make_table_model(
     )
     if last is not None and model.identity() != last.identity():
         raise InvalidParameterError(
-            f"{source.name} has other parts, shapes or columns than in the fit that this one goes "
-            "on from. Keep its arguments, inputs and embeddings, or set warm_start=False."
+            f"{source.name} has other parts, shapes or columns than in the fit that is "
+            "continued. Keep its arguments, inputs and embeddings, or set warm_start=False."
         )
     return model
 
@@ -370,9 +368,9 @@ def check_optimizer(settings: Settings, model: TorchTableModel) -> None:
     """Raise for an optimizer whose steps would depend on the lengths of other parts' rows."""
     if settings.optimizer.row_wise and len({*model.widths}) > 1:
         raise InvalidParameterError(
-            f"optimizer={settings.optimizer.name!r} keeps one number for a row, and rows of the "
-            f"parts have {model.widths}. Give the parts one embedding_dim, or use 'adagrad' or "
-            "'adam'."
+            f"optimizer={settings.optimizer.name!r} keeps one number per row, but rows of the "
+            f"parts have widths {model.widths}. Give the parts one embedding_dim, or use "
+            "'adagrad' or 'adam'."
         )
 
 
@@ -380,7 +378,7 @@ def select_table(X: Any, names: Sequence[str]) -> Any:
     """Return the columns of the fit of a dataframe."""
     if not is_dataframe_like(X):
         raise InvalidDataError(
-            f"X is a {type(X).__name__}, and the fit was to a dataframe with the columns "
+            f"X is a {type(X).__name__}, but the fit used a dataframe with the columns "
             f"{shorten_names(list(names))}. Give a dataframe with these."
         )
     table = as_table(X)

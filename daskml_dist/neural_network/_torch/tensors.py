@@ -77,7 +77,7 @@ def _check_module(net: Any, source: ModuleSource) -> None:
     changed = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if changed:
         raise ModelFileError(
-            f"{source.name} is another module than that of the file: "
+            f"{source.name} differs from the module in the file: "
             + ", ".join(f"{n} of shape {here.get(n)} was {there.get(n)}" for n in changed[:5])
             + ". Give the class of the fit."
         )

@@ -45,7 +45,8 @@ def find_family(estimator: Any) -> Family:
             f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
         )
     raise InvalidParameterError(
-        f"There are no plans for {type(estimator).__name__}: nobody has written down what its fits "
-        f"are made of. There are for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. "
-        "Measure a fit of a part of the rows instead, or add a family: see the page on extending."
+        f"There are no plans for {type(estimator).__name__}: it has no cost model. There are "
+        f"plans for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. Measure a fit of "
+        'a part of the rows instead, or add a family of plans (see "Writing your own" in the '
+        "documentation)."
     )

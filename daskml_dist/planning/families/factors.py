@@ -11,9 +11,9 @@ from math import exp
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
@@ -65,8 +65,8 @@ class ALSFamily(Family):
         """Return the numbers of ratings, users and items, estimated from some ratings."""
         if is_dask(X) or collection.kind != "memory":
             raise InvalidDataError(
-                "A plan of factors needs ratings in memory: how many users and items there are is "
-                "unknown of lazy ones. Plan with a part, X.get_partition(0).compute()."
+                "A plan for factors needs ratings in memory, since the numbers of users and "
+                "items of lazy ones are unknown. Plan with a part, X.get_partition(0).compute()."
             )
         if is_dataframe_like(X):
             ids = X[estimator.user_col].to_numpy(), X[estimator.item_col].to_numpy()
@@ -117,9 +117,14 @@ class ALSFamily(Family):
         """Return ratings of as many users and items as the probe has features."""
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, probe.n_features, (probe.n_rows, 2))
+        ratings = 1.0 + pairs.sum(axis=1) % 5
+        try:
+            import pandas as pd
+        except ImportError:  # whose ratings are matrices then
+            return sparse.coo_array((ratings, tuple(pairs.T)), (probe.n_features,) * 2), None
         columns = (estimator.user_col, estimator.item_col)
         frame = pd.DataFrame(pairs, columns=pd.Index(columns))
-        frame[estimator.rating_col] = 1.0 + pairs.sum(axis=1) % 5
+        frame[estimator.rating_col] = ratings
         return frame, None
 
     def make_probe_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
@@ -135,7 +140,7 @@ class ALSFamily(Family):
 def _estimate_distinct(ids: NDArray[Any]) -> float:
     """Return the number of ids, estimated from some entries as if all were equally frequent."""
     sample = ids[:: max(1, len(ids) // _SAMPLE_SIZE)]
-    seen, drawn = float(len(pd.unique(sample))), float(len(sample))
+    seen, drawn = float(len(np.unique(sample))), float(len(sample))
     if drawn == len(ids) or seen >= drawn:
         return seen
     # Occupancy: n draws of k equally frequent ids show about k (1 - exp(-n/k)) of them, which grows

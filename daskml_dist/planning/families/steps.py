@@ -82,9 +82,9 @@ class LinearStepsFamily(Family):
             own = policy.uses_threads or policy.draws_lanes
             what = policy.name if own else "shard='features'"
             raise InvalidParameterError(
-                f"There are no plans for {what}: its cost is not that of steps, rows and entries. "
-                "Use another policy, with rows in the lanes, or measure a fit of a part of the "
-                "rows."
+                f"There are no plans for {what}: its cost does not follow from steps, rows and "
+                "entries. Use another policy, with rows in the lanes, or measure a fit of a "
+                "part of the rows."
             )
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:

@@ -35,7 +35,7 @@ def find_codec(headers: Mapping[bytes, bytes]) -> ModuleType:
     found = CODECS.get(kind) or CODECS.get(kind.partition(";")[0].strip().lower())
     if found is None:
         raise RequestError(
-            f"The content type {kind[:100]!r} is not known here: send one of {', '.join(CODECS)}.",
+            f"The content type {kind[:100]!r} is not supported: send one of {', '.join(CODECS)}.",
             415,
         )
     return found

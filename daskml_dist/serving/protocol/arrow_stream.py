@@ -94,7 +94,9 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
             (name, _convert_column(name, table[at])) for at, name in enumerate(table.column_names)
         ]
     except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
-        raise RequestError(f"The body is no whole Arrow stream ({error}): send one.") from None
+        raise RequestError(
+            f"The body is not a complete Arrow stream ({error}): send one."
+        ) from None
     if predictor.names is None and columns and all(v.dtype.kind in "biuf" for _, v in columns):
         return Question([("rows", np.column_stack([values for _, values in columns]))])
     return Question(columns)
@@ -186,7 +188,7 @@ def _load_pyarrow() -> Any:
     except ImportError:
         raise RequestError(
             "This server has no pyarrow: send application/json, or install "
-            "daskml-dist[dataframe] there.",
+            "daskml-dist[dataframe] on the server.",
             415,
         ) from None
     import pyarrow.ipc

@@ -37,8 +37,8 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     length = int(text) if text.isdecimal() and text.isascii() and len(text) < 12 else -1
     if not 0 <= length <= len(body):
         raise RequestError(
-            f"Inference-Header-Content-Length is {text[:40]!r} and the body has {len(body)} bytes: "
-            "send the number of bytes of the JSON, or 0 where all are rows."
+            f"Inference-Header-Content-Length is {text[:40]!r}, but the body has {len(body)} "
+            "bytes: send the number of bytes of the JSON, or 0 if all are rows."
         )
     if length == 0:
         return Question([("rows", _read_bare_rows(body, predictor))], binary=True)
@@ -56,13 +56,13 @@ def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
     )
     if dtype is None or not n_features:
         raise RequestError(
-            "This model's rows are not of one known dtype and number of features: send a header "
-            "in JSON and Inference-Header-Content-Length."
+            "The dtype and number of features of this model's rows are not fixed: send a JSON "
+            "header and Inference-Header-Content-Length."
         )
     if len(body) % (dtype.itemsize * n_features):
         raise RequestError(
-            f"The body has {len(body)} bytes, no whole number of rows: send {n_features} values "
-            f"of {find_datatype(dtype)} a row, little-endian."
+            f"The body has {len(body)} bytes, which is not a whole number of rows: send "
+            f"{n_features} values of {find_datatype(dtype)} a row, little-endian."
         )
     return np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype).reshape(-1, n_features)
 

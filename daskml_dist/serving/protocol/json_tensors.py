@@ -91,7 +91,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     except msgspec.ValidationError:
         return make_question(decode_request(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The body is no JSON ({error}): send a JSON object.") from None
+        raise RequestError(f"The body is not valid JSON ({error}): send a JSON object.") from None
     tensors = []
     for tensor in request.inputs:
         if tensor.datatype == "FP32":

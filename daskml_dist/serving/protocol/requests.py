@@ -66,7 +66,7 @@ def _find_dtype(datatype: str) -> np.dtype[Any]:
     found = DATATYPES.get(datatype)
     if found is None:
         raise RequestError(
-            f"The datatype {datatype[:40]!r} is not known here: send one of {', '.join(DATATYPES)}."
+            f"The datatype {datatype[:40]!r} is not supported: send one of {', '.join(DATATYPES)}."
         )
     return found
 
@@ -142,8 +142,8 @@ def decode_request(body: bytes | memoryview) -> Request:
         request: Request = _REQUEST_DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
-            f"The body is no request for inference ({error}): send "
-            '{"inputs": [{"name": "rows", "shape": [1, 2], "datatype": "FP32", "data": [0, 1]}]}.'
+            f'The body is not an inference request ({error}): send {{"inputs": [{{"name": '
+            '"rows", "shape": [1, 2], "datatype": "FP32", "data": [0, 1]}]}.'
         ) from None
     return request
 
@@ -165,8 +165,9 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
             n_left = len(raw) - at if raw is not None else 0
             if not 0 <= size <= n_left:
                 raise RequestError(
-                    f"Input {tensor.name[:100]!r} says binary_data_size {size}, and {n_left} bytes "
-                    "are left of the body: send Inference-Header-Content-Length and all bytes."
+                    f"Input {tensor.name[:100]!r} says binary_data_size {size}, and {n_left} "
+                    "bytes of the body are left: send Inference-Header-Content-Length and all "
+                    "bytes."
                 )
             assert raw is not None
             values = _read_raw_values(tensor, raw[at : at + size])
@@ -174,7 +175,7 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
         tensors.append((tensor.name, reshape_values(values, tensor.shape, tensor.name)))
     if raw is not None and at != len(raw):
         raise RequestError(
-            f"{len(raw) - at} bytes are left behind the inputs: give each its binary_data_size."
+            f"{len(raw) - at} bytes follow the last input: give each input its binary_data_size."
         )
     return Question(tensors, *read_wanted_outputs(request.id, request.outputs, request.parameters))
 
@@ -239,8 +240,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
             values[:] = flat
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
         raise RequestError(
-            f"Input {tensor.name[:100]!r} has values that are no {tensor.datatype}: send a list "
-            "of such values, or the datatype that they have."
+            f"Input {tensor.name[:100]!r} has values that are not {tensor.datatype}: send such "
+            "values, or change the datatype."
         ) from None
     # Nested values must have the stated shape; flat ones, or those of one dimension but for ones,
     # are checked by their number.
@@ -288,8 +289,8 @@ def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
         return _read_strings(tensor.name, raw)
     if len(raw) % dtype.itemsize:
         raise RequestError(
-            f"Input {tensor.name[:100]!r} has {len(raw)} bytes, no whole number of "
-            f"{tensor.datatype}: send {dtype.itemsize} bytes a value, little-endian."
+            f"Input {tensor.name[:100]!r} has {len(raw)} bytes, which is not a whole number of "
+            f"{tensor.datatype} values: send {dtype.itemsize} bytes a value, little-endian."
         )
     if dtype.kind == "b":
         return _read_booleans(tensor.name, raw)
@@ -300,7 +301,7 @@ def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
     """Return booleans of bytes, each 0 or 1: NumPy would compute with other bytes as they are."""
     values = np.frombuffer(raw, np.uint8)
     if (values > 1).any():
-        raise RequestError(f"Input {name[:100]!r} is no BOOL: send a byte 0 or 1 for each value.")
+        raise RequestError(f"Input {name[:100]!r} is not BOOL: send one byte, 0 or 1, per value.")
     return values.astype(bool)
 
 
@@ -317,8 +318,8 @@ def _read_strings(name: str, raw: memoryview) -> NDArray[Any]:
             at += 4 + size
     except ValueError:
         raise RequestError(
-            f"Input {name[:100]!r} is no BYTES: send each string in UTF-8 behind its length in "
-            "four bytes, little-endian."
+            f"Input {name[:100]!r} is not BYTES: send each string as its length in four bytes "
+            "(little-endian), then UTF-8."
         ) from None
     values = np.empty(len(found), object)
     values[:] = found

@@ -52,21 +52,21 @@ class StreamLayout:
             f"compression={run.compression!r}": run.compression is not None,
             f"pipeline={settings.pipeline!r}": settings.pipeline is not None,
             f"{policy!r}, which draws clients,": policy.draws_lanes,
-            f"{policy!r}, whose lanes meet when they come,": policy.averages_on_servers,
-            f"{policy!r}, whose parts have policies of their own,": policy.loop == "parts",
-            f"{policy!r}, whose hosts have parameters of their own,": policy.sums_within_hosts,
+            f"{policy!r}, whose lanes are not synchronised,": policy.averages_on_servers,
+            f"{policy!r}, whose parts have their own policies,": policy.loop == "parts",
+            f"{policy!r}, whose hosts have their own parameters,": policy.sums_within_hosts,
             f"{policy!r}, whose backup workers drop rows,": getattr(policy, "backup_workers", 0),
         }
         for setting, is_set in refused.items():
             if is_set:
                 raise InvalidParameterError(
-                    f"{setting} has no meaning for a stream on a cluster, which learns whole rows, "
-                    "each once. Leave it out."
+                    f"{setting} is not supported by streams on a cluster, which learn every row "
+                    "exactly once. Leave it out."
                 )
         if settings.clip is not None and run.n_servers > 1:
             raise InvalidParameterError(
-                "The norm of the whole gradient is known where one server holds all parameters, "
-                f"and there are n_servers={run.n_servers}. Use n_servers=1, or clip=None."
+                "The norm of the whole gradient needs all parameters on one server, but "
+                f"n_servers={run.n_servers}. Use n_servers=1, or clip=None."
             )
         return cls(policy, run.n_lanes, run.n_servers)
 

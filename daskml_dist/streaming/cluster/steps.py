@@ -418,16 +418,16 @@ class ClusterSteps:
         share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
         if 1 < fewest and share < fewest:
             raise InvalidDataError(
-                f"A lane's share of a step of this call has {share} rows, and a batch "
-                f"normalisation needs {fewest}. Gather more rows for a call, raise batch_size, or "
-                "take fewer lanes: Run(n_lanes=...)."
+                f"A lane's share of a step of this call has {share} rows, but batch "
+                f"normalisation needs {fewest}. Pass more rows per call, raise batch_size, or "
+                "use fewer lanes: Run(n_lanes=...)."
             )
 
     def learn_rows(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
         """Send a call's steps to the lanes; :meth:`pop_finished` returns losses as they arrive."""
         if self._failure is not None:
             raise TrainingError(
-                "The lanes of this stream have failed before. Begin another one, from the last "
+                "The lanes of this stream have failed. Start another stream from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
             ) from self._failure
         if self._log.change_after is not None:  # an interrupt came before its change was made
@@ -566,8 +566,8 @@ class ClusterSteps:
         if self._losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
             raise WorkerLostError(
                 f"The stream lost workers {_MAX_LOSSES_IN_A_ROW} times with no call learned in "
-                f"between ({gone}). Look at the workers' logs: do they run out of memory? Then "
-                "begin again from the last checkpoint."
+                f"between ({gone}). Check the workers' logs: did they run out of memory? Then "
+                "start again from the last checkpoint."
             ) from gone
         if gone.address and gone.address in self._membership.call():
             self._membership.count_as_gone(gone.address)

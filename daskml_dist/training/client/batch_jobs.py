@@ -26,13 +26,13 @@ _ENDS = {
     "CANCELLED": "was cancelled",
     "PREEMPTED": "was preempted",
     "NODE_FAIL": "lost its node",
-    "OUT_OF_MEMORY": "took more memory than it asked for",
+    "OUT_OF_MEMORY": "used more memory than requested",
     "FAILED": "failed",
-    "COMPLETED": "came to its end",
+    "COMPLETED": "ended",
 }
 _LIFETIME = (
-    " Workers with a --lifetime some minutes shorter than the walltime hand over what they hold "
-    'before it: worker_extra_args=["--lifetime", "55m", "--lifetime-stagger", "4m"].'
+    " Workers with a --lifetime a few minutes shorter than the walltime hand over their data in "
+    'time: worker_extra_args=["--lifetime", "55m", "--lifetime-stagger", "4m"].'
 )
 
 logger = logging.getLogger("daskml_dist")

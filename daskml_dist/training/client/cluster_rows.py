@@ -609,9 +609,9 @@ def warn_of_few_blocks(
     else:
         remedy = f"pass at least {n_workers} of them in the list"
     warnings.warn(
-        f"X has {n_blocks} block{'s'[: n_blocks > 1]} of rows for {n_workers} workers: those "
-        "without one wait while rows are read, and then copy whole blocks or stay idle. Give each "
-        f"worker its own: {remedy}.",
+        f"X has {n_blocks} block{'s'[: n_blocks > 1]} of rows for {n_workers} workers: workers "
+        "without a block wait while rows are read, and then copy whole blocks or stay idle. "
+        f"Make at least one block per worker: {remedy}.",
         UserWarning,
         stacklevel=user_stack_level(),
     )

@@ -112,7 +112,7 @@ class GenerationEvent:
     --------
     >>> from daskml_dist.training.client.cluster_run import GenerationEvent
     >>> print(GenerationEvent(1, 'worker u was lost', 3, False, 0.1))
-    generation 1 (worker u was lost): the fit goes on, 3 updates made again
+    generation 1 (worker u was lost): the fit continues, repeating 3 updates
     """
 
     generation: int
@@ -124,11 +124,11 @@ class GenerationEvent:
 
     def __str__(self) -> str:
         if not self.anew:
-            what = f"goes on, {self.lost_versions} updates made again"
+            what = f"continues, repeating {self.lost_versions} updates"
         elif self.from_pass:
-            what = f"goes on from what was saved after pass {self.from_pass}"
+            what = f"continues from the state saved after pass {self.from_pass}"
         else:
-            what = "begins anew"
+            what = "starts again"
         return f"generation {self.generation} ({self.reason}): the fit {what}"
 
 
@@ -353,8 +353,9 @@ class TrainingRun:
         self._begun_again += 1
         if call is not None and call.retries is not None and self._begun_again > call.retries:
             raise WorkerLostError(
-                f"{call.name} was to begin again after a loss for the {self._begun_again}. time "
-                f"({reason}), and retries={call.retries}. Allow more, or look at the workers' logs."
+                f"{call.name} would have to start again after a loss for the "
+                f"{self._begun_again}. time ({reason}), but retries={call.retries}. Allow more "
+                "retries, or check the workers' logs."
             )
 
     def _handle_unreachable(self, gone: WorkerUnreachableError) -> str:

@@ -30,7 +30,7 @@ _MOMENT = 0.15
 #: Times that one block's task is started again after Dask gave it up because its workers died.
 MOST_KILLED = 4
 
-_AGAIN = "Look at the workers' logs and at what else the cluster does, then fit again."
+_AGAIN = "Check the workers' logs and the other work on the cluster, then fit again."
 
 Start = Callable[[list[int]], Mapping[int, Any]]
 Told = Callable[[list[int], float], dict[int, Any]]
@@ -120,9 +120,9 @@ class Gathering:
             gone = [n for n, future in users.items() if future.status == "cancelled"]
             if gone:
                 raise DataLostError(
-                    f"Blocks {gone[:10]} of {what} went with their worker, were cancelled, or the "
-                    "client that persisted them was closed. Read them from storage, persist them "
-                    "again, and fit again."
+                    f"Blocks {gone[:10]} of {what} were lost with their worker or cancelled, or "
+                    "the client that persisted them was closed. Read them from storage, persist "
+                    "them again, and fit again."
                 )
 
         self._wait_until_done(users, len(users), check, what, ours=False)
@@ -137,7 +137,7 @@ class Gathering:
         ours: bool = True,
     ) -> None:
         """Wait for tasks, started again by `begin` where that is needed and they are ours."""
-        patience = Deadline(what, self._timeout, "Look at the cluster's dashboard.")
+        patience = Deadline(what, self._timeout, "Check the cluster's dashboard.")
         killed: Counter[int] = Counter()
         done = 0
         while True:
@@ -155,7 +155,7 @@ class Gathering:
                 patience.renew()
             elif not patience.has_time_left(f"{done} of {n_futures} there, no worker works on it"):
                 raise WorkerLostError(
-                    f"Waiting for {what}: nothing went on for {self._timeout:g} s, with {done} of "
+                    f"Waiting for {what}: no progress for {self._timeout:g} s, with {done} of "
                     f"{n_futures} there. {_AGAIN}"
                 )
 
@@ -207,9 +207,9 @@ class Gathering:
             killed[number] += is_killed_worker(error)
             if killed[number] > MOST_KILLED:
                 raise WorkerLostError(
-                    f"Block {number} cannot be read: again and again the workers died that worked "
-                    f"on it ({error}). Do they run out of memory? Use smaller chunks, or workers "
-                    "with more memory, then fit again."
+                    f"Block {number} cannot be read: the workers that worked on it died "
+                    f"repeatedly ({error}). Do they run out of memory? Use smaller chunks, or "
+                    "workers with more memory, then fit again."
                 ) from error
             if is_dask_error(error):
                 release_stuck_tasks(self._client, [future.key], [future.key], ours=ours)

@@ -268,19 +268,20 @@ class Generations:
         self.trainers = [part.trainer for part in working if part.trainer is not None]
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
+        # Noted first: where a server cannot begin, its trainers are told to stop.
+        self.visited_workers |= self.members
         # Trainers wait at the door of a server that has no part yet.
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
         for trainer in idle:
             if trainer.address in there:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
-        self.visited_workers |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot be spoken to; its process can (`worker.control`).
         heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
         # One that leaves may be gone by now; the trainer there has no part any more.
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
-            raise WorkerUnreachableError(deaf[0], "takes no orders")
+            raise WorkerUnreachableError(deaf[0], "does not accept instructions")
 
     def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
@@ -331,9 +332,9 @@ class Generations:
                 # The fit goes on, with an older snapshot or none.
                 # A full disk must not end a fit that needs the snapshot only after a loss.
                 logger.warning(
-                    "The snapshots of a fit cannot be kept (%s): should its last worker be lost, "
-                    "more is made again. Free the disk, or set temporary-directory in Dask's "
-                    "configuration.",
+                    "The snapshots of a fit cannot be saved (%s): if its last worker is lost, "
+                    "more work is repeated. Free disk space, or set temporary-directory in "
+                    "Dask's configuration.",
                     error,
                 )
 

@@ -113,10 +113,10 @@ class HeldBlocks:
         for key in self.recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
-                    f"X, y or sample_weight is made of {key}, which no task makes and nobody "
-                    "holds. Perhaps it was persisted: the parts of a persisted collection hold "
-                    "nothing by themselves. Keep the collection that persist() returned until the "
-                    f"fit is over, or pass it instead of its parts. {MISSING_TASKS_HINT}"
+                    f"X, y or sample_weight is made of {key}, which no task computes and no "
+                    "worker holds. Perhaps it was persisted: parts of a persisted collection do "
+                    "not keep its data alive. Keep the collection that persist() returned until "
+                    f"the fit is over, or pass it instead of its parts. {MISSING_TASKS_HINT}"
                 )
             self._sources[key] = Future(key, self._client)
 
@@ -275,7 +275,7 @@ class HeldBlocks:
             return None
         for future in (self._sources[key] for key in self._list_sources(number)):
             if future.status == "cancelled":
-                return "it was scattered, and went with its worker"
+                return "it was scattered, and was lost with its worker"
             if future.status == "error" and not is_dask_error(error := future.exception(timeout=5)):
                 return repr(error)
         return None
@@ -363,10 +363,10 @@ def describe_lost_blocks(causes: dict[int, str]) -> str:
     """Return the message of a `DataLostError`."""
     some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
-        f"{len(causes)} block(s) went with a worker, and nothing can make them again ({some}). "
-        "Give fit a collection that knows its recipe: read it from storage, and persist() rather "
-        'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to go '
-        "on without rows that are lost in mid-fit."
+        f"{len(causes)} block(s) were lost with a worker and cannot be recomputed ({some}). Pass "
+        "fit a collection that can be recomputed: read it from storage, and persist() rather "
+        'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to '
+        "continue without rows lost during the fit."
     )
 
 
@@ -386,9 +386,9 @@ def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
         there = _find_scheduler_address(other)
         if there is not None and there != (here := _find_scheduler_address(client)):
             raise InvalidDataError(
-                f"Rows that were persisted lie on the cluster at {there}, and the fit is to run on "
-                f"that at {here}. Pass the client of the rows, fit(..., client=client), and X, y "
-                "and sample_weight of one cluster; or gather those of the other, y = y.compute()."
+                f"Persisted rows are on the cluster at {there}, but the fit would run on the one "
+                f"at {here}. Pass the client of the rows, fit(..., client=client), and X, y and "
+                "sample_weight of one cluster; or gather those of the other, y = y.compute()."
             )
 
 

@@ -11,7 +11,7 @@ MANY_LOSSES = 6
 #: Such generations after which a fit is given up where somebody sends unreadable messages.
 MANY_GARBLED = 3
 _REMEDY = (
-    "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
+    "Check the workers' logs: did they run out of memory? Use smaller chunks, memory_budget, or "
     "workers with more memory."
 )
 
@@ -62,14 +62,14 @@ class LossCounts:
         self._n_garbled = self._n_garbled + 1 if garbled else 0
         if self._n_garbled >= MANY_GARBLED:
             raise MessageError(
-                f"The fit was begun again {self._n_garbled} times with nobody lost, and came no "
-                f"further: {garbled}"
+                f"The fit was restarted {self._n_garbled} times without a lost worker and made "
+                f"no progress: {garbled}"
             )
         if self._n_anew > MANY_LOSSES:
             raise WorkerLostError(
-                f"The fit lost all that it had learned {self._n_anew} times: its servers together "
-                f"with their standbys ({reason}).{story} {_REMEDY} With "
-                "checkpoint=Checkpoint(path) a fit goes on from what was saved."
+                f"The fit lost its whole state {self._n_anew} times: servers together with their "
+                f"standbys ({reason}).{story} {_REMEDY} With checkpoint=Checkpoint(path), a fit "
+                "can resume from its last checkpoint."
             )
         # Time starts with the first loss after progress.
         if self._n_losses == 1:
@@ -79,6 +79,6 @@ class LossCounts:
         ):
             return
         raise WorkerLostError(
-            f"The fit lost workers {self._n_losses - 1} times in {self._seconds:g} s without "
-            f"coming further in between ({reason}).{story} {_REMEDY} Then fit again."
+            f"The fit lost workers {self._n_losses - 1} times in {self._seconds:g} s without any "
+            f"progress in between ({reason}).{story} {_REMEDY} Then fit again."
         )

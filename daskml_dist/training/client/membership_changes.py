@@ -194,7 +194,7 @@ class Reasons:
             if is_consequence(error) or is_dask_error(error):
                 continue
             if trainer in self._generations.trainers_not_begun and self._rows.missing_blocks():
-                return f"a block could not be made again: {error!r}"
+                return f"a block could not be recomputed: {error!r}"
             raise error
         return None
 
@@ -230,8 +230,8 @@ class Reasons:
         elif not self._starts.has_time_left(f"{len(waiting)} of {len(self._generations.members)}"):
             raise WaitTimeoutError(
                 f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit "
-                f"within {self._fit.run.timeout:g} s. {BUSY} "
-                "Wait for these, or add workers, and fit again."
+                f"within {self._fit.run.timeout:g} s. {BUSY} Wait until they are free, or add "
+                "workers, and fit again."
             )
         return None
 
@@ -288,8 +288,8 @@ class Newcomers:
         if error is not None and not is_dask_error(error):
             self._unfit.add(address)
             logger.warning(
-                "Worker %s has come and takes no part in a running fit, since it cannot load it "
-                "(%r). Give it the packages and files that the other workers have.",
+                "New worker %s cannot join the running fit, since it cannot load it (%r). "
+                "Install the packages and files of the other workers there.",
                 address,
                 error,
             )

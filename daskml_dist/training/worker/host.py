@@ -352,7 +352,7 @@ def run_trainer(
         partial(is_task_wanted, worker, key),
         min(_ORDER_TIMEOUT, fit.run.timeout),
     )
-    silent = SilentPeerError("The host of a worker of the fit acknowledges nothing.")
+    silent = SilentPeerError("The host of a worker of the fit does not acknowledge data.")
     tell_silence = partial(raise_alarm, worker, spec.run_id, silent)
     wait = WaitBound(fit.run.timeout, line.is_aborted, line.is_renewed, tell_silence)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"

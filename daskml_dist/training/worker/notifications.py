@@ -111,7 +111,7 @@ def telling_facts(
             told |= {"clock": time.monotonic(), **_sum_facts(worker, tellers)}
             worker.log_event(HEARTBEAT_TOPIC, told)
         except Exception:
-            logger.debug("The facts of a trainer are not told", exc_info=True)
+            logger.debug("Progress of a trainer could not be reported", exc_info=True)
         worker.loop.call_later(every, tell)
 
     if len(tellers) == 1:

@@ -178,7 +178,7 @@ def explain_memory_errors(backend: Backend, what: str) -> AbstractContextManager
         return nullcontext()
     return device_memory(
         what,
-        'Let blocks be streamed: memory_budget="8GiB", or less than the GPU has; or use smaller '
+        'Stream the blocks: memory_budget="8GiB", or less than the GPU has; or use smaller '
         'chunks, X of float32, or device="cpu".',
     )
 

@@ -118,9 +118,9 @@ def _map_zeros(size: int) -> mmap.mmap:
     except OSError as error:
         where = folder or tempfile.gettempdir()
         raise TrainingError(
-            f"What is made of the rows does not fit in memory, and {where} has no room for "
-            f"{size:,} bytes of it ({error.strerror}). Set Dask's temporary-directory to a larger "
-            "disk, raise memory_budget, or use more workers."
+            f"Data computed from the rows does not fit in memory, and {where} has no space for "
+            f"{size:,} bytes of it ({error.strerror}). Set Dask's temporary-directory to a "
+            "larger disk, raise memory_budget, or use more workers."
         ) from error
 
 

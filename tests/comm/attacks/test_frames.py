@@ -186,7 +186,7 @@ def test_snapshots_travel_whole_and_as_data() -> None:
     again = unpack_object(pack_object(thing, {}), {})
     np.testing.assert_array_equal(again.pop(4), thing.pop(4))
     assert again == thing
-    with pytest.raises(TypeError, match="cannot travel"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         pack_object(Path("x"), name_classes(SNAPSHOT_CLASSES))
     with pytest.raises(CommunicationError):
         unpack_object(pickle.dumps(thing), {})

@@ -24,13 +24,15 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path: Path, scheme: str)
     SGDClassifier(checkpoint=saved, **{**params, "max_iter": 3}).fit(X, Y)
     fs, path = fsspec.url_to_fs(saved.path)
     fs.pipe_file(path, fs.cat_file(path)[:-50])
-    with pytest.warns(UserWarning, match=r"c is no whole checkpoint: .* Taking the older .*c\.1"):
+    with pytest.warns(
+        UserWarning, match=r"c is not a complete checkpoint: .* Using the older .*c\.1"
+    ):
         resumed = SGDClassifier(checkpoint=saved, **params).fit(X, Y)
     np.testing.assert_allclose(resumed.coef_, undisturbed.coef_, rtol=1e-12)
     for name in (path, f"{path}.1"):
         fs.pipe_file(name, b"")
     expect_refusal(
-        saved, r"no whole checkpoint.*No older whole one is kept \(keep=2\).*resume=False"
+        saved, r"not a complete checkpoint.*No older intact one is kept \(keep=2\).*resume=False"
     )
 
 
@@ -39,7 +41,7 @@ def test_a_file_cut_short(saved: Checkpoint, cut: float) -> None:
     path = Path(saved.path)
     data = path.read_bytes()
     path.write_bytes(data[: int(cut * len(data))])
-    expect_refusal(saved, "is no whole checkpoint.*set resume=False to begin anew")
+    expect_refusal(saved, "is not a complete checkpoint.*set resume=False to start again")
 
 
 def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
@@ -71,5 +73,5 @@ def test_arrays_that_are_not_those_of_the_facts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="an array's checksum is wrong"):
         Checkpoint(path).load()
     path.write_bytes(b"no zip")
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         Checkpoint(path).load()

@@ -56,7 +56,7 @@ def test_a_full_disk(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatc
 
     saved, count = Checkpoint(f"{scheme}{tmp_path}/c", resume=True), FillDisk()
     params = {**PARAMS, "max_iter": 6}
-    with pytest.raises(CheckpointError, match=r"/c .*No space left.*Make room.*resume=True"):
+    with pytest.raises(CheckpointError, match=r"/c .*No space left.*Free space.*resume=True"):
         SGDClassifier(checkpoint=saved, callbacks=count, **params).fit(X, Y)
     assert count.told == ["begin", 1, 2, 3, "end"]
     monkeypatch.undo()
@@ -88,13 +88,13 @@ def test_only_regular_files(
     strange = tmp_path / f"c{suffix}"
     make(strange)
     expect_refusal(
-        Checkpoint(tmp_path / "c", resume=True), f"is {kind}, and .* regular files alone"
+        Checkpoint(tmp_path / "c", resume=True), f"is {kind}, but .*must be regular files"
     )
     saved = Checkpoint(tmp_path / "c")
     if suffix in ("", ".new"):
-        with pytest.raises(CheckpointError, match="regular files alone"):
+        with pytest.raises(CheckpointError, match="must be regular files"):
             saved.load()
-        with pytest.raises(CheckpointError, match="regular files alone"):
+        with pytest.raises(CheckpointError, match="must be regular files"):
             saved.save(make_state(1), {})
     assert strange.is_symlink() or not strange.is_file()
 
@@ -102,7 +102,7 @@ def test_only_regular_files(
 def test_a_device_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for change in ("replace", "remove", "rename", "unlink"):  # the machine has but this one
         monkeypatch.setattr(os, change, None)
-    expect_refusal(Checkpoint("/dev/null"), "is a device, and checkpoints are regular files alone")
+    expect_refusal(Checkpoint("/dev/null"), "is a device, but checkpoints must be regular files")
     with pytest.raises(CheckpointError, match="a device"):
         Checkpoint("/dev/null").save(make_state(1), {})
 

@@ -57,7 +57,7 @@ def test_a_path_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = Checkpoint(f"memory://{uuid.uuid4()}/c", resume=True)
     saved.save(make_state(1), {})
     monkeypatch.setattr(MemoryFileSystem, "cat_file", _denied)
-    expect_refusal(saved, "Cannot read the checkpoint .*access denied.*Mend access to the file")
+    expect_refusal(saved, "Cannot read the checkpoint .*access denied.*Restore access to the file")
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", _denied)
     expect_refusal(saved, "Cannot write .*access denied.*that you may write to")
 

@@ -101,7 +101,7 @@ def test_files_of_other_fits_are_refused(tmp_path: Path) -> None:
         SGDClassifier(checkpoint=saved).fit(X, Y)
     steps = Checkpoint(tmp_path / "s", resume=True)
     SGDClassifier(checkpoint=steps, max_iter=2, tol=None).fit(X, Y)
-    with pytest.raises(CheckpointError, match="is of a fit by steps"):
+    with pytest.raises(CheckpointError, match="belongs to a fit by gradient steps"):
         _fit(steps)
     with pytest.raises(InvalidParameterError, match="several Checkpoints"):
         _fit(saved, steps)

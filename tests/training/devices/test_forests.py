@@ -164,7 +164,7 @@ def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
 
 
 def test_medians_are_the_cpus() -> None:
-    with pytest.raises(InvalidParameterError, match=r"absolute_error.*the CPU alone.*device="):
+    with pytest.raises(InvalidParameterError, match=r"absolute_error.*only the CPU.*device="):
         RandomForestRegressor(criterion="absolute_error", device="gpu").fit(X, Y)
 
 

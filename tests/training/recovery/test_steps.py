@@ -128,7 +128,7 @@ def test_without_a_standby_yet_the_fit_begins_anew(
     clf = make_classifier(policy, strike).fit(*lazy_rows())
     check_fit(clf, policy)
     assert strike.events[0].anew
-    assert "begins anew" in str(strike.events[0])
+    assert "starts again" in str(strike.events[0])
 
 
 @pytest.mark.slow

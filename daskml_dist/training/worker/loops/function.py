@@ -100,7 +100,7 @@ def _await_turn(context: Context) -> Iterator[None]:
     # It ends by the failure of its own group, unless code in another language holds it.
     since = time.monotonic()
     while not turn.acquire(timeout=CHECK_SECONDS):
-        context.wait.check(since, "the function's call before this one")
+        context.wait.check(since, "the previous call of the function")
     try:
         yield
     finally:

@@ -295,8 +295,9 @@ class SolverView:
         # The ledger has the same bound, and would end the fit without an error.
         if len(self._reports) >= solver.max_passes:
             raise InvalidParameterError(
-                f"The solver {type(solver).__name__} makes more than its max_passes="
-                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
+                f"The solver {type(solver).__name__} makes more than "
+                f"max_passes={solver.max_passes} iterations. Set max_passes to the largest "
+                "number it may need."
             )
         self._reports.append(np.array([loss, n_rows, *self._extra, *scores]))
         self._extra = np.zeros(2)

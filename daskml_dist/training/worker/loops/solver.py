@@ -242,8 +242,9 @@ class _AskedSums:
             solver, pause_at = self._context.fit.rounds.solver, self._context.fit.rounds.pause_at
             if self._n_asked > solver.max_passes:
                 raise InvalidParameterError(
-                    f"The solver {type(solver).__name__} asks for more than its max_passes="
-                    f"{solver.max_passes} sums. Let max_passes say how many it may need."
+                    f"The solver {type(solver).__name__} requests more than "
+                    f"max_passes={solver.max_passes} sums. Set max_passes to the largest number "
+                    "it may need."
                 )
             # This part of the fit ends here, once its log is whole.
             log = self._rounds.log
@@ -269,7 +270,7 @@ class _AskedSums:
             self._rounds.broadcast_message(thing, *numbers)
         except TypeError as error:
             raise InvalidParameterError(
-                f"The {type(thing).__name__} of a solver cannot travel to other workers: {error}"
+                f"The {type(thing).__name__} of a solver cannot be sent to other workers: {error}"
             ) from error
 
     def keep(
