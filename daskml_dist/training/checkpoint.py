@@ -64,7 +64,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 @dataclass(frozen=True)
 class Checkpoint(NamedParameters):
-    """Where and how often a fit saves checkpoints.
+    """Place and frequency of a fit's checkpoints.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new
     one is written as ``path.new``; once it is whole, each file moves up by one name. A crash at
