@@ -377,11 +377,21 @@ class _WorkerPlaces:
         kept = getattr(self._cluster, "workers", None)
         adapts = getattr(self._cluster, "_adaptive", None) is not None
         # Someone fills the places, or will: nothing is given up yet.
-        if kept is None or len(kept) or adapts or not self.n_requested:
+        if kept is None or len(kept) or adapts or not self.n_requested or self._are_being_filled():
             self._since = None
             return False
         self._since = self._since or time.monotonic()
         return time.monotonic() - self._since >= _GIVE_UP_SECONDS
+
+    def _are_being_filled(self) -> bool:
+        """Return whether the cluster starts workers, or submits jobs, at this moment.
+
+        It counts them only once they run: on a busy machine, or where jobs are submitted slowly,
+        after minutes.
+        """
+        is_about_to = getattr(self._cluster, "_correct_state_waiting", None) is not None
+        lock = getattr(self._cluster, "_lock", None)
+        return is_about_to or (isinstance(lock, asyncio.Lock) and lock.locked())
 
 
 _SCALE_REMEDY = "Scale the cluster up, or give its workers more memory."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Worker, wait
 
 from daskml_dist import Run
 from daskml_dist.dask_internals.cluster import list_workers
@@ -289,6 +290,35 @@ def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.Mon
             _classifier().fit(*_rows())
         with pytest.raises(TrainingError, match=gone):
             StandardScaler().fit(da.zeros((4, 2), chunks=2))
+        cluster.scale(2)
+        _classifier().fit(*_rows())
+        _until(lambda: not client.futures)
+
+
+def test_workers_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's cluster counts a worker, or a job, once it runs; nobody has given it up before."""
+    looks = 0
+    are_given_up = computing._WorkerPlaces.are_given_up
+
+    def look(places: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return are_given_up(places)
+
+    class SlowWorker(Worker):
+        async def start_unsafe(self) -> Any:
+            while looks < 3:
+                await asyncio.sleep(0.01)
+            return await super().start_unsafe()
+
+    monkeypatch.setattr(computing, "_GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(computing._WorkerPlaces, "are_given_up", look)
+    with (
+        LocalCluster(
+            n_workers=0, processes=False, worker_class=SlowWorker, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
         cluster.scale(2)
         _classifier().fit(*_rows())
         _until(lambda: not client.futures)
