@@ -56,11 +56,12 @@ def run(tiny: bool = False, n_ids: int = N_IDS) -> str:
         [f"{i + 1}", *[f"{part.max() / 2**20:,.0f}" if len(part) else "" for part in quarter.T]]
         for i, quarter in enumerate(quarters)
     ]
+    lost = f"; {watch.n_lost} workers were lost and replaced" if watch.n_lost else ""
     title = (
         f"{record['rows']:,.0f} rows of {ONCE + OFTEN} ids, {record['rows'] * ONCE:,.0f} of which "
         f"come once, in {record['seconds']:,.0f} s ({record['rows'] / record['seconds']:,.0f} "
         f"rows/s; {seconds:,.0f} s with the pass that finds the labels), two workers of {MEMORY}, "
-        f"{watch.cpu_seconds:,.0f} s of CPU; {len(model.ids_):,} ids have a row at the end"
+        f"{watch.cpu_seconds:,.0f} s of CPU; {len(model.ids_):,} ids have a row at the end{lost}"
     )
     columns = ["quarter of the fit", *[f"MiB of worker {k}" for k in range(len(quarters[0].T))]]
     return markdown(title, columns, table)
@@ -99,40 +100,52 @@ def _make_labels(number: int, n: int) -> NDArray[np.bool_]:
 
 
 class Watch:
-    """Sizes of the workers' processes at even times, while a fit makes steps."""
+    """Sizes of the workers' processes at even times, while a fit makes steps.
+
+    A worker that replaces a lost one is looked at in its place.
+    """
 
     def __init__(self, client: Client) -> None:
         self.sizes: list[list[float]] = []
-        #: Seconds of CPU that all workers have used, at the same times.
-        self.cpu: list[float] = []
+        #: Seconds of CPU that each process has used since the first sample, and until then.
+        self._cpu: dict[int, float] = {}
+        self._cpu_before = 0.0
         self._client = client
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def on_fit_begin(self, run: Any) -> None:
-        pids = list(self._client.run(_tell_pid).values())
-        self._thread = threading.Thread(target=self._watch, args=(pids,))
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
-    def _watch(self, pids: list[int]) -> None:
-        workers = [psutil.Process(pid) for pid in pids]
-        # A worker that is lost ends the watch.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
-                self.sizes.append([float(worker.memory_info().rss) for worker in workers])
-                self.cpu.append(sum(sum(worker.cpu_times()[:2]) for worker in workers))
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS if self.sizes else 0.0):
+            nannies = self._client.cluster.workers
+            self.sizes.append([self._look(nannies[name].pid) for name in sorted(nannies)])
+            if len(self.sizes) == 1:
+                self._cpu_before = sum(self._cpu.values())
+
+    def _look(self, pid: int | None) -> float:
+        """Return the bytes of a worker's process, and note its seconds of CPU; 0 where none is."""
+        if pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(pid)
+                self._cpu[pid] = sum(worker.cpu_times()[:2])
+                return float(worker.memory_info().rss)
+        return 0.0
 
     @property
     def cpu_seconds(self) -> float:
         """Seconds of CPU of all workers, from the fit's first sample to its last."""
-        return self.cpu[-1] - self.cpu[0] if self.cpu else 0.0
+        return sum(self._cpu.values()) - self._cpu_before
+
+    @property
+    def n_lost(self) -> int:
+        """Number of workers that were lost and replaced."""
+        return max(0, len(self._cpu) - max((len(row) for row in self.sizes), default=0))
 
     def stop(self) -> None:
         """End the watch."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-
-
-def _tell_pid() -> int:
-    return psutil.Process().pid
