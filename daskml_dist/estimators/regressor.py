@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.column_statistics import WeightedMoments
-from daskml_dist.errors import DivergedError
+from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.losses.base import Loss
 from daskml_dist.losses.survival import Cox
 from daskml_dist.models.base import r2_of_sums
@@ -111,6 +111,11 @@ def _sum_squares(
     inverse_link: _Link, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> _SquareSums:
     """Return the sums of some rows."""
+    if raw.size != y.size:
+        raise InvalidDataError(
+            f"y has {y.size // len(y)} target(s) per row, and the model predicts "
+            f"{raw.size // len(y)}. Pass the columns of y that the model was fitted to."
+        )
     predicted = inverse_link(raw).reshape(y.shape)
     residual = np.subtract(y, predicted, dtype=np.float64)
     squared_errors = np.atleast_1d(weight @ residual**2)

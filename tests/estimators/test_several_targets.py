@@ -22,7 +22,7 @@ from sklearn.multioutput import MultiOutputRegressor
 
 from daskml_dist import Run
 from daskml_dist.errors import ExportError, InvalidDataError
-from daskml_dist.linear_model import HuberRegressor, SGDRegressor
+from daskml_dist.linear_model import HuberRegressor, LinearRegression, SGDRegressor
 from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.svm import LinearSVR
 from daskml_dist.training.checkpoint import Checkpoint
@@ -221,3 +221,19 @@ def test_a_constant_target_scores_1_where_it_is_predicted_exactly_else_0(shift: 
     y = np.full(N, 2.0)
     assert model.score(lazy(X), lazy(y)) == model.score(X, y) == r2_score(y, model.predict(X))
     assert np.isnan(model.score(X[:1], y[:1]))
+
+
+@pytest.mark.parametrize("chunks", [None, 20])
+@pytest.mark.parametrize("n_given", [1, 2])
+def test_scores_of_other_columns_are_refused(n_given: int, chunks: int | None) -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(50, 3)), rng.normal(size=(50, 3))
+    model = LinearRegression().fit(X, Y)
+    y = Y[:, 0] if n_given == 1 else Y[:, :n_given]
+    rows = (
+        (X, y)
+        if chunks is None
+        else [da.from_array(a, chunks=(chunks, *a.shape[1:])) for a in (X, y)]
+    )
+    with pytest.raises(InvalidDataError, match=rf"y has {n_given} target.* predicts 3\. Pass"):
+        model.score(*rows)
