@@ -145,7 +145,7 @@ def test_an_adaptive_rate_falls_where_the_loss_does_not(request: Any) -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"learning_rate": "pa1"}, "single rows|own row"),
+        ({"learning_rate": "pa1"}, "single row|own row"),
         ({"learning_rate": 0.1, "eta0": 0.1}, "Leave eta0 out"),
         ({"eta0": 0.0}, "eta0=0.0: use a number > 0"),
         ({"epsilon": -1.0}, "epsilon=-1.0"),
