@@ -60,9 +60,9 @@ def _public(*rooms: Any) -> Iterator[type]:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"lr": 0.1}, "Here it is called 'learning_rate'."),
+        ({"lr": 0.1}, "Here it is named 'learning_rate'."),
         ({"alpha": 1.0, "Penalty": "l1"}, "Did you mean 'penalty'?"),
-        ({"epochs": 3}, "Here it is called 'max_iter'."),
+        ({"epochs": 3}, "Here it is named 'max_iter'."),
         ({"n_lanes": 3}, r"run=Run\(n_lanes=...\)"),
         ({"xyzzy": 3}, "It has alpha, average, "),
     ],
@@ -96,7 +96,7 @@ def test_subclasses_have_constructors_of_their_own() -> None:
     assert Any_(own=2, alpha=0.5).alpha == 0.5
     assert clone(Few(own=3)).own == copy.deepcopy(Few(3)).own == 3
     assert pickle.loads(pickle.dumps(SGDClassifier(alpha=0.5))).alpha == 0.5
-    with pytest.raises(InvalidTypeError, match=r"^Few\(\): 'alpha' is no parameter of it"):
+    with pytest.raises(InvalidTypeError, match=r"^Few\(\): 'alpha' is not one of its parameters"):
         Few(alpha=0.5)  # type: ignore[call-arg]
 
 

@@ -38,8 +38,8 @@ def test_errors_that_users_derive() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("n_epochs", "Here it is called 'max_iter'."),
-        ("lr", "Here it is called 'learning_rate'."),
+        ("n_epochs", "Here it is named 'max_iter'."),
+        ("lr", "Here it is named 'learning_rate'."),
         ("alpah", "Did you mean 'alpha'?"),
         ("run2__n_lanes", "Invalid parameter 'run2'"),
         ("unheard_of", "'warm_start']."),

@@ -206,6 +206,6 @@ def test_what_is_not_here_is_told() -> None:
     from tests.subprocesses import ROOT
 
     text = (ROOT / "docs" / "coming_from_sklearn.md").read_text(encoding="utf-8")
-    told = text.split("## Not here")[1]
+    told = text.split("## What is missing")[1]
     for path in NOT_OURS:
         assert f"`{path}`" in told, path

@@ -111,7 +111,7 @@ def test_mistakes_are_named(tmp_path: Path, mlflow: Any) -> None:
     mlflow.pyfunc.add_to_model(other, "somewhere")
     (tmp_path / "c").mkdir()
     other.save(str(tmp_path / "c" / "MLmodel"))
-    with pytest.raises(ModelFileError, match="the flavours python_function, and not daskml_dist"):
+    with pytest.raises(ModelFileError, match="the flavours python_function, but not daskml_dist"):
         flavor.load_model(str(tmp_path / "c"))
 
 

@@ -275,7 +275,7 @@ REFUSED = {
     "a lock in an object": (lambda: classifier(_bad("own lock")(), warm_start=True), "locks"),
     "norms of a row of a micro-batch": (
         lambda: classifier(_norms, batch_size=50, micro_batch_size=1),
-        "needs two rows of each batch, and of micro-batches",
+        "needs at least two rows per batch, but of micro-batches",
     ),
     "a row": (lambda: classifier(_bad("rows")), "first dimension"),
     "reshaped": (lambda: classifier(_bad("reshaped")), "replaced or reshaped its parameters"),

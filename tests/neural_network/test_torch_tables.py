@@ -521,7 +521,7 @@ def test_bad_rows_name_the_remedy() -> None:
     X, y = _table()
     with pytest.raises(InvalidDataError, match="dataframe"):
         _classifier().fit(X[["item", "last", "age"]].to_numpy(), y)
-    with pytest.raises(InvalidDataError, match="not negative"):
+    with pytest.raises(InvalidDataError, match="cannot be negative"):
         _classifier().fit(X.assign(item=-1), y)
     with pytest.raises(InvalidDataError, match="never equal"):
         _classifier().fit(X.assign(last=X["last"].astype(str)), y)

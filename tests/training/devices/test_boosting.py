@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,7 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
     left, expected = (room.extra for room in rooms)
     assert "raw" not in left
     after = object.__new__(_BoostingRun)
+    after._solver, after._outputs = SimpleNamespace(vector_leaves=False), [range(1)]
     after._loss, after._baseline = RowBoostLoss(SquaredError()), model._baseline
     after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
     after._update_predictions(rooms[0])
