@@ -45,12 +45,13 @@ def _compare(tiny: bool) -> str:
     codes_fit, codes_cal, codes_new = np.split(labels, ends)
     line = LinearRegression().fit(X_fit, y_fit).to_sklearn()
     curve = LogisticRegression().fit(X_fit, codes_fit).to_sklearn()
-    groups = X[:, 0] > 0, "the sign of column 0"
     regressors: dict[str, list[tuple[str, Callable[..., Found]]]] = {
         "intervals, absolute residuals": [
             ("ours", _split_intervals), ("MAPIE", _mapie_intervals), ("crepes", _crepes_intervals),
         ],
-        f"the same by {groups[1]}": [("ours", _group_intervals), ("crepes", _crepes_groups)],
+        "the same by the sign of column 0": [
+            ("ours", _group_intervals), ("crepes", _crepes_groups),
+        ],
     }  # fmt: skip
     rows = []
     for kind, tools in regressors.items():
@@ -59,13 +60,13 @@ def _compare(tiny: bool) -> str:
             found = _try_peer(work, line, X_cal, y_cal, X_new)
             if found is None:
                 continue
-            ends_, seconds = found
-            first = ends_ if first is None else first
-            covered = (ends_[:, 0] <= y_new) & (y_new <= ends_[:, 1])
+            intervals, seconds = found
+            first = intervals if first is None else first
+            covered = (intervals[:, 0] <= y_new) & (y_new <= intervals[:, 1])
             rows.append(
                 [
-                    kind, tool, f"{covered.mean():.2%}", f"{np.diff(ends_).mean():.4f}",
-                    f"{np.abs(ends_ - first).max():.0e}", f"{seconds:.2f}",
+                    kind, tool, f"{covered.mean():.2%}", f"{np.diff(intervals).mean():.4f}",
+                    f"{np.abs(intervals - first).max():.0e}", f"{seconds:.2f}",
                 ]
             )  # fmt: skip
     for kind in ("lac", "aps", "raps"):
@@ -193,10 +194,10 @@ def _calibrate(n: int, block: int) -> tuple[float, int, int, float]:
     rng = np.random.default_rng(0)
     X, y, _ = _make_rows(rng, 10_000)
     line = LinearRegression().fit(X, y)
-    blocks = (n // block,)
-    seeds = da.from_array(np.arange(1, n // block + 1), chunks=1)
+    n_blocks = n // block
+    seeds = da.from_array(np.arange(1, n_blocks + 1), chunks=1)
     rows = seeds.map_blocks(
-        _make_block, block, chunks=((block,) * blocks[0], (FEATURES + 1,)), new_axis=1, dtype=float
+        _make_block, block, chunks=((block,) * n_blocks, (FEATURES + 1,)), new_axis=1, dtype=float
     )
     before, begin = memory_now(), time.perf_counter()
     model = ConformalRegressor(FrozenEstimator(line), alpha=ALPHA)

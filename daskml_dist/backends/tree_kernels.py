@@ -213,7 +213,7 @@ def _skip_categories(
 
 
 @_inside
-def _sort_by_value(numbers: Any, values: Any, n: int) -> None:
+def sort_by_value(numbers: Any, values: Any, n: int) -> None:
     """Sort the first numbers and their values by the values; equal ones keep their order.
 
     By insertion, of 256 at most: numba's argsort takes a second to compile.
@@ -258,7 +258,7 @@ def _find_best_categories(
             n += 1
     if n <= 1:
         return best
-    _sort_by_value(numbers, values, n)
+    sort_by_value(numbers, values, n)
     # Sorted by gradient, the best partition is a prefix (Fisher 1958); up to the middle from both
     # ends, so that the smaller set is the one told by bits.
     for direction in (1, -1):

@@ -25,7 +25,7 @@ from numba import types
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
 from daskml_dist.backends.intrinsics import emitted, prefetch
-from daskml_dist.backends.tree_kernels import partition_rows
+from daskml_dist.backends.tree_kernels import partition_rows, sort_by_value
 from daskml_dist.backends.trees import VECTOR_CHANNELS
 
 _exact = compiled_entry()
@@ -170,6 +170,17 @@ def _add_bin(sums: Any, of_bin: Any, k: int, constant: bool) -> None:
     sums[2 * k] += n
 
 
+@_inside
+def _note_split(
+    found: Any, feature: Any, last: Any, missing_left: int, left: Any, is_categories: int
+) -> None:
+    """Write the best split so far, as `find_best_vector_split` gives it."""
+    found[0], found[1], found[2] = feature, last, missing_left
+    for c in range(len(left)):
+        found[3 + c] = left[c]
+    found[3 + len(left)] = is_categories
+
+
 #: Placeholder for the function that `compiled_vector_search` puts in:
 #: `_find_best_vector_categories` or none.
 _search_categories: Any = None
@@ -239,9 +250,7 @@ def find_best_vector_split(
             gain = _vector_gain(side, totals, scales, value, l2, least_h)
             if gain > best and gain > 0:
                 best = gain
-                found[0], found[1], found[2], found[end + 3] = j, b, 0, 0
-                for c in range(end):
-                    found[3 + c] = side[c]
+                _note_split(found, j, b, 0, side, 0)
         if not missing[j]:
             continue
         # From the right, so that missing values, which no bin counts here, go left.
@@ -259,9 +268,7 @@ def find_best_vector_split(
             gain = _vector_gain(left, totals, scales, value, l2, least_h)
             if gain > best and gain > 0:
                 best = gain
-                found[0], found[1], found[2], found[end + 3] = j, b, 1, 0
-                for c in range(end):
-                    found[3 + c] = left[c]
+                _note_split(found, j, b, 1, left, 0)
     return best
 
 
@@ -321,16 +328,12 @@ def _find_best_vector_categories(
             # Categories of few rows are not trusted, and stay on the right.
             if hist[b, n_at] >= _CATEGORY_ROWS:
                 h = (hist[b, k] if constant else hist[b, k + output]) * scales[1, output]
-                key = hist[b, output] * scales[0, output] / (h + _CATEGORY_ROWS)
-                # By insertion, of 256 at most; equal ones keep their order.
-                at = n
-                while at > 0 and keys[at - 1] > key:
-                    keys[at], numbers[at] = keys[at - 1], numbers[at - 1]
-                    at -= 1
-                keys[at], numbers[at] = key, b
+                numbers[n] = b
+                keys[n] = hist[b, output] * scales[0, output] / (h + _CATEGORY_ROWS)
                 n += 1
         if n <= 1:
             return best
+        sort_by_value(numbers, keys, n)
         # Up to the middle from both ends, so that the smaller set is the one told by bits.
         for direction in (1, -1):
             side[:] = 0
@@ -343,9 +346,7 @@ def _find_best_vector_categories(
                 gain = _vector_gain(side, totals, scales, value, l2, least_h)
                 if gain > best and gain > 0:
                     best = gain
-                    found[0], found[1], found[2], found[end + 3] = j, 0, 0, 1
-                    for c in range(end):
-                        found[3 + c] = side[c]
+                    _note_split(found, j, 0, 0, side, 1)
                     # Bit c of the word c / 64 says that category c goes left.
                     bits[:] = 0
                     for q in range(i + 1):
