@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -116,6 +116,7 @@ def _list_policies(name: str, lanes: int, tiny: bool) -> dict[str, Way]:
         f"local, {EVERY} steps": (LocalSGD(EVERY), None),
         "local, outer Nesterov": (LocalSGD(EVERY, outer="nesterov"), None),
         "local, quorum of 3/4, 2 fragments": (some, None),
+        "the same, steps by speed": (replace(some, steps_by_speed=True), None),
         "the same, 4-bit messages": (some, "4bit"),
         '`"average"`': ("average", None),
     }

@@ -41,8 +41,8 @@ REQUEST, REPLY, CALL = 1, 2, 3
 _REQUEST = struct.Struct("<B?HqqqddqqqqB")
 # dtype and length of an array of `packed`
 _ARRAY = struct.Struct("<8sq")
-# kind, status, stop, lane, version, clock, values (-1: none)
-_REPLY = struct.Struct("<BB?qqqq")
+# kind, status, stop, lane, version, clock, values (-1: none), steps to the next push
+_REPLY = struct.Struct("<BB?qqqqI")
 # kind, length of the JSON text: dtype and shape of each array, and the tree that names them
 _CALL = struct.Struct("<BI")
 
@@ -103,8 +103,9 @@ def encode_reply(reply: ServerReply) -> Buffers:
     """Return the buffers of a reply, header first."""
     rows = _count_rows(reply.values)
     header = _REPLY.pack(
-        REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows
-    )
+        REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows,
+        reply.n_steps,
+    )  # fmt: skip
     if reply.values is None or rows == 0:
         return [header]
     return [header, _view_bytes(reply.values)]
@@ -277,11 +278,11 @@ class FrameReader:
 
     def _read_reply(self) -> ServerReply:
         """Read the answer to a pull."""
-        _, status, stop, lane, version, clock, rows = self._read_header(REPLY)
+        _, status, stop, lane, version, clock, rows, n_steps = self._read_header(REPLY)
         n_values = self._check_row_count(rows)
         values = None
         if n_values is not None:
             values = self._read_matrix(n_values)
             # As from a server of the same process, whose lanes share the arrays that they pull.
             values.flags.writeable = False
-        return ServerReply(lane, ServerStatus(status), stop, version, clock, values)
+        return ServerReply(lane, ServerStatus(status), stop, version, clock, values, n_steps)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
+from daskml_dist.policies.paces import LanePaces
 
 
 class Gate(ABC):
@@ -76,6 +77,10 @@ class Gate(ABC):
     def seconds_to_due(self) -> float | None:
         """Return in how many seconds pushes are due without another; None: they are not."""
         return None
+
+    def count_steps(self, lane: int) -> int:
+        """Return after how many steps `lane` should push next; 0: as many as so far."""
+        return 0
 
 
 class RoundGate(Gate):
@@ -142,6 +147,10 @@ class QuorumGate(Gate):
         Lanes whose pushes make a round; None: all.
     grace : float, default=0.0
         Seconds that a round stays open for others once it has its quorum.
+    paces : LanePaces or None, default=None
+        Tells slow lanes to push after fewer steps; None: all push after the same number.
+    lanes_wait : bool, default=True
+        Whether lanes make no steps between their push and its answer.
     now : callable, default=time.monotonic
         Returns the time in seconds.
 
@@ -164,11 +173,14 @@ class QuorumGate(Gate):
         *,
         quorum: int | None = None,
         grace: float = 0.0,
+        paces: LanePaces | None = None,
+        lanes_wait: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(lanes, clock)
         self._quorum = quorum
         self._grace = grace
+        self._paces, self._lanes_wait = paces, lanes_wait
         self.now = now
         #: Clock of the push of each lane in the open round.
         self._arrived: dict[int, int] = {}
@@ -180,7 +192,16 @@ class QuorumGate(Gate):
         if lane in self._arrived or clock <= self.clocks.get(lane, clock):
             return False
         self._arrived[lane] = clock
+        if self._paces is not None:
+            self._paces.end(lane, clock - self.clocks.get(lane, clock), self.now())
+            if not self._lanes_wait:
+                self._paces.begin(lane, self.now())
         return True
+
+    def leave(self, lane: int) -> None:
+        super().leave(lane)
+        if self._paces is not None:
+            self._paces.leave(lane)
 
     def pop_due_lanes(self) -> list[int]:
         """Return the lanes of the open round once it is due, and open the next one."""
@@ -200,7 +221,13 @@ class QuorumGate(Gate):
         # Left lanes have no clock any more.
         self.clocks |= {n: clock for n, clock in self._arrived.items() if n in self.clocks}
         self._arrived.clear()
+        if self._paces is not None and self._lanes_wait:
+            for lane in group:
+                self._paces.begin(lane, self.now())
         return group
+
+    def count_steps(self, lane: int) -> int:
+        return 0 if self._paces is None else self._paces.count_steps(lane)
 
     def seconds_to_due(self) -> float | None:
         """Return the rest of the grace of the open round; None before it has its quorum."""
@@ -350,6 +377,8 @@ class Policy(NamedParameters):
         ``"decoupled"``: steps of a lane between two pushes.
     quorum : int or None, default=None
         ``"decoupled"``: lanes whose pushes make an outer step; None: all.
+    steps_by_speed : bool, default=False
+        ``"decoupled"``: whether slow lanes push after fewer steps.
     fragments : int, default=0
         ``"decoupled"``: parts of the parameters that lanes exchange one after the other, while they
         step on; 0: they exchange all at once, and wait for the answer.
@@ -402,6 +431,7 @@ class Policy(NamedParameters):
     meet_every = 0
     fragments = 0
     quorum = cast("int | None", None)
+    steps_by_speed = False
     outer = cast(Any, None)
     outer_rate = cast(Any, None)
     outer_momentum = cast(Any, None)

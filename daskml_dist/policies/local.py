@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.policies.base import Gate, Policy, PolicyLoop, QuorumGate, is_number
+from daskml_dist.policies.paces import LanePaces
 
 __all__ = ["LocalSGD"]
 
@@ -47,6 +48,10 @@ Optimizer or None, default=None
         are part of the next average: nothing that a lane learned is lost. None: all lanes.
     grace : float, default=0.0
         Seconds that an average waits for more lanes once it has its quorum.
+    steps_by_speed : bool, default=False
+        Whether lanes that are slower than the fastest send after fewer steps, as many as they make
+        in the time of its `sync_every` steps, and at least a sixteenth. What they learned is then
+        as fresh as that of the others. Needs a `quorum`.
     fragments : int, default=0
         Parts of the parameters that are averaged one after the other, spread over the `sync_every`
         steps, while the lanes step on: what they learn meanwhile is added to the average. Each part
@@ -58,7 +63,8 @@ Optimizer or None, default=None
     A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023;
     "Streaming DiLoCo with Overlapping Communication", 2025 (fragments); "Decoupled DiLoCo for
     Resilient Distributed Pre-training", 2026 (quorum, grace).
-    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024 (delayed Nesterov).
+    B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024 (delayed Nesterov,
+    steps by speed).
     S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (outer Adam and Adagrad).
 
     Examples
@@ -76,6 +82,7 @@ Optimizer or None, default=None
     outer_momentum: float | None = None
     quorum: int | None = None
     grace: float = 0.0
+    steps_by_speed: bool = False
     fragments: int = field(default=0, metadata={"least": 0})
 
     def __post_init__(self) -> None:
@@ -95,6 +102,16 @@ Optimizer or None, default=None
                 f"LocalSGD(grace={grace!r}) is the time to wait after the quorum, but without "
                 "`quorum` all lanes are awaited. Give a quorum, or leave out grace."
             )
+        if not isinstance(self.steps_by_speed, bool):
+            raise InvalidParameterError(
+                f"LocalSGD(steps_by_speed={self.steps_by_speed!r}): give True or False."
+            )
+        if self.steps_by_speed and quorum is None:
+            raise InvalidParameterError(
+                "LocalSGD(steps_by_speed=True) lets slow lanes send more often than others, but "
+                "without `quorum` all lanes are awaited in each round. Give a quorum, or leave out "
+                "steps_by_speed."
+            )
         if self.fragments > self.sync_every:
             raise InvalidParameterError(
                 f"LocalSGD(fragments={self.fragments}, sync_every={self.sync_every}): at most one "
@@ -110,7 +127,13 @@ Optimizer or None, default=None
         """Return the state machine of one shard (or of the pass reports)."""
         if self.loop == "replicas":
             return super().gate(lanes, clock)
-        return QuorumGate(lanes, clock, quorum=self.quorum, grace=self.grace)
+        paces = None
+        if self.steps_by_speed:
+            paces = LanePaces(self.sync_every, least_steps=max(1, self.fragments))
+        return QuorumGate(
+            lanes, clock, quorum=self.quorum, grace=self.grace, paces=paces,
+            lanes_wait=not self.fragments,
+        )  # fmt: skip
 
     @property
     def average_every(self) -> int:  # type: ignore[override]

@@ -96,6 +96,8 @@ class ServerReply:
         Clock that the lanes go on from; larger than their own where a round closed without them.
     values : ndarray of shape (n, width) or None
         Read-only parameters.
+    n_steps : int
+        Steps that the lane should make up to its next push; 0: as many as so far.
     """
 
     lane: int
@@ -104,6 +106,7 @@ class ServerReply:
     version: int = 0
     clock: int = 0
     values: NDArray[Any] | None = None
+    n_steps: int = 0
 
 
 def sum_in_lane_order(

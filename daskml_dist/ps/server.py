@@ -692,8 +692,9 @@ class ServerState:
             self._pulled[lane] = request.pull_index, values
         stop = self._ledger is not None and self._ends_for(self._ledger, request)
         return ServerReply(
-            lane, ServerStatus.OK, stop, shard.version, self._gate.clock(lane), values
-        )
+            lane, ServerStatus.OK, stop, shard.version, self._gate.clock(lane), values,
+            n_steps=self._gate.count_steps(lane),
+        )  # fmt: skip
 
     def _ends_for(self, ledger: PassLedger, request: ServerRequest) -> bool:
         """Return whether the fit has ended for the lanes of a pull."""

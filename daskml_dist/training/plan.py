@@ -328,6 +328,12 @@ def _check_meetings(policy: Policy, n_lanes: int, run: RunSettings, model: StepM
             "have its own quorum, so lanes could wait for each other. Use "
             f"fragments={n_servers}, under which no lane waits, or n_servers=1."
         )
+    if policy.steps_by_speed and run.deterministic:
+        raise InvalidParameterError(
+            f"{policy!r} has lanes send after as many steps as their speed allows, so fits are not "
+            "reproducible, but deterministic=True was set. Leave out steps_by_speed, or set "
+            "deterministic=False."
+        )
     if policy.quorum is not None and policy.quorum < n_lanes and run.deterministic:
         raise InvalidParameterError(
             f"LocalSGD(quorum={policy.quorum}) averages the lanes that arrive first, so fits are "

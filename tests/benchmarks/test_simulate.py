@@ -77,6 +77,19 @@ def test_decoupled_lanes_wait_as_long_as_their_quorum() -> None:
     assert rounds[1] == 10 < rounds[0]
 
 
+@pytest.mark.parametrize("fragments", [0, 1])
+def test_slow_lanes_push_as_often_as_fast_ones(fragments: int) -> None:
+    slow = Stragglers(slow_share=0.5, slow_factor=4.0)
+    policy = LocalSGD(16, quorum=1, fragments=fragments)
+    by_speed = dataclasses.replace(policy, steps_by_speed=True)
+    runs = [simulate(p, FREE, 2, steps=320, stragglers=slow) for p in (policy, by_speed)]
+    assert [run.seconds for run in runs] == [4 * 320] * 2
+    assert runs[0].updates == 2 * 320 / 16
+    # From its third push on, the slow one pushes after 4 steps. Once it is alone, it is the
+    # fastest: when the other has made its 320 steps, it has made 80.
+    assert runs[1].updates == pytest.approx(320 / 16 + 2 + (80 - 32) / 4 + 240 / 16, abs=1)
+
+
 @pytest.mark.parametrize("policy", [LocalSGD(10, quorum=4), LocalSGD(10, fragments=1)], ids=repr)
 def test_decoupled_lanes_push_packed_messages_and_get_whole_answers(policy: Policy) -> None:
     """The server's card is all that takes time: four pushes and four answers a meeting."""

@@ -331,6 +331,39 @@ def test_a_round_of_a_quorum_takes_late_lanes_later() -> None:
     assert not gate.push(7, 16)
 
 
+@pytest.mark.parametrize("fragments", [0, 2])
+def test_slow_lanes_push_after_fewer_steps(fragments: int) -> None:
+    """One push of each lane per unit of time: 32, 8 and 1 steps."""
+    policy = LocalSGD(32, quorum=1, fragments=fragments, steps_by_speed=True)
+    gate, time = policy.gate(range(3)), [0.0]
+    assert isinstance(gate, QuorumGate)
+    gate.now = lambda: time[0]
+    clocks = [0, 0, 0]
+
+    def meet(*steps: int) -> list[int]:
+        for lane, n_steps in enumerate(steps):
+            clocks[lane] += n_steps
+            gate.push(lane, clocks[lane])
+            gate.pop_due_lanes()
+        return [gate.count_steps(lane) for lane in range(3)]
+
+    assert meet(32, 8, 1) == [0, 0, 0], "no pace is known before the second push"
+    time[0] += 1
+    assert meet(32, 8, 1) == [32, 8, 2], "at least a sixteenth"
+    # A lane that is stopped once, and small changes of pace, change nothing.
+    time[0] += 1
+    meet(32, 8, 1)
+    time[0] += 100
+    assert meet(32, 9, 1) == [32, 8, 2]
+    for _ in range(5):
+        time[0] += 1
+        told = meet(24, 12, 12)
+    assert told == [32, 16, 16], "in proportion to the fastest lane"
+    gate.leave(0)
+    gate.leave(1)
+    assert gate.count_steps(2) == 32, "lanes that have left count no more"
+
+
 def test_the_grace_of_a_round() -> None:
     time = [100.0]
     gate = QuorumGate([0, 1, 2, 3], quorum=2, grace=5.0, now=lambda: time[0])

@@ -21,7 +21,7 @@ from daskml_dist import Run
 from daskml_dist.errors import GenerationError, InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
-from daskml_dist.policies import LocalSGD, Policy
+from daskml_dist.policies import LocalSGD, Policy, QuorumGate
 from daskml_dist.training.worker.loops.decoupled import LaneMemory, OpenReports
 from tests.quick import in_turn
 from tests.training.lane_fits import RATE, fit_lanes, make_lane_rows
@@ -108,6 +108,8 @@ SOME = [
     LocalSGD(8, fragments=3),
     LocalSGD(8, quorum=2, fragments=2, outer_rate=0.8, outer_momentum=0.3),
     LocalSGD(1_000, quorum=2, fragments=1),
+    LocalSGD(8, quorum=2, steps_by_speed=True),
+    LocalSGD(8, quorum=3, fragments=2, steps_by_speed=True),
 ]
 
 
@@ -122,6 +124,23 @@ def test_the_optimum_is_that_of_local_sgd(policy: LocalSGD, compression: str | N
     assert log_loss(y, clf.predict_proba(rows)) == pytest.approx(expected, rel=0.03)
     assert [record["rows"] for record in clf.history_] == [len(rows)] * 10
     assert clf.history_.extra["dropped_pushes"] == 0
+
+
+@pytest.mark.parametrize("fragments", [0, 1])
+def test_lanes_push_after_as_many_steps_as_they_are_told(
+    fragments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, y = _rows()
+    # The second lane is told to push after 2 steps instead of 8, from its first answer on.
+    monkeypatch.setattr(QuorumGate, "count_steps", lambda _, lane: [8, 2][lane])
+    policy = LocalSGD(8, quorum=1, fragments=fragments, steps_by_speed=True)
+    params: dict[str, Any] = {"max_iter": 4, "tol": None, "batch_size": 50, "random_state": 0}
+    clf = SGDClassifier(policy=policy, run=Run(n_lanes=2), **params).fit(rows, y)
+    pushes = sum(sum(record["staleness_counts"]) for record in clf.history_)
+    # Of 4 x 40 steps each. Where lanes step on meanwhile, an answer may come a push later.
+    expected = 160 // 8 + 1 + (160 - 8) // 2
+    assert pushes == expected if fragments == 0 else expected - 40 < pushes <= expected
+    assert [record["rows"] for record in clf.history_] == [len(rows)] * 4
 
 
 def test_sparse_rows_networks_and_several_classes() -> None:
@@ -198,7 +217,11 @@ class _Rest:
 
 
 @pytest.mark.parametrize("role", ["trainer", pytest.param("server", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", [SOME[1], SOME[3]], ids=["waiting", "streaming"])
+@pytest.mark.parametrize(
+    "policy",
+    [SOME[1], SOME[3], pytest.param(SOME[6], marks=pytest.mark.slow)],
+    ids=["waiting", "streaming", "by speed"],
+)
 def test_a_killed_worker_costs_its_own_steps_alone(
     policy: LocalSGD, role: str, crew_client: Client
 ) -> None:
@@ -259,6 +282,8 @@ def test_a_lane_belongs_to_the_trainer_of_the_latest_generation() -> None:
         ({"grace": -1.0, "quorum": 1}, "number >= 0 of seconds"),
         ({"grace": np.inf, "quorum": 1}, "number >= 0 of seconds"),
         ({"grace": 1.0}, "Give a quorum"),
+        ({"steps_by_speed": 1, "quorum": 1}, "give True or False"),
+        ({"steps_by_speed": True}, "Give a quorum"),
         ({"fragments": -1}, "give an integer >= 0"),
         ({"fragments": 17}, "larger sync_every"),
     ],
@@ -275,6 +300,11 @@ def test_what_makes_no_sense_is_refused(bad: dict[str, Any], words: str) -> None
         (LocalSGD(fragments=9), {"n_lanes": 2}, "Use fragments=4"),
         (LocalSGD(quorum=2), {"n_lanes": 2, "n_servers": 2}, "Use fragments=2"),
         (LocalSGD(quorum=1), {"n_lanes": 2, "deterministic": True}, "deterministic"),
+        (
+            LocalSGD(quorum=2, steps_by_speed=True),
+            {"n_lanes": 2, "deterministic": True},
+            "Leave out steps_by_speed",
+        ),
     ],
 )
 def test_what_does_not_fit_the_rows_is_refused(

@@ -312,7 +312,11 @@ class _DecoupledSimulation:
         self._now = 0.0
         if isinstance(self._gate, QuorumGate):
             self._gate.now = lambda: self._now
+        #: Steps of each worker between two pushes.
+        self._n_steps = [self._every] * self._workers
         self._clocks = [0] * self._workers
+        #: Clock of the last push of each worker.
+        self._pushed = [0] * self._workers
         #: Workers whose push has no answer yet, and those that do nothing until it comes.
         self._open: set[int] = set()
         self._idle: set[int] = set()
@@ -347,7 +351,7 @@ class _DecoupledSimulation:
     def _step_on(self, worker: int) -> None:
         """Make the steps of a worker up to its next push."""
         clock = self._clocks[worker]
-        self._clocks[worker] = reached = min(clock + self._every, self._steps)
+        self._clocks[worker] = reached = min(clock + self._n_steps[worker], self._steps)
         seconds = self._until[worker, reached] - self._until[worker, clock]
         self._at(self._now + seconds, self._reach, worker)
 
@@ -359,6 +363,7 @@ class _DecoupledSimulation:
             return
         if worker not in self._open:
             self._open.add(worker)
+            self._pushed[worker] = self._clocks[worker]
             self._at(self._pass_card(0, self._costs.latency), self._arrive, worker)
             if self._clocks[worker] == self._steps:
                 self._done.add(worker)
@@ -374,7 +379,7 @@ class _DecoupledSimulation:
 
     def _arrive(self, worker: int) -> None:
         """Take a push at the server."""
-        self._gate.push(worker, self._gate.clock(worker) + 1)
+        self._gate.push(worker, self._pushed[worker])
         self._apply(worker)
 
     def _apply(self, _: int) -> None:
@@ -394,6 +399,7 @@ class _DecoupledSimulation:
     def _take_answer(self, worker: int) -> None:
         """Go on where the worker waited; leave where it is done."""
         self._open.discard(worker)
+        self._n_steps[worker] = self._gate.count_steps(worker) or self._n_steps[worker]
         if worker in self._idle:
             self._idle.discard(worker)
             self._reach(worker)

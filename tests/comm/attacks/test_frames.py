@@ -64,7 +64,7 @@ def _object(name: str, *rest: Any) -> Any:
 _LANE = "daskml_dist.ps.snapshots.LaneSnapshot"
 MALFORMED = {
     "kind": b"\x09",
-    "a reply": wire._REPLY.pack(wire.REPLY, 0, False, 0, 0, 0, -1),
+    "a reply": wire._REPLY.pack(wire.REPLY, 0, False, 0, 0, 0, -1, 0),
     "no lanes": _head(lanes=0),
     "many lanes": _head(lanes=65535) + bytes(8 * 65535),
     "another lane": _head()[:-8] + struct.pack("<q", 9),

@@ -5,7 +5,8 @@ came (its *way*), and the server makes an outer step of the mean way of those la
 says make a round. Where the policy has `fragments`, shards have their turns one after the other,
 and a lane steps on while an answer is under way; what it learns meanwhile is its next way. So each
 step counts once, whenever an answer comes (Streaming DiLoCo, Douillard et al. 2025; Decoupled
-DiLoCo 2026).
+DiLoCo 2026). Under `steps_by_speed` the first server tells each lane after how many steps to push
+(dynamic local updates, Liu et al. 2024).
 
 A trainer keeps its lanes' replicas when others are lost, and sends again what a server has not
 applied. A lane of a lost trainer goes on from the servers' parameters.
@@ -418,6 +419,9 @@ class DecoupledLane:
         found = self._home.to_device(reply.values)
         w[...] = found + (w - view.origin)
         view.origin, view.applied, view.push = found, reply.clock, None
+        # Dynamic local updates: the lane's next push comes after as many steps as suit its speed.
+        if s == 0 and reply.n_steps:
+            self._every = reply.n_steps
         # The fit has ended while this lane was computing.
         if reply.stop:
             self._end = min(self._end, self._memory.clock)
