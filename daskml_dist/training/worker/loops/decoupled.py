@@ -338,6 +338,9 @@ class DecoupledLane:
         stops = [self._end, clock + self._n_steps - clock % self._n_steps]
         for s, view in enumerate(memory.views):
             stops.append(self._find_next_push(s, clock))
+            # Steps up to here are repeated for other shards, and must not count twice at this one.
+            if view.applied > clock:
+                stops.append(view.applied)
             if view.push is not None and self._in_order:
                 stops.append(int(self._find_latest_merge(s)))
             elif view.push is not None:
