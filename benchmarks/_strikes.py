@@ -103,8 +103,12 @@ class Striker:
         due = time.monotonic() + self._first
         while not self._over.wait(max(0.0, due - time.monotonic())):
             due += self._every
-            with contextlib.suppress(OSError, ProcessLookupError):
-                self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
+            self.strike()
+
+    def strike(self) -> None:
+        """Kill or stop a drawn worker now; return when it is dead or goes on."""
+        with contextlib.suppress(OSError, ProcessLookupError):
+            self._strike(self._draw.choice(sorted(self._client.run(os.getpid).values())))
 
     def _strike(self, pid: int) -> None:
         if self._draw.random() < self._killed_share:

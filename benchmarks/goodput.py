@@ -1,14 +1,26 @@
-"""Goodput under faults: rows a second of fits whose workers are killed and stopped all the time."""
+"""Goodput under faults: steps a second of fits whose workers are killed and stopped all the time.
+
+A machine shared with others is faster in some minutes than in others, by more than faults cost. So
+each fit has calm and struck windows in turn, and a struck window is compared with the calm ones
+before and after it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import dask.array as da
 import numpy as np
+from distributed import Client
 
 from benchmarks._common import markdown
-from benchmarks._strikes import PassClock, Striker, open_workers
+from benchmarks._strikes import Striker, Until, open_workers
 from daskml_dist import Run
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import LocalSGD, Policy
@@ -21,97 +33,158 @@ EVERY, ABSENT = 64, 8
 #: Seconds between two faults: 62 in half an hour, as in Decoupled DiLoCo's experiment with one
 #: machine.
 FAULT_EVERY = 1800 / 62
-#: Seconds of a calm fit, of one under faults, and of the policy that is to bear them: as long as
-#: that experiment.
-CALM, STRUCK, LONG = 60.0, 60.0, 1800.0
+#: Faults of a struck window; windows are as long as so many faults take.
+FAULTS = 2
+#: Struck windows of a fit, and of one under the policy that is to bear them: half an hour of both.
+SOME, MANY = 2, 15
+#: Seconds of the calm fit whose loss is compared.
+CALM = 60.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
 STOPPED, KILLED_SHARE = (5.0, 20.0), 27 / 62
 HOW = "`python -m benchmarks goodput`"
 
 POLICIES: dict[str, str | Policy] = {
-    '`"allreduce"`': "allreduce",
-    f"local, {EVERY} steps": LocalSGD(EVERY),
     f"local, {EVERY} steps, quorum {LANES - ABSENT}, 2 fragments": LocalSGD(
         EVERY, quorum=LANES - ABSENT, fragments=2
     ),
+    f"local, {EVERY} steps": LocalSGD(EVERY),
+    '`"allreduce"`': "allreduce",
 }
 
 
 def run(tiny: bool = False) -> str:
     """One table: a row for each policy, calm and under faults."""
     rows = []
-    for i, (name, policy) in enumerate(reversed(POLICIES.items())):
-        if tiny and i:
-            break
-        seconds = 4.0 if tiny else STRUCK if i else LONG
-        # A machine shared with others is faster at some minutes than at others: calm fits come both
-        # before and after the long one.
-        calm = _fit(policy, 4.0 if tiny else CALM, faults=False, tiny=tiny)
-        struck = _fit(policy, seconds, faults=True, tiny=tiny)
-        after = _fit(policy, 4.0 if tiny else CALM, faults=False, tiny=tiny)
-        calm_rate = (calm.rate + after.rate) / 2
-        # A pass closes at other times under faults: what a user waits for is a loss by the clock.
-        n = sum(at <= calm.closed[-1] for at in struck.closed)
+    every = 1.0 if tiny else FAULT_EVERY
+    for i, (name, policy) in enumerate(list(POLICIES.items())[: 1 if tiny else None]):
+        calm, _ = _fit(policy, lambda client, clocks: Until(2.0 if tiny else CALM))
+        n_windows = 1 if tiny else SOME if i else MANY
+        history, windows = _fit(policy, partial(_Windows, n_windows=n_windows, every=every))
+        n_passes = len(calm.records)
+        kept = windows.shares()
+        error = np.std(kept, ddof=1) / len(kept) ** 0.5 if len(kept) > 1 else np.nan
+        strikes = windows.striker
         rows.append([
             name,
-            f"{seconds:,.0f}",
-            f"{calm.rate:,.0f}, {after.rate:,.0f}",
-            f"{struck.rate:,.0f}",
-            f"{struck.rate / calm_rate:.1%}",
-            f"{struck.kills} + {struck.stops}",
-            struck.generations,
-            f"{struck.losses[n - 1] / calm.losses[-1] - 1:+.2%}",
+            f"{n_windows} x {FAULTS * every:.0f}",
+            f"{min(windows.calm):,.0f} to {max(windows.calm):,.0f}",
+            f"{min(windows.struck):,.0f} to {max(windows.struck):,.0f}",
+            f"{np.mean(kept):.1%} ± {error:.1%}",
+            f"{strikes.kills} + {strikes.stops}",
+            len(history.extra.get("generations", [])),
+            f"{history.records[n_passes - 1]['loss'] / calm.records[-1]['loss'] - 1:+.2%}",
         ])  # fmt: skip
     columns = [
-        "policy", "seconds of faults", "rows/s, calm, before and after", "rows/s, under faults",
-        "kept",
-        "kills + stops", "generations", "loss after as long as the calm fit",
+        "policy", "windows with faults, seconds", "steps/s, calm", "steps/s, under faults",
+        "kept (standard error)", "kills + stops", "generations",
+        "loss after as many passes as a calm fit makes in a minute",
     ]  # fmt: skip
     title = (
         f"Perceptron of {FEATURES} x 32 x 2, {LANES} lanes on {WORKERS} processes, a fault every "
-        f"{FAULT_EVERY:.0f} s; calm fits of {CALM:.0f} s"
+        f"{FAULT_EVERY:.0f} s in every second window of {FAULTS * FAULT_EVERY:.0f} s"
     )
     return markdown(title, columns, rows)
 
 
-@dataclass
-class _Found:
-    """What became of a fit."""
+class _LaneClocks:
+    """Clocks of all lanes, in a file that all processes of the machine map.
 
-    rate: float
-    losses: list[float]
-    #: Seconds from the end of the first pass at which each pass closed.
-    closed: list[float]
-    generations: int
-    kills: int
-    stops: int
+    A lane that goes back after a loss writes its earlier clock: what is made twice counts once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._clocks: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path, "_clocks": None}
+
+    def _open(self) -> Any:
+        if self._clocks is None:
+            self._clocks = np.memmap(self._path, np.int64, "r+", shape=(LANES,))
+        return self._clocks
+
+    def on_step_end(self, step: Any) -> None:
+        self._open()[step.lane] = step.clock
+
+    def count(self) -> int:
+        """Return the steps that all lanes have made."""
+        return int(self._open().sum())
 
 
-def _fit(policy: str | Policy, seconds: float, faults: bool, tiny: bool) -> _Found:
-    with open_workers(WORKERS, __name__, memory_limit=0) as client:
+class _Windows:
+    """Calm windows and windows with faults, in turn, from the first pass of a fit on.
+
+    Parameters
+    ----------
+    client : Client
+    clocks : _LaneClocks
+    n_windows : int
+        Windows with faults; there is a calm one before the first and after each.
+    every : float
+        Seconds between two faults.
+    """
+
+    def __init__(self, client: Client, clocks: _LaneClocks, n_windows: int, every: float) -> None:
+        self._clocks, self._n_windows, self._every = clocks, n_windows, every
+        self.striker = Striker(client, every, KILLED_SHARE, STOPPED)
+        #: Steps a second of each window.
+        self.calm: list[float] = []
+        self.struck: list[float] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, args=(run,))
+            self._thread.start()
+
+    def on_fit_end(self, run: Any) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def shares(self) -> list[float]:
+        """Return what each window with faults has kept of the calm ones before and after it."""
+        pairs = zip(self.struck, self.calm, self.calm[1:], strict=False)
+        return [2 * struck / (before + after) for struck, before, after in pairs]
+
+    def _watch(self, run: Any) -> None:
+        self.calm.append(self._measure(faults=False))
+        for _ in range(self._n_windows):
+            self.struck.append(self._measure(faults=True))
+            self.calm.append(self._measure(faults=False))
+        run.stop()
+
+    def _measure(self, *, faults: bool) -> float:
+        """Return the steps a second of a window."""
+        begun, steps = time.monotonic(), self._clocks.count()
+        for i in range(FAULTS):
+            # In the middle of its part of the window, which is to see all that it costs.
+            self._wait_until(begun + (i + 0.5) * self._every)
+            if faults and not self._over.is_set():
+                self.striker.strike()
+            self._wait_until(begun + (i + 1) * self._every)
+        return (self._clocks.count() - steps) / (time.monotonic() - begun)
+
+    def _wait_until(self, due: float) -> None:
+        self._over.wait(max(0.0, due - time.monotonic()))
+
+
+def _fit(policy: str | Policy, watch: Callable[[Client, _LaneClocks], Any]) -> tuple[Any, Any]:
+    """Return the history of a fit, and the callback that `watch` makes, which ends it."""
+    with open_workers(WORKERS, __name__, memory_limit=0) as client, TemporaryDirectory() as folder:
         rng = np.random.default_rng(0)
         X = rng.normal(size=(N_ROWS, FEATURES)).astype(np.float32)
         y = (X[:, :5] ** 2).sum(axis=1) + rng.normal(size=N_ROWS) > 5
         chunk = N_ROWS // LANES
         lazy = da.from_array(X, chunks=(chunk, -1)), da.from_array(y, chunks=chunk)
-        every = 1.0 if tiny else FAULT_EVERY
-        striker = Striker(client, every, KILLED_SHARE, STOPPED) if faults else None
-        clock = PassClock(seconds)
-        callbacks = [clock, *([striker] if striker else [])]
+        path = Path(folder) / "clocks"
+        np.zeros(LANES, np.int64).tofile(path)
+        clocks = _LaneClocks(path)
+        callback = watch(client, clocks)
         net = MLPClassifier(
             (32,), policy=policy, max_iter=10**6, tol=None, batch_size=512, random_state=0,
-            learning_rate_init=1e-3, run=Run(n_lanes=LANES), callbacks=callbacks,
+            learning_rate_init=1e-3, run=Run(n_lanes=LANES), callbacks=[clocks, callback],
         )  # fmt: skip
-        net.fit(*lazy)
-    records = net.history_.records[1:]
-    # Lanes at their own pace are in later passes, too, when one closes.
-    rows = sum(record["rows"] for record in records) + net.history_.extra["partial_rows"]
-    generations = len(net.history_.extra.get("generations", []))
-    return _Found(
-        rows / clock.closed[-1],
-        [record["loss"] for record in net.history_.records],
-        clock.closed,
-        generations,
-        striker.kills if striker else 0,
-        striker.stops if striker else 0,
-    )
+        return net.fit(*lazy).history_, callback
