@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dask._expr import LLGExpr
@@ -36,6 +37,7 @@ __all__ = [
     "is_client_of_worker",
     "is_dask_error",
     "is_killed_worker",
+    "is_process_busy",
     "is_task_wanted",
     "list_workers",
     "make_actor_proxy",
@@ -57,6 +59,9 @@ __all__ = [
 _NANNY_SECONDS = 2.0
 #: Seconds after which a worker is removed though its nanny has not answered yet.
 _NANNY_HEAD_START = 0.2
+#: Seconds between two looks of a nanny at its worker's process, and CPU seconds in between from
+#: which that counts as busy: two of the kernel's ticks.
+_LOOKS_APART, _BUSY_CPU_SECONDS = 0.2, 0.02
 #: Seconds in which a retirement is tried again.
 _RETIRE_SECONDS = 5.0
 
@@ -260,6 +265,40 @@ def evict_worker(client: Any, address: str) -> None:
             client.sync(ask_and_remove)
 
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
+
+
+async def is_process_busy(client: Any, address: str) -> bool:
+    """Return whether a worker's process computes, or waits for a core, as its nanny sees it.
+
+    False where it is stopped, sleeps or is gone, and where no nanny answers. Called in the
+    client's event loop.
+    """
+
+    # Pickled by value, as the nanny's process need not have loaded this package.
+    async def look(dask_worker: Any) -> bool:
+        import psutil  # which distributed needs
+
+        if not dask_worker.pid:
+            return False
+        with suppress(psutil.Error):
+            process = psutil.Process(dask_worker.pid)
+            before = sum(process.cpu_times()[:2])
+            await asyncio.sleep(_LOOKS_APART)
+            if sum(process.cpu_times()[:2]) - before >= _BUSY_CPU_SECONDS:
+                return True
+            # On a crowded machine it may wait for a core for longer than that. Linux tells it of
+            # each thread: the main one sleeps where another one holds Python's lock.
+            for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+                with suppress(OSError):  # a thread that has just ended
+                    if thread.read_text().rpartition(")")[2].split()[0] == "R":
+                        return True
+        return False
+
+    answers: dict[str, bool] = {}
+    with suppress(Exception):
+        running: Any = client.run(look, workers=[address], nanny=True)
+        answers = await running
+    return answers.get(address, False)
 
 
 def find_failed_task(client: Any, key: Any) -> Any | None:

@@ -71,6 +71,7 @@ USES = {
 ATTRIBUTES = {
     "distributed.Client._graph_to_futures": "every fit on a cluster",
     "distributed.Client._send_to_scheduler": "data that a worker holds, asked for by its key",
+    "distributed.Nanny.pid": "patience with workers that are busy, and not stopped",
     "distributed.Worker._initialized_clients": "fits inside tasks",
     "distributed.scheduler.Scheduler.remove_worker": "recovery from a worker that hangs",
     "distributed.scheduler.Scheduler.set_restrictions": "recovery of tasks on paused workers",

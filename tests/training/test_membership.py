@@ -1,13 +1,26 @@
-"""Which workers count as silent, by heartbeats and by what others tell."""
+"""Which workers count as silent, by heartbeats, by what others tell, and by their nannies."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed import Client, LocalCluster
 
+from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.training.client import membership as module
-from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.membership import Membership, Sign
+from tests.training.recovery.strikes import hold_lock, release_lock
 
 
 def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
@@ -53,3 +66,136 @@ def test_clocks_that_were_set_back_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert renewed == ["renew_client_timers", "renew_scheduler_timers"]
     members.call()
     assert len(renewed) == 2
+
+
+# --- busy workers -------------------------------------------------------------------------------
+
+
+class _Loop:
+    """A client whose event loop runs while it is asked."""
+
+    def __init__(self) -> None:
+        self.running = asyncio.new_event_loop()
+        self.loop = SimpleNamespace(add_callback=self.running.call_soon)
+
+    def sync(self, function: Any, *args: Any) -> Any:
+        return self.running.run_until_complete(function(*args))
+
+
+def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for the answer of one that was busy a moment ago."""
+    now, sign, pauses = 100.0, Sign.BUSY, []
+    answered = asyncio.Event()
+    answered.set()
+
+    async def find_sign(client: Any, address: str, pause: float) -> Sign:
+        pauses.append(pause)
+        await answered.wait()
+        return sign
+
+    monkeypatch.setattr(module, "_find_sign", find_sign)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    client = _Loop()
+    try:
+        inquiries = module._Inquiries(client, patience=300.0)
+        assert inquiries.ask(["a"]) == {"a": Sign.BUSY}
+        answered.clear()
+        for _ in range(3):
+            now += 99.0
+            assert inquiries.ask(["a"]) == {"a": Sign.BUSY}
+        assert len(pauses) == 2  # one question is open
+        now += 4.0
+        assert inquiries.ask(["a"]) == {"a": Sign.NONE}
+        # One that sends heartbeats again is asked as if for the first time.
+        inquiries.forget_others(set())
+        sign = Sign.ANSWERS
+        answered.set()
+        assert inquiries.ask(["a"]) == {"a": Sign.ANSWERS}
+        assert [pause > 0 for pause in pauses] == [False, True, False]
+    finally:
+        client.running.close()
+
+
+class _Watch:
+    """A roll of a cluster, which notes each sign of life that it finds."""
+
+    def __init__(self, client: Client, address: str) -> None:
+        self.address = address
+        self.members = Membership(client, lease=1.0)
+        self.members.note_work_begun(address)
+        self.signs: list[Sign] = []
+        self._ask, self.members._inquiries.ask = self.members._inquiries.ask, self._note  # type: ignore[method-assign]
+
+    def _note(self, addresses: Any) -> dict[str, Sign]:
+        signs = self._ask(addresses)
+        self.signs += signs.values()
+        return signs
+
+    def look_until(self, is_over: Callable[[], bool]) -> set[str]:
+        """Take the roll until something is so; return the workers that were lost."""
+        deadline = time.monotonic() + 200
+        gone: set[str] = set()
+        while not (gone or is_over()):
+            assert time.monotonic() < deadline, self.signs
+            gone = set(self.members.find_gone({self.address}))
+            time.sleep(0.05)
+        return gone
+
+    def find_busy(self) -> None:
+        """Take the roll until the worker was found busy, and again since."""
+        assert not self.look_until(lambda: self.signs.count(Sign.BUSY) > 3)
+
+    def find_lost(self) -> None:
+        """Take the roll until the worker is lost, by the first question after its last answer."""
+        assert self.look_until(lambda: False) == {self.address}
+        assert self.signs[-1] is Sign.NONE
+
+
+def test_a_worker_that_holds_pythons_lock_is_kept_and_a_stopped_one_evicted(
+    crew_client: Client, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    told.write_bytes(b"\0")
+    address = min(list_workers(crew_client))
+    (pid,) = crew_client.run(os.getpid, workers=[address]).values()
+    watch = _Watch(crew_client, address)
+    holding = crew_client.submit(hold_lock, str(told), workers=[address], pure=False)
+    watch.find_busy()
+    release_lock(told)
+    holding.result()
+    watch.signs.clear()
+    os.kill(pid, signal.SIGSTOP)
+    watch.find_lost()
+    assert Sign.BUSY not in watch.signs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_host", [False, True], ids=["worker", "nanny too"])
+def test_a_busy_worker_that_is_stopped_is_evicted(whole_host: bool, tmp_path: Path) -> None:
+    """Also where its nanny does not answer either, as of a host that is gone."""
+    told = tmp_path / "told"
+    told.write_bytes(b"\0")
+    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0", "silence_logs": 50}
+    with LocalCluster(n_workers=0, **options) as cluster, Client(cluster) as client:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+        command += ["--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1"]
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=tmp_path, **quiet) as nanny:
+            pids = [nanny.pid]
+            try:
+                client.wait_for_workers(1, timeout=200)
+                (address,) = list_workers(client)
+                pids += client.run(os.getpid).values()
+                watch = _Watch(client, address)
+                holding = client.submit(hold_lock, str(told), pure=False)
+                watch.find_busy()
+                for pid in pids if whole_host else pids[1:]:
+                    os.kill(pid, signal.SIGSTOP)
+                watch.find_lost()
+                del holding
+            finally:
+                for pid in reversed(pids):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)

@@ -278,10 +278,14 @@ class Generations:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot be spoken to; its process can (`worker.control`).
-        heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
-        # One that leaves may be gone by now; the trainer there has no part any more.
-        if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
-            raise WorkerUnreachableError(deaf[0], "does not accept instructions")
+        while calls:
+            heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
+            # One that leaves may be gone by now; the trainer there has no part any more.
+            deaf = sorted(set(calls).difference(heard, self._membership.leaving))
+            for address in deaf:
+                if not self._membership.is_busy(address):
+                    raise WorkerUnreachableError(address, "does not accept instructions")
+            calls = {address: calls[address] for address in deaf}
 
     def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
+from enum import Enum
 from typing import Any
+
+import dask
 
 from daskml_dist.dask_internals.cluster import (
     evict_worker,
+    is_process_busy,
     list_workers,
     renew_client_timers,
     renew_scheduler_timers,
     renew_timers,
 )
-from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
-from daskml_dist.training.client.calls import call_workers
+from daskml_dist.data.computing import (
+    ACCEPTING_STATUSES,
+    FIRST_TASK_NOTICE_SECONDS,
+    Deadline,
+    wait_for_workers,
+)
 from daskml_dist.training.spec import configured_lease
 
 #: Seconds for which a worker must be new, or paused, before the run acts on it.
@@ -32,10 +41,117 @@ _FRESH = 0.1
 _SUSPECTED_LEASE = 1.0
 #: Seconds for which that is so: longer than a silence takes to be confirmed.
 _SUSPICION_SECONDS = 4.0
-#: Seconds in which a worker without heartbeats may still show that it lives.
-_CONFIRM = 0.5
+#: Seconds in which a worker without heartbeats may still show that it lives, and the longest turn
+#: of the client's event loop that counts in full.
+_CONFIRM, _TURN = 0.5, 0.1
+#: Seconds until a worker that is busy is asked again.
+_ASK_AGAIN = 0.5
 #: Seconds by which a wall clock must go back for timers to be restarted: less only delays them.
 _SET_BACK = 1.0
+
+
+class Sign(Enum):
+    """Sign of life that a worker gives when it is asked."""
+
+    ANSWERS = "answers"
+    #: Does not answer, but its process computes, or waits for a core.
+    BUSY = "busy"
+    #: Is stopped, gone or out of reach; or sleeps, and its event loop does not turn.
+    NONE = "none"
+
+
+class _Inquiries:
+    """Questions to workers that do not answer, and to the nannies that see their processes.
+
+    Nobody waits for a question to a worker that was busy a moment ago.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    patience : float
+        Seconds for which a worker may be busy without an answer.
+    """
+
+    def __init__(self, client: Any, patience: float) -> None:
+        self._client = client
+        self._patience = patience
+        #: Open questions; touched in the client's event loop alone.
+        self._open: dict[str, asyncio.Task[Sign]] = {}
+        #: Workers that were busy when they were last asked.
+        self._busy: dict[str, Deadline] = {}
+
+    def ask(self, addresses: Collection[str]) -> dict[str, Sign]:
+        """Return the sign of life of each of some workers."""
+        signs: dict[str, Sign] = self._client.sync(self._ask_all, addresses)
+        for address in addresses:
+            if signs[address] is not Sign.BUSY:
+                self._busy.pop(address, None)
+            elif not self._note_busy(address).has_time_left():
+                signs[address] = Sign.NONE
+        return signs
+
+    def forget_others(self, quiet: Set[str]) -> None:
+        """Forget the workers that are gone, or have sent a heartbeat since the last roll call."""
+        for address in self._busy.keys() - quiet:
+            del self._busy[address]
+            self._client.loop.add_callback(self._drop, address)
+
+    def _note_busy(self, address: str) -> Deadline:
+        """Return the bound of the wait for a worker that is busy."""
+        return self._busy.setdefault(
+            address,
+            Deadline(
+                f"worker {address} to answer",
+                self._patience,
+                "Its process is busy. Does a task hold Python's global lock, or do too many "
+                "processes share the cores of its host?",
+                tell_after=FIRST_TASK_NOTICE_SECONDS,
+            ),
+        )
+
+    async def _ask_all(self, addresses: Collection[str]) -> dict[str, Sign]:
+        """Ask workers of which no question is open; wait for those that are asked first."""
+        for address in addresses:
+            if address not in self._open:
+                pause = _ASK_AGAIN if address in self._busy else 0.0
+                self._open[address] = asyncio.ensure_future(
+                    _find_sign(self._client, address, pause)
+                )
+        new = [self._open[address] for address in addresses if address not in self._busy]
+        if new:
+            await asyncio.wait(new)
+        signs = {}
+        for address in addresses:
+            done = self._open[address].done()
+            signs[address] = self._open.pop(address).result() if done else Sign.BUSY
+        return signs
+
+    def _drop(self, address: str) -> None:
+        """Drop the open question to a worker, in the event loop."""
+        if (task := self._open.pop(address, None)) is not None:
+            task.cancel()
+
+
+async def _find_sign(client: Any, address: str, pause: float) -> Sign:
+    """Ask a worker and its nanny at once, and wait for the worker's answer for a moment."""
+    await asyncio.sleep(pause)
+    # In the client's own loop, `run` is a coroutine.
+    running: Any = client.run(_renew_and_answer, workers=[address])
+    answer = asyncio.ensure_future(running)
+    busy = asyncio.ensure_future(is_process_busy(client, address))
+    try:
+        left = _CONFIRM
+        while left > 0 and not answer.done():
+            # Where this loop itself waits for a core, an answer may have come and not been read:
+            # what a turn takes longer than usual does not count.
+            await asyncio.wait({answer}, timeout=_TURN)
+            left -= _TURN
+        if answer.done():
+            return Sign.NONE if answer.exception() else Sign.ANSWERS
+        return Sign.BUSY if busy.done() and busy.result() else Sign.NONE
+    finally:
+        for task in (answer, busy):
+            task.cancel()
 
 
 class Membership:
@@ -43,10 +159,14 @@ class Membership:
 
     A process that is stopped, or that nobody can reach, stays on the scheduler's list for
     minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is
-    called silent. Only the times at which heartbeats were seen to change count here, by a clock
-    that nobody sets, so clocks of different machines are never compared. Dask's own timers go by
-    the wall clock: where it was set back they are restarted, else a worker would send no heartbeat
-    for as long.
+    called silent, and asked. One that does not answer counts as lost, unless its nanny sees that
+    its process is merely busy: it compiles, or a task holds Python's lock, or others have the
+    cores. That may last for ``daskml_dist.timeout`` seconds.
+
+    Only the times at which heartbeats were seen to change count here, by a clock that nobody
+    sets, so clocks of different machines are never compared. Dask's own timers go by the wall
+    clock: where it was set back they are restarted, else a worker would send no heartbeat for as
+    long.
 
     Parameters
     ----------
@@ -59,6 +179,7 @@ class Membership:
     def __init__(self, client: Any, lease: float | None = None) -> None:
         self._client = client
         self._lease = lease or configured_lease()
+        self._inquiries = _Inquiries(client, float(dask.config.get("daskml_dist.timeout", 300.0)))
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
         #: Wall clock less the monotonic one, as of the last roll call.
@@ -91,13 +212,17 @@ class Membership:
         before, self._wall_clock = self._wall_clock, time.time() - now
         if self._wall_clock < before - _SET_BACK:
             renew_client_timers(self._client)
+        quiet = set()
         for address, worker in workers.items():
             beat, _ = self._seen.get(address, (-math.inf, now))
             # Only changes of the heartbeat are timed, by the client's own clock.
             if worker["last_seen"] != beat:
                 self._seen[address] = worker["last_seen"], now
+            else:
+                quiet.add(address)
             if worker["last_seen"] < beat - _SET_BACK:  # by the scheduler's clock
                 renew_scheduler_timers(self._client)
+        self._inquiries.forget_others(quiet)
         self._outcast &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
@@ -152,18 +277,22 @@ class Membership:
         return self._workers.get(address, {})
 
     def evict_stopped(self, addresses: Iterable[str]) -> list[str]:
-        """Evict the workers that neither send heartbeats nor answer; return them."""
+        """Evict the workers that send no heartbeats and give no sign of life; return them."""
         silent = self.find_silent(addresses)
         if not silent:
             return []
         # Busy event loops beat late, and those whose clock was set back not at all; a direct
         # question settles it.
-        answers = call_workers(self._client, _renew_and_answer, dict.fromkeys(silent, ()), _CONFIRM)
-        stopped = [address for address in silent if address not in answers]
+        signs = self._inquiries.ask(silent)
+        stopped = [address for address in silent if signs[address] is Sign.NONE]
         for address in stopped:
             self.count_as_gone(address)
             evict_worker(self._client, address)
         return stopped
+
+    def is_busy(self, address: str) -> bool:
+        """Return whether a worker that has not answered in time is merely busy; asks it."""
+        return self._inquiries.ask([address])[address] is Sign.BUSY
 
     def find_silent(self, addresses: Iterable[str]) -> list[str]:
         """Return those without a heartbeat for as long as the lease, as of the last roll call."""

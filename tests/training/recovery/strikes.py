@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -77,6 +80,24 @@ def calm_fit(policy: str) -> SGDClassifier:
 def kill_worker(client: Client, address: str) -> None:
     (pid,) = client.run(os.getpid, workers=[address]).values()
     os.kill(pid, signal.SIGKILL)
+
+
+def hold_lock(path: str) -> None:
+    """Compute, and let no other thread of this process run, until a file's first byte is set."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    try:
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1) as told:
+            while not told[0]:
+                pass
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def release_lock(path: Path) -> None:
+    """End :func:`hold_lock`; in place, as a mapped file must not get shorter."""
+    with path.open("r+b") as file:
+        file.write(b"\1")
 
 
 #: Seconds after which a fit has standbys; before, it begins anew where a server is lost.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from daskml_dist import Run
 from daskml_dist.compression import EF21, OneBit, TopK
 from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.policies import POLICIES, FederatedAveraging, LocalSGD
+from daskml_dist.training.client import membership
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
     EXACT,
@@ -26,12 +28,14 @@ from tests.training.recovery.strikes import (
     Strike,
     check_fit,
     first_of,
+    hold_lock,
     kill_worker,
     lazy_rows,
     lazy_sparse_rows,
     loss_on_rows,
     make_classifier,
     make_killer,
+    release_lock,
     workers_of,
 )
 
@@ -197,6 +201,45 @@ def test_a_stopped_process_is_found(crew_client: Client, policy: str) -> None:
     clf = make_classifier(policy, strike).fit(*lazy_rows())
     check_fit(clf, policy)
     assert "stopped answering" in str(strike.events[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["trainer", "server"])
+def test_a_busy_worker_is_not_lost(
+    crew_client: Client, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds Python's lock until it was found busy, and again since."""
+    told = tmp_path / "told"
+    told.write_bytes(b"\0")
+    busy: list[str] = []
+    ask = membership._Inquiries.ask
+
+    def note(self: Any, addresses: Any) -> dict[str, membership.Sign]:
+        signs = ask(self, addresses)
+        busy.extend(a for a, sign in signs.items() if sign is membership.Sign.BUSY)
+        if len(busy) > 3:
+            release_lock(told)
+        return signs
+
+    monkeypatch.setattr(membership._Inquiries, "ask", note)
+    holding: list[threading.Thread] = []
+
+    def hold(run: Any) -> None:
+        (address,) = workers_of(run, role)
+        holding.append(
+            threading.Thread(
+                target=crew_client.run, args=(hold_lock, str(told)), kwargs={"workers": [address]}
+            )
+        )
+        holding[0].start()
+
+    strike = Strike(hold)
+    with dask.config.set({"daskml_dist.lease": 1.0}):
+        clf = make_classifier("sync", strike).fit(*lazy_rows())
+    holding[0].join()
+    check_fit(clf, "sync")
+    assert len(busy) > 3
+    assert not strike.events
 
 
 @pytest.mark.slow
