@@ -1,15 +1,20 @@
 """An import of this module makes numba ready to load and compile functions, which takes a while.
 
-Processes that import it compile the functions of one file in turns: of several workers, or sessions
-side by side, that need the same one, the first compiles it, and the others load what it has left on
-disk.
+Processes that import it compile a function in turns: of several workers, or sessions side by side,
+that need the same one, the first compiles it, and the others load what it has left on disk. No
+garbage is looked for meanwhile: a compilation makes millions of objects, most of which it keeps
+until it ends, so looking at them took a tenth of its time and found little.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
+import os
+import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,24 +32,38 @@ _compile = Dispatcher.compile
 @contextmanager
 def _turn(path: str) -> Iterator[None]:
     _here.busy, end = True, time.monotonic() + _PATIENCE
+    collects = gc.isenabled()
     try:
-        with open(path) as file:  # which gives the turn back when it is closed
+        with open(path, "a") as file:  # which gives the turn back when it is closed
             while time.monotonic() < end:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     time.sleep(0.02)
+            gc.disable()
             yield
     finally:
         _here.busy = False
+        if collects:
+            gc.enable()
+
+
+def _lock_path(function: Any) -> str:
+    """Return the lock file of a function, which lies in the folder that the sessions share."""
+    code = function.__code__
+    whole = f"{code.co_filename}:{code.co_firstlineno}:{function.__qualname__}"
+    folder = os.environ.get("DASKML_DIST_TESTS_SHARED", "")
+    if not os.path.isdir(folder):  # which ends with the run, before a worker may
+        folder = tempfile.gettempdir()
+    return os.path.join(folder, f"compiling-{zlib.crc32(whole.encode()):08x}.lock")
 
 
 def _in_turns(self: Any, sig: Any) -> Any:
     """Functions that others call are compiled within their caller's turn."""
     if getattr(_here, "busy", False) or self._cache.cache_path is None:
         return _compile(self, sig)
-    with _turn(self.py_func.__code__.co_filename):
+    with _turn(_lock_path(self.py_func)):
         return _compile(self, sig)
 
 

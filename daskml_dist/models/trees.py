@@ -291,7 +291,7 @@ class RawTrees:
 
         nodes = self.trees.nodes
         add_tree_values(
-            number_categories(self.trees, X), self.trees.roots, first, last,
+            _as_read_only(number_categories(self.trees, X)), self.trees.roots, first, last,
             self.trees.n_per_iteration, nodes.feature, nodes.threshold, nodes.left,
             nodes.missing_left, nodes.category, nodes.bitsets, self._values, out,
         )  # fmt: skip
@@ -360,11 +360,22 @@ class TreeLeaves:
         # The loop of predictions, with a column for each tree and indices in place of values.
         found = np.zeros((len(X), n_trees))
         add_tree_values(
-            np.ascontiguousarray(number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
-            n_trees, nodes.feature, nodes.threshold, nodes.left, nodes.missing_left,
+            _as_read_only(number_categories(self.trees, X)), self.trees.roots, 0, n_trees, n_trees,
+            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left,
             nodes.category, nodes.bitsets, number_depth_first(self.trees).astype(np.float64), found,
         )  # fmt: skip
         return found.astype(np.int64)
+
+
+def _as_read_only(X: NDArray[Any]) -> NDArray[Any]:
+    """Return rows in one piece that cannot be written to.
+
+    numba compiles a loop for arrays that can be written to, and once more for those that cannot,
+    such as rows of a mapped file or of another process; loops that only read need the latter alone.
+    """
+    view = np.ascontiguousarray(X).view()
+    view.flags.writeable = False
+    return view
 
 
 def number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
@@ -408,6 +419,7 @@ class RawForest:
         values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
         for at, rows in iterate_dense(X):
+            rows = _as_read_only(rows)
             add_forest_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
         found /= len(self.trees)
         return found
@@ -484,7 +496,7 @@ class ForestLeaves:
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
         nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)
         for at, rows in iterate_dense(X):
-            find_leaves(rows, self.trees.roots, *nodes, numbers, found[at])
+            find_leaves(_as_read_only(rows), self.trees.roots, *nodes, numbers, found[at])
         return found
 
 

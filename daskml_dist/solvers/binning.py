@@ -423,8 +423,9 @@ class BinnedRows:
         Whether a feature has missing values.
     rows : ndarray of uint8 of shape (n, width)
         The bins of each row, padded with zeros, for loops over the rows of a node.
-    columns : ndarray of uint8 of shape (n_features, n)
-        The same by feature, for loops over all rows.
+    columns : ndarray of uint8 of shape (n_features, most)
+        The same by feature, for loops over all rows. What lies behind the last row is of none: cut
+        off, the array would not be in one piece, and loops would be compiled for both layouts.
     y : ndarray of float64 of shape (n,), or (n, n_targets) of several
         Of complex128 where targets are bounds of times (`losses.AFT`).
     weight : ndarray of float64 of shape (n,) or None
@@ -491,7 +492,7 @@ class BinnedRows:
 
     @property
     def columns(self) -> NDArray[np.uint8]:
-        return self._columns[:, : self.n]
+        return self._columns
 
     @property
     def y(self) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import cache
 from typing import Any
 
 import dask.array as da
@@ -95,24 +96,53 @@ def test_trees_are_those_of_plain_numpy(ours: Any, plain: Any, n: int) -> None:
     np.testing.assert_allclose(model._raw_prediction()(X[:n]), reference.raw, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("draws", DRAWS)
-def test_the_same_trees_for_any_chunks_and_lanes(client: Client, draws: str) -> None:
-    given = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
-    fits: dict[str, tuple[type, Any, dict[str, Any]]] = {
-        "classes": (HistGradientBoostingClassifier, CLASS, {}),
-        "squares": (HistGradientBoostingRegressor, Y, {}),
-        "ranks": (HistGradientBoostingRanker, CLASS, {"group": QUERY}),
-    }
-    if draws != "goss":
-        fits["medians"] = (HistGradientBoostingRegressor, Y, {"loss": "absolute_error"})
-    for kind, y, more in fits.values():
-        group = {"group": more["group"]} if "group" in more else {}
-        params = {**given, **({} if group else more)}
-        alone = kind(**params, run=ALONE).fit(X, y, **group)
-        for n, run in ((400, Run()), (333, Run(n_lanes=5)), (250, Run(memory_budget="40 kB"))):
-            lazy_group = {name: lazy(n, of)[0] for name, of in group.items()}
-            model = kind(**params, run=run).fit(*lazy(n, X, y), **lazy_group)
-            assert arrays(model) == arrays(alone)
+#: Kinds of fits: estimator, targets, parameters of the fit or of the estimator.
+KINDS: dict[str, tuple[type, Any, dict[str, Any]]] = {
+    "classes": (HistGradientBoostingClassifier, CLASS, {}),
+    "squares": (HistGradientBoostingRegressor, Y, {}),
+    "ranks": (HistGradientBoostingRanker, CLASS, {"group": QUERY}),
+    "medians": (HistGradientBoostingRegressor, Y, {"loss": "absolute_error"}),
+}
+#: Rows per chunk, and the run: lanes of the cluster, more lanes than chunks, rows that are spilled.
+CUTS: dict[str, tuple[int, Run]] = {
+    "a lane per worker": (400, Run()),
+    "five lanes": (333, Run(n_lanes=5)),
+    "little memory": (250, Run(memory_budget="40 kB")),
+}
+
+
+def _each_cut() -> list[Any]:
+    """Return draws, kinds and cuts; by default each kind of a draw has one cut, in turn."""
+    pairs = [
+        (draws, kind) for draws in DRAWS for kind in KINDS if (draws, kind) != ("goss", "medians")
+    ]
+    return [
+        pytest.param(*pair, cut, marks=() if number == turn % len(CUTS) else pytest.mark.slow)
+        for turn, pair in enumerate(pairs)
+        for number, cut in enumerate(CUTS)
+    ]
+
+
+@cache
+def _alone(draws: str, kind: str) -> tuple[Any, dict[str, Any], dict[str, bytes]]:
+    """Return a kind of estimator, its parameters, and what a fit of one lane finds."""
+    estimator, y, more = KINDS[kind]
+    group = {name: more[name] for name in ("group",) if name in more}
+    params = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
+    params |= {} if group else more
+    return estimator, params, arrays(estimator(**params, run=ALONE).fit(X, y, **group))
+
+
+@pytest.mark.parametrize(("draws", "kind", "cut"), _each_cut())
+def test_the_same_trees_for_any_chunks_and_lanes(
+    client: Client, draws: str, kind: str, cut: str
+) -> None:
+    estimator, params, expected = _alone(draws, kind)
+    _, y, more = KINDS[kind]
+    n, run = CUTS[cut]
+    group = {"group": lazy(n, QUERY)[0]} if "group" in more else {}
+    model = estimator(**params, run=run).fit(*lazy(n, X, y), **group)
+    assert arrays(model) == expected
 
 
 @pytest.mark.parametrize("draws", DRAWS)
