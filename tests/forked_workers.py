@@ -32,6 +32,7 @@ _IMPORTED = [
     "daskml_dist.training",
     "daskml_dist.training.worker.host",
     "daskml_dist.training.worker.trainer",
+    "tests.frozen",  # last
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from daskml_dist.inference import Predictor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.neural_network import MLPClassifier
 from tests.inference.test_to_sklearn import MODELS, OTHERS, fitted
+from tests.quick import in_turn
 
 D = 5
 X = np.random.default_rng(0).normal(size=(400, D))
@@ -123,7 +125,9 @@ def assert_same(found: Any, wanted: Any, about: Any) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), about
 
 
-def assert_alike(model: Any, rows: np.ndarray[Any, Any]) -> set[str]:
+def assert_alike(
+    model: Any, rows: np.ndarray[Any, Any], dtypes: Sequence[Any] = (np.float64, np.float32)
+) -> set[str]:
     """Assert that predictors and methods answer all rows alike; return the bare methods."""
     bare = set()
     for method in METHODS:
@@ -131,7 +135,7 @@ def assert_alike(model: Any, rows: np.ndarray[Any, Any]) -> set[str]:
             continue
         predictor = Predictor(model, method)
         bare |= {method} if predictor.bare else set()
-        for X in several(rows):
+        for X in several(rows, dtypes):
             before = X.copy()
             about = method, X.dtype, X.shape
             for same, whole in otherwise(X):
@@ -151,10 +155,10 @@ def otherwise(X: np.ndarray[Any, Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def several(rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+def several(rows: np.ndarray[Any, Any], dtypes: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Rows of all kinds that a predictor tells apart, those that are refused among them."""
     found = []
-    for dtype in (np.float64, np.float32):
+    for dtype in dtypes:
         rows = rows.astype(dtype)
         bad = [rows[:2].copy() for _ in range(4)]
         for one, value in zip(bad, (np.nan, np.inf, -np.inf, np.finfo(dtype).max), strict=True):
@@ -171,10 +175,10 @@ def several(rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
     return [*found, np.ones((2, rows.shape[1]), int), rows[:2].astype(object)]
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_predictors_answer_as_the_methods_do(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_turn(TABLE, [np.float64, np.float32]))
+def test_predictors_answer_as_the_methods_do(name: str, dtype: Any) -> None:
     with np.errstate(all="ignore"):
-        bare = assert_alike(model_of(name), X)
+        bare = assert_alike(model_of(name), X, [dtype])
     assert bool(bare) is TABLE[name][2]
     if "logistic" in name or name == "scaled":
         assert bare >= {"predict", "predict_proba", "decision_function"}
