@@ -118,62 +118,62 @@ def test_a_busy_worker_is_waited_for_as_long_as_for_anything(
         client.running.close()
 
 
-class _Watch:
-    """A roll of a cluster, which notes each sign of life that it finds."""
+@pytest.fixture
+def signs(monkeypatch: pytest.MonkeyPatch) -> list[Sign]:
+    """Signs of life that workers have given, in turn."""
+    given: list[Sign] = []
+    find = module._find_sign
 
-    def __init__(self, client: Client, address: str) -> None:
-        self.address = address
-        self.members = Membership(client, lease=1.0)
-        self.members.note_work_begun(address)
-        self.signs: list[Sign] = []
-        self._ask, self.members._inquiries.ask = self.members._inquiries.ask, self._note  # type: ignore[method-assign]
+    async def find_sign(*args: Any) -> Sign:
+        given.append(sign := await find(*args))
+        return sign
 
-    def _note(self, addresses: Any) -> dict[str, Sign]:
-        signs = self._ask(addresses)
-        self.signs += signs.values()
-        return signs
+    monkeypatch.setattr(module, "_find_sign", find_sign)
+    return given
 
-    def look_until(self, is_over: Callable[[], bool]) -> set[str]:
-        """Take the roll until something is so; return the workers that were lost."""
-        deadline = time.monotonic() + 200
-        gone: set[str] = set()
-        while not (gone or is_over()):
-            assert time.monotonic() < deadline, self.signs
-            gone = set(self.members.find_gone({self.address}))
-            time.sleep(0.05)
-        return gone
 
-    def find_busy(self) -> None:
-        """Take the roll until the worker was found busy, and again since."""
-        assert not self.look_until(lambda: self.signs.count(Sign.BUSY) > 3)
+def _look_until(members: Membership, address: str, is_over: Callable[[], bool]) -> set[str]:
+    """Take the roll until something is so, or the worker is lost; return it if it is."""
+    deadline = time.monotonic() + 200
+    gone: set[str] = set()
+    while not (gone or is_over()):
+        assert time.monotonic() < deadline
+        gone = set(members.find_gone({address}))
+        time.sleep(0.05)
+    return gone
 
-    def find_lost(self) -> None:
-        """Take the roll until the worker is lost, by the first question after its last answer."""
-        assert self.look_until(lambda: False) == {self.address}
-        assert self.signs[-1] is Sign.NONE
+
+def _watch(client: Client, address: str) -> Membership:
+    """Return the roll of a cluster, on which a worker has a part."""
+    members = Membership(client, lease=1.0)
+    members.note_work_begun(address)
+    return members
 
 
 def test_a_worker_that_holds_pythons_lock_is_kept_and_a_stopped_one_evicted(
-    crew_client: Client, tmp_path: Path
+    crew_client: Client, signs: list[Sign], tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
     told.write_bytes(b"\0")
     address = min(list_workers(crew_client))
     (pid,) = crew_client.run(os.getpid, workers=[address]).values()
-    watch = _Watch(crew_client, address)
+    members = _watch(crew_client, address)
     holding = crew_client.submit(hold_lock, str(told), workers=[address], pure=False)
-    watch.find_busy()
+    assert not _look_until(members, address, lambda: signs.count(Sign.BUSY) > 1)
     release_lock(told)
     holding.result()
-    watch.signs.clear()
+    assert not _look_until(members, address, lambda: not members.find_silent([address]))
+    signs.clear()
     os.kill(pid, signal.SIGSTOP)
-    watch.find_lost()
-    assert Sign.BUSY not in watch.signs
+    assert _look_until(members, address, lambda: False) == {address}
+    assert signs == [Sign.NONE]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_host", [False, True], ids=["worker", "nanny too"])
-def test_a_busy_worker_that_is_stopped_is_evicted(whole_host: bool, tmp_path: Path) -> None:
+def test_a_busy_worker_that_is_stopped_is_evicted(
+    whole_host: bool, signs: list[Sign], tmp_path: Path
+) -> None:
     """Also where its nanny does not answer either, as of a host that is gone."""
     told = tmp_path / "told"
     told.write_bytes(b"\0")
@@ -188,12 +188,12 @@ def test_a_busy_worker_that_is_stopped_is_evicted(whole_host: bool, tmp_path: Pa
                 client.wait_for_workers(1, timeout=200)
                 (address,) = list_workers(client)
                 pids += client.run(os.getpid).values()
-                watch = _Watch(client, address)
+                members = _watch(client, address)
                 holding = client.submit(hold_lock, str(told), pure=False)
-                watch.find_busy()
+                assert not _look_until(members, address, lambda: signs.count(Sign.BUSY) > 1)
                 for pid in pids if whole_host else pids[1:]:
                     os.kill(pid, signal.SIGSTOP)
-                watch.find_lost()
+                assert _look_until(members, address, lambda: False) == {address}
                 del holding
             finally:
                 for pid in reversed(pids):
