@@ -182,7 +182,9 @@ def test_a_busy_worker_that_is_stopped_is_evicted(
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
         command += ["--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1"]
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, cwd=tmp_path, **quiet) as nanny:
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, **quiet) as nanny:
             pids = [nanny.pid]
             try:
                 client.wait_for_workers(1, timeout=200)
