@@ -99,8 +99,7 @@ APART = {
 METHODS = ("predict_proba", "decision_function", "predict", "transform")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(TABLE, DTYPES))
 def test_answers_are_those_of_a_row_alone(name: str, dtype: Any) -> None:
     model, found = model_of(name), set()
     for method in METHODS:
@@ -141,8 +140,7 @@ def _apart(name: str) -> Any:
     return MADE[name].fit(X, np.column_stack([y, -y]) if "outputs" in name else y)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*APART, *MADE])
+@pytest.mark.parametrize(("name", "dtype"), in_turn([*APART, *MADE], DTYPES))
 def test_rows_that_are_apart(name: str, dtype: Any) -> None:
     """However they are cut into batches; some values are missing, or of no category."""
     model, found = _apart(name), set()
