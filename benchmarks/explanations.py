@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks._common import markdown
+from benchmarks._common import markdown, median_seconds
 from daskml_dist import ensemble
 from daskml_dist.inspection import shap_values
 
@@ -39,14 +40,16 @@ def run(tiny: bool = False) -> str:
     for name, make in MODELS.items():
         model = make(tiny).fit(X, y)
         for kind, given in (("path-dependent", None), ("interventional", background)):
-            ours, seconds = _time_ours(model, rows, given)
-            theirs, their_seconds = _time_shap(model, rows, given)
+            ours, seconds, of_one = _time_ours(model, rows, given)
+            theirs, their_seconds, their_one = _time_shap(model, rows, given)
             apart = np.nan if theirs is None else np.abs(ours - theirs).max()
             cells.append(
                 [
                     name, kind, f"{1e6 * seconds / explained:.0f}",
                     "-" if theirs is None else f"{1e6 * their_seconds / explained:.0f}",
                     "-" if theirs is None else f"{their_seconds / seconds:.1f}",
+                    f"{1e3 * of_one:.2f}",
+                    "-" if theirs is None else f"{1e3 * their_one:.2f}",
                     "-" if theirs is None else f"{apart:.0e}",
                 ]
             )  # fmt: skip
@@ -56,27 +59,37 @@ def run(tiny: bool = False) -> str:
         "ours, us per row",
         "shap, us per row",
         "shap / ours",
+        "ours, ms of one row",
+        "shap, ms of one row",
         "largest difference",
     ]
     title = f"{explained:,} rows, {BACKGROUND} background rows, one thread"
     return markdown(title, head, cells)
 
 
-def _time_ours(model: Any, rows: Any, background: Any) -> tuple[Any, float]:
-    """Return our values, and the seconds of the second call: numba compiles in the first."""
-    shap_values(model, rows[:2], background=background)
+def _time_ours(model: Any, rows: Any, background: Any) -> tuple[Any, float, float]:
+    """Return our values, the seconds of the second call (numba compiles before), and of one row."""
+    explain = partial(shap_values, model, background=background)
+    of_one = _time_one_row(explain, rows)
     begin = time.perf_counter()
-    found = shap_values(model, rows, background=background).values
-    return found, time.perf_counter() - begin
+    found = explain(rows).values
+    return found, time.perf_counter() - begin, of_one
 
 
-def _time_shap(model: Any, rows: Any, background: Any) -> tuple[Any, float]:
+def _time_shap(model: Any, rows: Any, background: Any) -> tuple[Any, float, float]:
     """Return the values of shap, of the exported model, and its seconds; None where it is not."""
     try:
         import shap
     except ImportError:
-        return None, np.nan
+        return None, np.nan, np.nan
     explainer = shap.TreeExplainer(model.to_sklearn(), background)
+    explain = partial(explainer.shap_values, check_additivity=False)
+    of_one = _time_one_row(explain, rows)
     begin = time.perf_counter()
-    found = explainer.shap_values(rows, check_additivity=False)
-    return found, time.perf_counter() - begin
+    found = explain(rows)
+    return found, time.perf_counter() - begin, of_one
+
+
+def _time_one_row(explain: Callable[..., Any], rows: Any) -> float:
+    """Return the median seconds of a call with one row; ours prepare the trees in each."""
+    return median_seconds(lambda: explain(rows[:1]))

@@ -1,4 +1,4 @@
-"""Time, size and loss of boosting with a tree for each class, and with one tree for all of them.
+"""Time and loss of boosting with a tree for each class, and with one tree for all of them.
 
 In one process, beside XGBoost with the same parameters (its `multi_strategy`). Rows are generated
 like those of covertype: 10 numbers, 44 indicators, 7 classes. XGBoost takes twice the second
@@ -25,6 +25,8 @@ SHAPE, TINY = (200_000, 50_000, 7, 50), (4_000, 1_000, 3, 3)
 NUMBERS, GROUPS = 10, (4, 40)
 STRATEGIES = {"a tree for each class": "one_output_per_tree", "one tree": "multi_output_tree"}
 RATE = 0.1
+#: Fits of each kind, which take turns; the least seconds count.
+REPEATS = 3
 
 
 def make_rows(n: int, n_classes: int) -> tuple[Any, Any]:
@@ -44,35 +46,48 @@ def make_rows(n: int, n_classes: int) -> tuple[Any, Any]:
 
 
 def run(tiny: bool = False) -> str:
-    """Fits by each library and strategy."""
+    """Fits by each library and strategy, in turns."""
     n, n_test, n_classes, rounds = TINY if tiny else SHAPE
     X, y = make_rows(n + n_test, n_classes)
+    kinds = [
+        (name, told, strategy)
+        for name in FITS
+        if find_spec(MODULES[name])
+        for told, strategy in STRATEGIES.items()
+    ]
+    for name, _, strategy in kinds:
+        FITS[name](X[:3_000], y[:3_000], strategy, 2)  # loads, and compiles
+    taken: dict[tuple[str, str], list[list[float]]] = {}
+    models = {}
+    for _ in range(1 if tiny else REPEATS):
+        for name, told, strategy in kinds:
+            since = time.perf_counter(), time.process_time()
+            models[name, told] = FITS[name](X[:n], y[:n], strategy, rounds)
+            seconds = [time.perf_counter() - since[0], time.process_time() - since[1]]
+            taken.setdefault((name, told), []).append(seconds)
+            print(name, told, *seconds, file=sys.stderr)
     found = []
-    for name, fit in FITS.items():
-        if find_spec(MODULES[name]) is None:
-            found += [[name, strategy, "not installed", "", "", ""] for strategy in STRATEGIES]
-            continue
-        for told, strategy in STRATEGIES.items():
-            fit(X[:3_000], y[:3_000], strategy, 2)  # loads, and compiles
-            since = time.perf_counter()
-            model = fit(X[:n], y[:n], strategy, rounds)
-            taken = time.perf_counter() - since
-            model.predict_proba(X[n : n + 200])
-            since = time.perf_counter()
-            proba = model.predict_proba(X[n:])
-            each = 1e9 * (time.perf_counter() - since) / n_test
-            found.append(
-                [
-                    name, told, f"{taken:.2f}", f"{log_loss(y[n:], proba):.4f}",
-                    f"{(proba.argmax(axis=1) == y[n:]).mean():.4f}", f"{each:.0f}",
-                ]
-            )  # fmt: skip
-            print(found[-1], file=sys.stderr)
+    for (name, told), model in models.items():
+        model.predict_proba(X[n : n + 200])
+        since = time.perf_counter()
+        proba = model.predict_proba(X[n:])
+        each = 1e9 * (time.perf_counter() - since) / n_test
+        least = np.min(taken[name, told], axis=0)
+        found.append(
+            [
+                name, told, *(f"{value:.2f}" for value in least), f"{log_loss(y[n:], proba):.4f}",
+                f"{(proba.argmax(axis=1) == y[n:]).mean():.4f}", f"{each:.0f}",
+            ]
+        )  # fmt: skip
+    found += [[name, "not installed", *[""] * 5] for name in FITS if not find_spec(MODULES[name])]
     title = (
         f"Boosting of {n:,} x {X.shape[1]} float32, {n_classes} classes, {rounds} iterations, one "
-        f"process of {THREADS} threads"
+        f"process of {THREADS} threads, least of {1 if tiny else REPEATS}"
     )
-    header = ["", "", "seconds of a fit", "log loss", "accuracy", "ns to predict a row"]
+    header = [
+        "", "", "seconds of a fit", "its CPU seconds", "log loss", "accuracy",
+        "ns to predict a row",
+    ]  # fmt: skip
     return markdown(title, header, found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}
 #: Seconds after which a process compiles though another one does: that one may have been stopped.
 _MAX_LOCK_SECONDS = 30.0
+_compile_lock = threading.Lock()
 
 
 @cache
@@ -81,9 +83,17 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
     """
     made: Any = compiled_entry(**options)(function)
     with _take_turn(made.stats.cache_path):
-        made.compile(signature)
-    made.disable_compile()
+        compile_once(made, signature)
     return made
+
+
+def compile_once(made: Any, signature: Any) -> None:
+    """Compile a function for one signature, and for no other; threads may call this at once."""
+    # The trainers of one process begin together, and so do a new one and one that is not yet gone.
+    with _compile_lock:
+        if not made.signatures:
+            made.compile(signature)
+            made.disable_compile()
 
 
 @contextmanager

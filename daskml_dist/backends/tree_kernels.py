@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
+from daskml_dist.backends.compiled import (
+    compile_once,
+    compiled_entry,
+    compiled_inside,
+    compiled_with,
+)
 from daskml_dist.backends.elementary_functions import exponentiate_in_place
 from daskml_dist.backends.intrinsics import prefetch
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
@@ -189,15 +194,15 @@ def compiled_search(has_categories: bool) -> Any:
         for kind in (types.int8, types.uint8, types.int32, types.int64, types.float64)
     }
     # Arrays may be read-only and strided ("A"): what came in a message, or a view of a histogram.
-    search.compile(
+    compile_once(
+        search,
         types.float64(
             types.Array(types.int64, 3, "A", readonly=True), types.int64, read[types.int32],
             read[types.uint8], read[types.uint8], read[types.int8], read[types.uint8],
             read[types.int64], read[types.float64], read[types.float64], types.int64[::1],
             types.uint64[::1],
-        )
+        ),
     )  # fmt: skip
-    search.disable_compile()
     return search
 
 

@@ -41,6 +41,8 @@ LANES = VECTOR_BYTES // 8
 GROUP_LANES = 4 * LANES
 #: Numbers of an edge at each point of the quadrature, of `add_path_values`.
 EDGE_NUMBERS = 5
+#: Rows up to which interventional values look for the background rows that a leaf counts for.
+_FEW_ROWS = 16
 #: Bytes of these at one point, of float64.
 _EDGE_BYTES = 8 * EDGE_NUMBERS
 
@@ -112,9 +114,15 @@ def _passes_left(
     if x != x:
         return missing_left[k]
     if category[k] >= 0:
-        c = np.uint64(x)
-        return (bitsets[category[k], c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
+        return _is_in_set(x, category[k], bitsets)
     return x <= threshold[k]
+
+
+@_inside
+def _is_in_set(x: Any, of: Any, bitsets: Any) -> Any:
+    """Return whether a category is one of those that go left at a node."""
+    c = np.uint64(x)
+    return (bitsets[of, c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
 
 
 # --- path-dependent values ----------------------------------------------------------------------
@@ -353,12 +361,19 @@ def add_interventional_values(
     value : ndarray of float64 of shape (n_nodes, n_values)
     out : ndarray of float64 of shape (n_features, n_outputs or n_values, n)
     """
-    feature, left = nodes[0], nodes[2]
+    feature, threshold, left, missing_left, category, bitsets = nodes
+    nothing = np.uint64(0)
     order, parent, slot, n_features = edges
     n, n_background, n_values = columns.shape[1], background.shape[1], value.shape[1]
     # Patterns by depth: a bit is set where a row leaves the path by the feature of the slot.
     own = np.zeros((deepest + 1, n), np.uint64)
     others = np.zeros((deepest + 1, n_background), np.uint64)
+    # Few rows need few of the background rows at most nodes; many rows need nearly all.
+    few = n <= _FEW_ROWS
+    kept = np.empty((deepest + 1, n_background if few else 1), np.int64)
+    n_kept = np.full(deepest + 1, n_background)
+    if few:
+        kept[0] = np.arange(n_background)
     path = np.empty(most + 1, np.int64)
     # Distinct patterns of the background at a leaf, their sizes and numbers of rows; as bits, which
     # of them stay on the path by each feature.
@@ -382,14 +397,44 @@ def add_interventional_values(
             d, above = depth[k], parent[k]
             bit = np.uint64(1) << np.uint64(slot[k])
             path[slot[k]] = feature[above]
-            _mark_leavers(columns, above, left[above] == k, nodes, own, d, bit)
-            _mark_leavers(background, above, left[above] == k, nodes, others, d, bit)
-            if feature[k] >= 0:
+            if n_kept[d - 1] == 0:
+                n_kept[d] = 0
+                continue
+            is_left = left[above] == k
+            if few:
+                # Where a row and a background row leave the path by the same feature, no leaf below
+                # counts for the two. Written out, since calls count the references of all arrays.
+                column, limit, is_category = feature[above], threshold[above], category[above] >= 0
+                for r in range(n):
+                    x = columns[column, r]
+                    passes = x <= limit if x == x else missing_left[above] != 0
+                    if is_category and x == x:
+                        passes = _is_in_set(x, category[above], bitsets)
+                    own[d, r] = own[d - 1, r] | (nothing if passes == is_left else bit)
+                n_left = 0
+                for i in range(n_kept[d - 1]):
+                    b, pattern = kept[d - 1, i], others[d - 1, i]
+                    x = background[column, b]
+                    passes = x <= limit if x == x else missing_left[above] != 0
+                    if is_category and x == x:
+                        passes = _is_in_set(x, category[above], bitsets)
+                    if passes != is_left:
+                        pattern |= bit
+                    is_needed = False
+                    for r in range(n):
+                        is_needed |= own[d, r] & pattern == nothing
+                    kept[d, n_left], others[d, n_left] = b, pattern
+                    n_left += is_needed
+                n_kept[d] = n_left
+            else:
+                _mark_leavers(columns, above, is_left, nodes, own, d, bit)
+                _mark_leavers(background, above, is_left, nodes, others, d, bit)
+            if feature[k] >= 0 or n_kept[d] == 0:
                 continue
             n_slots = n_features[k]
             mark += 1
             n_other = 0
-            for b in range(n_background):
+            for b in range(n_kept[d]):
                 pattern = others[d, b]
                 place = _find_place(pattern, known, marks, mark)
                 if marks[place] != mark:

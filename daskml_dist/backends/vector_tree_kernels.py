@@ -23,7 +23,12 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
+from daskml_dist.backends.compiled import (
+    compile_once,
+    compiled_entry,
+    compiled_inside,
+    compiled_with,
+)
 from daskml_dist.backends.intrinsics import emitted, prefetch
 from daskml_dist.backends.tree_kernels import partition_rows, sort_by_value
 from daskml_dist.backends.trees import VECTOR_CHANNELS
@@ -281,15 +286,15 @@ def compiled_vector_search(has_categories: bool) -> Any:
         kind: types.Array(kind, 1, "C", readonly=True)
         for kind in (types.uint8, types.int32, types.int64, types.float64)
     }
-    search.compile(
+    compile_once(
+        search,
         types.float64(
             types.Array(types.int64, 3, "A", readonly=True), types.int64, read[types.int32],
             read[types.uint8], read[types.uint8], read[types.uint8], read[types.int64],
             types.Array(types.float64, 2, "C", readonly=True), read[types.float64],
             read[types.float64], types.int64[::1], types.uint64[::1],
-        )
+        ),
     )  # fmt: skip
-    search.disable_compile()
     return search
 
 

@@ -66,7 +66,7 @@ def _score_concordance(self: Any, loss: Loss, X: Any, y: Any, sample_weight: Any
     try:
         return concordance_index(y, predicted, sample_weight=sample_weight)
     except MissingValues as error:
-        if "y_pred" not in str(error):
+        if error.column != "y_pred":
             raise
         # Raw predictions are finite, so their exponentials have overflowed.
         raise DivergedError(

@@ -62,7 +62,22 @@ _PIECE_ROWS = 15_000
 
 
 class MissingValues(InvalidDataError):
-    """Error for a column with NaN or infinity, for which no metric has a value."""
+    """Error for a column with NaN or infinity, for which no metric has a value.
+
+    Parameters
+    ----------
+    message : str
+    column : str, default=""
+        Name of the column, such as "y_pred".
+    """
+
+    def __init__(self, message: str, column: str = "") -> None:
+        super().__init__(message)
+        self.column = column
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Blocks are read in workers, and an exception is pickled with its `args` alone.
+        return type(self), (*self.args, self.column)
 
 
 # --- readers of a block's columns ------------------------------------------------------------
@@ -188,7 +203,7 @@ def _check_none_missing(values: Any, name: str, index: int | None) -> None:
     try:
         check_no_missing(values, name, index)
     except InvalidDataError as error:
-        raise MissingValues(str(error)) from error
+        raise MissingValues(str(error), name) from error
 
 
 def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
@@ -199,7 +214,8 @@ def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
         row = position // math.prod(values.shape[1:])
         raise MissingValues(
             f"{describe_block(index)}Input {name} contains NaN or infinity (row {row} of the "
-            "block). Drop such rows from y_true, the predictions and sample_weight."
+            "block). Drop such rows from y_true, the predictions and sample_weight.",
+            name,
         )
 
 

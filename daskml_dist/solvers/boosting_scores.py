@@ -237,6 +237,8 @@ class BoostLoss(ABC):
     of_sets : bool
         Whether the loss is of sets of rows, such as those of a query or those at risk: gradients
         and scores are then made by the four methods below, and not row by row.
+    overflow_remedy : str
+        What to do where gradients overflow: the last sentence of the error.
     """
 
     constant_hessian: bool = False
@@ -245,6 +247,7 @@ class BoostLoss(ABC):
     n_outputs: int = 1
     n_targets: int = 1
     of_sets: ClassVar[bool] = False
+    overflow_remedy: str = "Scale the targets, or lower learning_rate."
 
     def of_target(self, y: Array) -> Array:
         """Return the terms of shape (n, n_outputs) whose means :meth:`start` is given."""
@@ -335,6 +338,12 @@ class RowBoostLoss(BoostLoss):
     def quantile(self) -> float | None:  # type: ignore[override]
         """Return the quantile that leaves take of their residuals."""
         return self.loss.leaf_quantile
+
+    @property
+    def overflow_remedy(self) -> str:  # type: ignore[override]
+        """Return the loss's own remedy, if it names one."""
+        own = type(self.loss).overflow_remedy
+        return BoostLoss.overflow_remedy if own is Loss.overflow_remedy else own
 
     @property
     def _is_known(self) -> bool:

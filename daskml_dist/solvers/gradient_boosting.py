@@ -565,7 +565,7 @@ class _GradientPacker:
         if not np.isfinite(largest).all():
             raise DivergedError(
                 "The gradients became NaN or infinite: the targets, or learning_rate, are too "
-                "large. Scale the targets, or lower learning_rate."
+                f"large. {self._loss.overflow_remedy}"
             )
         return np.asarray(largest.reshape(2, -1))
 

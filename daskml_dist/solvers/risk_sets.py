@@ -52,6 +52,7 @@ class CoxBoostLoss(BoostLoss):
     loss: Cox
     kernel = "cox"
     of_sets: ClassVar[bool] = True
+    overflow_remedy: str = Cox.overflow_remedy
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         # A constant cancels in each event's share.

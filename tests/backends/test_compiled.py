@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
 
 from daskml_dist.backends.compiled import INSIDE, _take_turn, compiled_inside, compiled_with
+from daskml_dist.backends.tree_kernels import compiled_search
+from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
 
 def test_one_compiles_in_a_folder_while_others_wait(tmp_path: Path) -> None:
@@ -37,6 +40,12 @@ def test_a_turn_needs_no_folder(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path / "file" / "below")):
         with _take_turn(folder):
             pass
+
+
+@pytest.mark.parametrize("make", [compiled_search, compiled_vector_search])
+def test_a_search_that_another_thread_has_compiled_meanwhile(make: Any) -> None:
+    """`functools.cache` lets threads that come at once all make the value."""
+    assert make.__wrapped__(False) is make.__wrapped__(False)
 
 
 def test_functions_inside_loops_stay_functions_of_python() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -15,10 +16,13 @@ from sklearn.base import clone
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.losses import AFT, Cox
+from daskml_dist.losses import AFT, Cox, SquaredError
 from daskml_dist.metrics import concordance_index
 from daskml_dist.model_selection import cross_val_score
 from daskml_dist.models.bins import draw_by_hash
+from daskml_dist.solvers.boosting_scores import RowBoostLoss
+from daskml_dist.solvers.gradient_boosting import _GradientPacker
+from daskml_dist.solvers.risk_sets import CoxBoostLoss
 from daskml_dist.solvers.row_sampling import draw_rows, make_key
 
 rng = np.random.default_rng(0)
@@ -258,6 +262,26 @@ def test_predictions_that_overflow_name_the_scale() -> None:
     for rows in (X, da.from_array(X, chunks=(300, 4))):
         with pytest.raises(DivergedError, match="Raise scale"):
             model.score(rows, Y)
+
+
+def test_scores_of_missing_weights_keep_their_error() -> None:
+    with pytest.raises(InvalidDataError, match="sample_weight contains NaN"):
+        fit(AFT()).score(X, Y, np.where(np.arange(N) == 3, np.nan, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("loss", "remedy"),
+    [
+        (RowBoostLoss(SquaredError()), "Scale the targets"),
+        (RowBoostLoss(AFT()), "Raise scale"),
+        (CoxBoostLoss(Cox()), "raise l2_regularization"),
+    ],
+)
+def test_gradients_that_overflow_have_the_remedy_of_the_loss(loss: Any, remedy: str) -> None:
+    rows = SimpleNamespace(max_trainers=lambda values: values)
+    gradients = _GradientPacker(rows, [], loss, 0, constant=False, n_rows=1)
+    with pytest.raises(DivergedError, match=remedy):
+        gradients._find_largest([np.array([[np.inf], [1.0]])])
 
 
 def test_what_cannot_be_is_named() -> None:

@@ -147,6 +147,17 @@ def test_interventional_values(name: str) -> None:
         assert_allclose(values[i], shapley(worth), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_few_rows_have_the_bits_of_many(name: str) -> None:
+    """Of few rows the background rows are followed down the trees, of many all are marked."""
+    model = MODELS[name]()
+    rows = np.nan_to_num(X) if name == "extra trees" else X
+    found = shap_values(model, rows, background=rows[5:90]).values
+    for at in (slice(0, 1), slice(1, 4), slice(4, 20)):
+        few = shap_values(model, rows[at], background=rows[5:90]).values
+        assert few.tobytes() == found[at].tobytes()
+
+
 def test_deep_trees_and_many_features() -> None:
     """Paths of many features, some asked for again: the sums are what is left to compare."""
     rng = np.random.default_rng(1)
