@@ -35,8 +35,9 @@ EVERY, ABSENT = 64, 8
 FAULT_EVERY = 1800 / 62
 #: Faults of a struck window; windows are as long as so many faults take.
 FAULTS = 2
-#: Struck windows of a fit, and of one under the policy that is to bear them: half an hour of both.
-SOME, MANY = 2, 15
+#: Struck windows of a fit, and of one under the policy that is to bear them: with the calm ones in
+#: between, 24 minutes.
+SOME, MANY = 2, 12
 #: Seconds of the calm fit whose loss is compared.
 CALM = 60.0
 #: Seconds for which a process is stopped, at least and at most; of all faults, 27 of 62 are kills.
