@@ -25,6 +25,7 @@ from daskml_dist.backends import (
     centroid_kernels,
     csr_rows,
     csr_team,
+    forest_cuts,
     graph_kernels,
     itemset_kernels,
     mixture_kernels,
@@ -391,6 +392,22 @@ def test_distinct_numbers() -> None:
             np.testing.assert_array_equal(index[place], given, f"{n} numbers below {most}")
 
 
+def test_sorted_targets() -> None:
+    """Runs of a merge sort double in length, and the last one may be shorter."""
+    rng = np.random.default_rng(11)
+    for n, n_outputs in itertools.product((0, 2, 3, 4, 5, *around(64, 128)), (1, 2)):
+        lines = np.zeros((n, 3 + 2 * n_outputs), np.int64)
+        targets = rng.integers(-3, 4, (n, n_outputs)) / 4  # some are equal
+        lines[:, 3 + n_outputs :] = targets.view(np.int64)
+        for k in range(n_outputs):
+            order, rank, values = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n)
+            forest_cuts._sort_targets(lines, k, n_outputs, order, rank, values)
+            expected = np.argsort(targets[:, k], kind="stable")
+            np.testing.assert_array_equal(order, expected, f"{n} lines")
+            np.testing.assert_array_equal(rank[expected], np.arange(n))
+            np.testing.assert_array_equal(values, targets[expected, k])
+
+
 # --- sparse rows ------------------------------------------------------------------------------
 
 
@@ -587,6 +604,7 @@ TABLES = {
             "_measure_distances _find_nearest_exactly _screen_rows _settle_close_calls"
         ),
         "test_products_of_pairs": "pair_kernels: _add_pair_gradients _multiply_factors",
+        "test_sorted_targets": "forest_cuts: _sort_targets",
         "test_distinct_numbers": "pair_kernels: _number_distinct",
         "test_gradients_of_sparse_rows": (
             "csr_team: _add_block_gradient; csr_kernels: _add_row_gradients find_new_columns"
@@ -684,7 +702,7 @@ NO_WIDTH = {
     "forest_grow.grow_tree": "a stack of nodes, which grows by two",
     "team_steps.await_others": "looks at a flag before the clock is read",
     "tree_shap.describe_edges": "a stack of nodes, which grows by two",
-    "tree_shap._passes_left": "looks a category up in its words of 64 bits",
+    "tree_shap._is_in_set": "looks a category up in its words of 64 bits",
 }
 
 
