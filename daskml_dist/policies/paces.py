@@ -39,6 +39,8 @@ class LanePaces:
         self._began: dict[int, float] = {}
         #: The last seconds per step of each lane.
         self._paces: dict[int, deque[float]] = {}
+        #: Their median, by which a lane is as fast as another.
+        self._medians: dict[int, float] = {}
         #: Steps that each lane was told last.
         self._told: dict[int, int] = {}
 
@@ -52,20 +54,21 @@ class LanePaces:
         if (began := self._began.pop(lane, None)) is not None and n_steps > 0:
             paces = self._paces.setdefault(lane, deque(maxlen=_KEPT_PACES))
             paces.append((now - began) / n_steps)
+            self._medians[lane] = median_low(paces)
 
     def leave(self, lane: int) -> None:
         """Forget a lane, whose pace no longer counts."""
-        for known in (self._began, self._paces, self._told):
+        for known in (self._began, self._paces, self._medians, self._told):
             known.pop(lane, None)
 
     def count_steps(self, lane: int) -> int:
         """Return after how many steps a lane should push next; 0: its pace is not known."""
-        if lane not in self._paces:
+        if lane not in self._medians:
             return 0
-        own = median_low(self._paces[lane])
-        fastest = min(median_low(paces) for paces in self._paces.values())
-        wanted = self._most if own <= fastest else round(self._most * fastest / own)
-        wanted = min(self._most, max(self._least, wanted))
+        own, fastest = self._medians[lane], min(self._medians.values())
+        wanted = self._most
+        if own > fastest:
+            wanted = max(self._least, round(self._most * fastest / own))
         told = self._told.get(lane, self._most)
         if abs(wanted - told) > _LEAST_CHANGE * told:
             self._told[lane] = told = wanted
