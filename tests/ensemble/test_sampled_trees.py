@@ -30,6 +30,7 @@ from daskml_dist.solvers.row_sampling import (
 )
 from daskml_dist.solvers.tree_dropout import TreeDropout, ValueGrid
 from tests.ensemble.boosting_reference import Reference
+from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1_500, 5))
@@ -109,18 +110,13 @@ CUTS: dict[str, tuple[int, Run]] = {
     "five lanes": (333, Run(n_lanes=5)),
     "little memory": (250, Run(memory_budget="40 kB")),
 }
-
-
-def _each_cut() -> list[Any]:
-    """Return draws, kinds and cuts; by default each kind of a draw has one cut, in turn."""
-    pairs = [
-        (draws, kind) for draws in DRAWS for kind in KINDS if (draws, kind) != ("goss", "medians")
-    ]
-    return [
-        pytest.param(*pair, cut, marks=() if number == turn % len(CUTS) else pytest.mark.slow)
-        for turn, pair in enumerate(pairs)
-        for number, cut in enumerate(CUTS)
-    ]
+#: Draws and a kind of a fit, by what a test is called; GOSS has no medians.
+FITS = {
+    f"{draws}, {kind}": (draws, kind)
+    for draws in DRAWS
+    for kind in KINDS
+    if (draws, kind) != ("goss", "medians")
+}
 
 
 @cache
@@ -133,10 +129,9 @@ def _alone(draws: str, kind: str) -> tuple[Any, dict[str, Any], dict[str, bytes]
     return estimator, params, arrays(estimator(**params, run=ALONE).fit(X, y, **group))
 
 
-@pytest.mark.parametrize(("draws", "kind", "cut"), _each_cut())
-def test_the_same_trees_for_any_chunks_and_lanes(
-    client: Client, draws: str, kind: str, cut: str
-) -> None:
+@pytest.mark.parametrize(("fit", "cut"), in_turn(FITS, CUTS))
+def test_the_same_trees_for_any_chunks_and_lanes(client: Client, fit: str, cut: str) -> None:
+    draws, kind = FITS[fit]
     estimator, params, expected = _alone(draws, kind)
     _, y, more = KINDS[kind]
     n, run = CUTS[cut]
