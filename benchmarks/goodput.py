@@ -7,7 +7,6 @@ before and after it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -64,14 +63,13 @@ def run(tiny: bool = False) -> str:
         n_passes = len(calm.records)
         kept = windows.shares()
         error = np.std(kept, ddof=1) / len(kept) ** 0.5 if len(kept) > 1 else np.nan
-        strikes = windows.striker
         rows.append([
             name,
             f"{n_windows} x {FAULTS * every:.0f}",
             f"{min(windows.calm):,.0f} to {max(windows.calm):,.0f}",
             f"{min(windows.struck):,.0f} to {max(windows.struck):,.0f}",
             f"{np.mean(kept):.1%} ± {error:.1%}",
-            f"{strikes.kills} + {strikes.stops}",
+            f"{windows.kills} + {windows.stops}",
             len(history.extra.get("generations", [])),
             f"{history.records[n_passes - 1]['loss'] / calm.records[-1]['loss'] - 1:+.2%}",
         ])  # fmt: skip
@@ -113,7 +111,7 @@ class _LaneClocks:
         return int(self._open().sum())
 
 
-class _Windows:
+class _Windows(Striker):
     """Calm windows and windows with faults, in turn, from the first pass of a fit on.
 
     Parameters
@@ -127,35 +125,28 @@ class _Windows:
     """
 
     def __init__(self, client: Client, clocks: _LaneClocks, n_windows: int, every: float) -> None:
-        self._clocks, self._n_windows, self._every = clocks, n_windows, every
-        self.striker = Striker(client, every, KILLED_SHARE, STOPPED)
+        super().__init__(client, every, KILLED_SHARE, STOPPED)
+        self._clocks, self._n_windows = clocks, n_windows
         #: Steps a second of each window.
         self.calm: list[float] = []
         self.struck: list[float] = []
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._run: Any = None
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, args=(run,))
-            self._thread.start()
-
-    def on_fit_end(self, run: Any) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._run = run
+        super().on_pass_end(run, record)
 
     def shares(self) -> list[float]:
         """Return what each window with faults has kept of the calm ones before and after it."""
         pairs = zip(self.struck, self.calm, self.calm[1:], strict=False)
         return [2 * struck / (before + after) for struck, before, after in pairs]
 
-    def _watch(self, run: Any) -> None:
+    def _strike_on(self) -> None:
         self.calm.append(self._measure(faults=False))
         for _ in range(self._n_windows):
             self.struck.append(self._measure(faults=True))
             self.calm.append(self._measure(faults=False))
-        run.stop()
+        self._run.stop()
 
     def _measure(self, *, faults: bool) -> float:
         """Return the steps a second of a window."""
@@ -164,7 +155,7 @@ class _Windows:
             # In the middle of its part of the window, which is to see all that it costs.
             self._wait_until(begun + (i + 0.5) * self._every)
             if faults and not self._over.is_set():
-                self.striker.strike()
+                self.strike()
             self._wait_until(begun + (i + 1) * self._every)
         return (self._clocks.count() - steps) / (time.monotonic() - begun)
 
