@@ -111,18 +111,18 @@ def _passes_left(
     x: Any, k: Any, threshold: Any, missing_left: Any, category: Any, bitsets: Any
 ) -> Any:
     """Return whether a value goes to the left child of a node."""
-    if x != x:
-        return missing_left[k]
-    if category[k] >= 0:
-        return _is_in_set(x, category[k], bitsets)
-    return x <= threshold[k]
+    return _goes_left(x, threshold[k], missing_left[k], category[k], bitsets)
 
 
 @_inside
-def _is_in_set(x: Any, of: Any, bitsets: Any) -> Any:
-    """Return whether a category is one of those that go left at a node."""
-    c = np.uint64(x)
-    return (bitsets[of, c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
+def _goes_left(x: Any, limit: Any, missing_left: Any, of: Any, bitsets: Any) -> Any:
+    """Return whether a value goes left, by a limit or by the set `of` of categories (-1: none)."""
+    if x != x:
+        return missing_left != 0
+    if of >= 0:
+        c = np.uint64(x)
+        return (bitsets[of, c >> np.uint64(6)] >> (c & np.uint64(63))) & np.uint64(1) == 1
+    return x <= limit
 
 
 # --- path-dependent values ----------------------------------------------------------------------
@@ -403,21 +403,17 @@ def add_interventional_values(
             is_left = left[above] == k
             if few:
                 # Where a row and a background row leave the path by the same feature, no leaf below
-                # counts for the two. Written out, since calls count the references of all arrays.
-                column, limit, is_category = feature[above], threshold[above], category[above] >= 0
+                # counts for the two. The node's facts are read here: a call that is given all
+                # their arrays counts the references of each.
+                column, of = feature[above], category[above]
+                limit, missing = threshold[above], missing_left[above]
                 for r in range(n):
-                    x = columns[column, r]
-                    passes = x <= limit if x == x else missing_left[above] != 0
-                    if is_category and x == x:
-                        passes = _is_in_set(x, category[above], bitsets)
+                    passes = _goes_left(columns[column, r], limit, missing, of, bitsets)
                     own[d, r] = own[d - 1, r] | (nothing if passes == is_left else bit)
                 n_left = 0
                 for i in range(n_kept[d - 1]):
                     b, pattern = kept[d - 1, i], others[d - 1, i]
-                    x = background[column, b]
-                    passes = x <= limit if x == x else missing_left[above] != 0
-                    if is_category and x == x:
-                        passes = _is_in_set(x, category[above], bitsets)
+                    passes = _goes_left(background[column, b], limit, missing, of, bitsets)
                     if passes != is_left:
                         pattern |= bit
                     is_needed = False

@@ -702,7 +702,7 @@ NO_WIDTH = {
     "forest_grow.grow_tree": "a stack of nodes, which grows by two",
     "team_steps.await_others": "looks at a flag before the clock is read",
     "tree_shap.describe_edges": "a stack of nodes, which grows by two",
-    "tree_shap._is_in_set": "looks a category up in its words of 64 bits",
+    "tree_shap._goes_left": "looks a category up in its words of 64 bits",
 }
 
 
