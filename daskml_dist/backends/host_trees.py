@@ -27,6 +27,10 @@ _ROWS_AT_ONCE = 15_000
 #: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
 #: the loop that parts the rows of leaves the same histogram of all of them.
 _MAX_ROWS_IN_NUMPY = 1 << 10
+#: int64 numbers from the packed sums of one feature to those of the next: more than the 256 bins, by
+#: a cache line. The same bin of all features would else lie multiples of 2 KiB apart, where they
+#: share a few sets of a processor's cache, and it takes loads of one for loads of another's stores.
+_PACKED_STRIDE = 264
 #: Table of a split by which the rows of all bins go left.
 _ALL_LEFT = np.ones(256, np.uint8)
 
@@ -102,8 +106,8 @@ class HostRows:
         self.n_chosen, self._order = self.n, np.empty(0, np.int32)
         # Packed sums of the bins, of one number or of two: the loops add them to a histogram before
         # they can overflow.
-        self._one = np.zeros((d, 256), np.int64)
-        self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
+        self._one = np.zeros((d, _PACKED_STRIDE), np.int64)
+        self._two = np.zeros((d if channels == 3 else 0, _PACKED_STRIDE, 2), np.int64)
         self._out = np.empty(0, np.int64)
 
     def _allocate_histograms(self, n: int) -> Array:
@@ -240,7 +244,9 @@ class HostRows:
 
         out, packed = self._allocate_histograms(1), binned.extra["packed"][output]
         out[:] = 0
-        sum_all_rows(mode, binned.rows, packed, self._one, self._two, out)
+        sum_all_rows(
+            mode, binned.rows, packed, binned.bins.counts, self._one, self._two, out
+        )  # fmt: skip
         return out
 
     def partition_leaves(
@@ -263,7 +269,7 @@ class HostRows:
 
         partition_and_sum(
             mode, binned.columns, binned.rows, extra["packed"][output], extra["index"],
-            extra["spare"], tasks, tables, self._one, self._two, hist,
+            extra["spare"], tasks, tables, binned.bins.counts, self._one, self._two, hist,
         )  # fmt: skip
         return hist, tasks[:, 1].tolist()
 

@@ -357,11 +357,8 @@ GRADIENT_LOOPS: dict[str, Any] = {"binomial": write_binomial_gradients}
 _MAX_PACKED_ROWS, _MAX_ROUNDED_ROWS = 65_535, 8_191
 #: Rows that a loop prefetches before it reads them.
 _ROWS_AHEAD = 16
-#: Rows of a leaf up to which each is added to the histogram itself: clearing and unpacking packed
-#: sums would cost 256 bins a feature.
-_MAX_FEW_ROWS = 256
 #: Unsigned numbers for indices: numba tests signed ones for negative values.
-_ONE, _BYTE = np.uintp(1), np.uintp(8)
+_ONE = np.uintp(1)
 
 
 @_exact
@@ -430,40 +427,46 @@ def count_digits(keys: Any, shift: Any, counts: Any) -> None:
 
 
 @_inside
-def _unpack_sums(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
+def _unpack_sums(mode: int, counts: Any, one: Any, two: Any, out: Any, number: Any) -> None:
     """Add packed sums to a histogram of `out`, and begin anew."""
+    last = out.shape[2] - 1
     for j in range(out.shape[0]):
-        for b in range(out.shape[2]):
-            if mode == CONSTANT:
-                # Fields from the lowest up; lower ones are subtracted before a shift, which is
-                # exact for negative sums of gradients too.
-                v = one[j, b]
-                count = v & 0xFFFF
-                out[j, number, b, 0] += (v - count) >> 16
-                out[j, number, b, 1] += count
-                one[j, b] = 0
-            elif mode == ROUNDED:
-                v = one[j, b]
-                count = v & 0x1FFF
-                h = (v >> 13) & 0x1FFFFFF
-                out[j, number, b, 0] += (v - (h << 13) - count) >> 38
-                out[j, number, b, 1] += h
-                out[j, number, b, 2] += count
-                one[j, b] = 0
-            else:
-                # The second number has hessians above 16 bits of rows; the first is the gradient
-                # alone.
-                v = two[j, b, 1]
-                count = v & 0xFFFF
-                out[j, number, b, 0] += two[j, b, 0]
-                out[j, number, b, 1] += (v - count) >> 16
-                out[j, number, b, 2] += count
-                two[j, b, 0] = 0
-                two[j, b, 1] = 0
+        # An indicator has two bins of the 256 that there is room for, and that of missing values.
+        for start, stop in ((0, np.int64(counts[j])), (last, last + 1)):
+            for number_of_bin in range(start, stop):
+                b = np.uintp(number_of_bin)
+                if mode == CONSTANT:
+                    # Fields from the lowest up; lower ones are subtracted before a shift, which is
+                    # exact for negative sums of gradients too.
+                    v = one[j, b]
+                    count = v & 0xFFFF
+                    out[j, number, b, 0] += (v - count) >> 16
+                    out[j, number, b, 1] += count
+                    one[j, b] = 0
+                elif mode == ROUNDED:
+                    v = one[j, b]
+                    count = v & 0x1FFF
+                    h = (v >> 13) & 0x1FFFFFF
+                    out[j, number, b, 0] += (v - (h << 13) - count) >> 38
+                    out[j, number, b, 1] += h
+                    out[j, number, b, 2] += count
+                    one[j, b] = 0
+                else:
+                    # The second number has hessians above 16 bits of rows; the first is the
+                    # gradient alone.
+                    v = two[j, b, 1]
+                    count = v & 0xFFFF
+                    out[j, number, b, 0] += two[j, b, 0]
+                    out[j, number, b, 1] += (v - count) >> 16
+                    out[j, number, b, 2] += count
+                    two[j, b, 0] = 0
+                    two[j, b, 1] = 0
 
 
 @_exact
-def sum_all_rows(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
+def sum_all_rows(
+    mode: int, rows: Any, packed: Any, counts: Any, one: Any, two: Any, out: Any
+) -> None:  # fmt: skip
     """Add the histograms of all rows to the only ones of `out`; see :func:`sum_chosen_rows`."""
     n = len(packed)
     # After so many rows the lowest field could overflow into the next one.
@@ -474,7 +477,7 @@ def sum_all_rows(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any
             _add_row_pairs(rows, packed, start, stop, two)
         else:
             _add_packed_rows(rows, packed, start, stop, one)
-        _unpack_sums(mode, one, two, out, 0)
+        _unpack_sums(mode, counts, one, two, out, 0)
 
 
 @_inside
@@ -482,7 +485,7 @@ def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) ->
     """Add rows to packed sums, four at once; see :func:`_add_chosen_rows`."""
     # Four rows a turn: their loads overlap, and a feature's bins stay in the cache for all four.
     d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
-    bins, sums = rows.reshape(-1), one.reshape(-1)
+    bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
     fours = stop - (stop - start) % 4
     for i in range(start, fours, 4):
         va, vb, vc, vd = packed[i], packed[i + 1], packed[i + 2], packed[i + 3]
@@ -492,7 +495,7 @@ def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) ->
         e = c + width
         for j in range(d):
             k = np.uintp(j)
-            first = k << _BYTE
+            first = k * stride
             sums[first + np.uintp(bins[a + k])] += va
             sums[first + np.uintp(bins[b + k])] += vb
             sums[first + np.uintp(bins[c + k])] += vc
@@ -501,14 +504,14 @@ def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) ->
         a, va = np.uintp(i) * width, packed[i]
         for j in range(d):
             k = np.uintp(j)
-            sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
+            sums[k * stride + np.uintp(bins[a + k])] += va
 
 
 @_inside
 def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
     """Add rows to sums of two numbers; see :func:`_add_chosen_pairs`."""
     d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
-    bins, sums = rows.reshape(-1), two.reshape(-1)
+    bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
     for i in range(start, stop, 2):
         # Of an odd number of rows nothing is added for the one behind the last.
         # Two rows a turn, and two numbers each.
@@ -520,7 +523,7 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
         a, b = np.uintp(i) * width, np.uintp(both) * width
         for j in range(d):
             k = np.uintp(j)
-            first = k << _BYTE
+            first = k * stride
             at = (first + np.uintp(bins[a + k])) << _ONE
             of_b = (first + np.uintp(bins[b + k])) << _ONE
             sums[at] += ga
@@ -531,7 +534,8 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
 
 @_inside
 def sum_chosen_rows(
-    mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any, number: Any
+    mode: int, rows: Any, packed: Any, index: Any, counts: Any, one: Any, two: Any, out: Any,
+    number: Any,
 ) -> None:  # fmt: skip
     """Add the histograms of some rows to those of a number of `out`.
 
@@ -545,16 +549,17 @@ def sum_chosen_rows(
     packed : ndarray of int64 of shape (n,)
     index : ndarray of int32 of shape (m,)
         Which rows.
-    one, two : ndarray of int64 of shape (n_features, 256), and (n_features, 256, 2) for EXACT
+    counts : ndarray of int32 of shape (n_features,)
+        Bins of each feature, without that of missing values, which is the last.
+    one, two : ndarray of int64 of shape (n_features, at least 256), and (..., 2) for EXACT
         Room for packed sums, of zeros; left as zeros.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
         Sums of gradients, of hessians, and rows.
     number : int
     """
     n = len(index)
-    # Small leaves write to the histogram at once: clearing and reading packed sums costs 256 bins a
-    # feature, however few rows there are.
-    if n <= _MAX_FEW_ROWS:
+    # Small leaves write to the histogram at once: unpacking goes through all bins.
+    if n * len(counts) <= counts.sum():
         _sum_few_rows(mode, rows, packed, index, out, number)
         return
     most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
@@ -564,7 +569,7 @@ def sum_chosen_rows(
             _add_chosen_pairs(rows, packed, index, start, stop, two)
         else:
             _add_chosen_rows(rows, packed, index, start, stop, one)
-        _unpack_sums(mode, one, two, out, number)
+        _unpack_sums(mode, counts, one, two, out, number)
 
 
 @_inside
@@ -575,7 +580,7 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
     foresee; a row later they do not.
     """
     d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 4
-    bins, sums = rows.reshape(-1), one.reshape(-1)
+    bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     fours = stop - (stop - start) % 4
     for q in range(start, fours, 4):
@@ -591,7 +596,7 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
         a, b, c, e = a * width, b * width, c * width, e * width
         for j in range(d):
             k = np.uintp(j)
-            first = k << _BYTE
+            first = k * stride
             sums[first + np.uintp(bins[a + k])] += va
             sums[first + np.uintp(bins[b + k])] += vb
             sums[first + np.uintp(bins[c + k])] += vc
@@ -601,7 +606,7 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
         va, a = packed[a], a * width
         for j in range(d):
             k = np.uintp(j)
-            sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
+            sums[k * stride + np.uintp(bins[a + k])] += va
 
 
 @_inside
@@ -611,7 +616,7 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
     Both numbers of a bin in turn would be added as one, which takes long where it is read again.
     """
     d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 2
-    bins, sums = rows.reshape(-1), two.reshape(-1)
+    bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
     rows_at, packed_at, line = rows.ctypes.data, packed.ctypes.data, rows.shape[1]
     for q in range(start, stop, 2):
         if q <= last:
@@ -629,7 +634,7 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
         a, b = a * width, b * width
         for j in range(d):
             k = np.uintp(j)
-            first = k << _BYTE
+            first = k * stride
             at = (first + np.uintp(bins[a + k])) << _ONE
             of_b = (first + np.uintp(bins[b + k])) << _ONE
             sums[at] += ga
@@ -644,17 +649,18 @@ def _sum_few_rows(
 ) -> None:  # fmt: skip
     """Add the histograms of few rows: going through all bins would take longer."""
     last = out.shape[3] - 1
-    for q in range(len(index)):
-        i = np.uintp(index[q])
-        v = packed[i]
-        if mode == CONSTANT:
-            g, h = v >> 16, np.int64(0)
-        elif mode == EXACT:
-            g, h = v >> 32, v & 0xFFFFFFFF
-        else:
-            g, h = v >> 38, (v >> 13) & 0x1FFFFFF
-        for j in range(out.shape[0]):
-            b = np.uintp(rows[i, j])
+    # Feature by feature, whose bins then stay in the cache: the same bin of all features lies
+    # multiples of 2 KiB apart.
+    for j in range(out.shape[0]):
+        for q in range(len(index)):
+            i = np.uintp(index[q])
+            v, b = packed[i], np.uintp(rows[i, j])
+            if mode == CONSTANT:
+                g, h = v >> 16, np.int64(0)
+            elif mode == EXACT:
+                g, h = v >> 32, v & 0xFFFFFFFF
+            else:
+                g, h = v >> 38, (v >> 13) & 0x1FFFFFF
             out[j, number, b, 0] += g
             out[j, number, b, last] += 1
             if mode != CONSTANT:
@@ -693,13 +699,13 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
 @_exact
 def partition_and_sum(
     mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
-    tables: Any, one: Any, two: Any, out: Any,
+    tables: Any, counts: Any, one: Any, two: Any, out: Any,
 ) -> None:  # fmt: skip
     """Partition the rows of some leaves, and make the histograms that are asked for.
 
     Parameters
     ----------
-    mode, rows, packed, one, two
+    mode, rows, packed, counts, one, two
         As :func:`sum_chosen_rows` takes them.
     columns : ndarray of uint8 of shape (n_features, n)
     index : ndarray of int32 of shape (n,)
@@ -728,7 +734,7 @@ def partition_and_sum(
         # Only the smaller child's rows are read; the sibling's histogram is the parent's less this
         # one.
         asked = own[n_left:] if side else own[:n_left]
-        sum_chosen_rows(mode, rows, packed, asked, one, two, out, number)
+        sum_chosen_rows(mode, rows, packed, asked, counts, one, two, out, number)
         number += 1
 
 

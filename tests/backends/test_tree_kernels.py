@@ -93,7 +93,7 @@ def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
     }
     return SimpleNamespace(
         n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra,
-        allocate_zeros=np.zeros,
+        allocate_zeros=np.zeros, bins=SimpleNamespace(counts=np.full(d, n_bins - 1, np.int32)),
         y=rng.gamma(2.0, size=n), salt=rng.integers(2**32, size=n, dtype=np.uint32),
         weight=rng.integers(0, 4, n).astype(float) if weighted else None,
     )  # fmt: skip
@@ -165,6 +165,9 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
     for n, small in itertools.product(SIZES, (0, host_trees._MAX_ROWS_IN_NUMPY)):
         monkeypatch.setattr(host_trees, "_MAX_ROWS_IN_NUMPY", small)
         room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
+        # A feature of two bins, and of missing values, of which the last bin is.
+        few = np.where(room.columns[1] < 4, room.columns[1] & 1, 4)
+        room.rows[:, 1], room.columns[1], room.bins.counts[1] = few, few, 2
         (lane,) = HostTrees().open_rows([room], (d, 5, 2 if mode == CONSTANT else 3))
         found = lane.build_root_histogram(mode, 0)
         packed, expected = room.extra["packed"][0], np.zeros((d, 5, 3), np.int64)

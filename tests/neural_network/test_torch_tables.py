@@ -205,7 +205,8 @@ def test_lock_step_is_the_same_on_any_servers(client: Client) -> None:
         _assert_same(other, fits[0])
     found = fits[0].predict_proba(lazy[0])
     assert found.dask
-    np.testing.assert_array_equal(found.compute(), fits[0].predict_proba(X))
+    # BLAS chooses the order of its sums by the number of rows, of which blocks have fewer.
+    np.testing.assert_allclose(found.compute(), fits[0].predict_proba(X), rtol=1e-5)
     assert fits[0].score(*lazy) == fits[0].score(X, y)
     # Pulled and pushed were rows of the ids of each batch, and the layers.
     record, model = fits[0].history_.records[-1], fits[0]._net

@@ -101,7 +101,8 @@ def test_a_dask_table_stays_lazy(client: Client) -> None:
     _assert_same(model, named)
     found = model.predict_proba(lazy)
     assert found.dask
-    np.testing.assert_array_equal(found.compute(), model.predict_proba(X))
+    # BLAS chooses the order of its sums by the number of rows, of which blocks have fewer.
+    np.testing.assert_allclose(found.compute(), model.predict_proba(X), rtol=1e-5)
     assert model.score(lazy, lazy_y) == model.score(X, y)
 
 
