@@ -27,9 +27,9 @@ _ROWS_AT_ONCE = 15_000
 #: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
 #: the loop that parts the rows of leaves the same histogram of all of them.
 _MAX_ROWS_IN_NUMPY = 1 << 10
-#: int64 numbers from the packed sums of one feature to those of the next: more than the 256 bins, by
-#: a cache line. The same bin of all features would else lie multiples of 2 KiB apart, where they
-#: share a few sets of a processor's cache, and it takes loads of one for loads of another's stores.
+#: int64 numbers from the packed sums of one feature to those of the next: the 256 bins, and a cache
+#: line. The same bin of all features would else lie multiples of 2 KiB apart, where they share a
+#: few sets of a processor's cache, and it takes loads of one for loads of another's stores.
 _PACKED_STRIDE = 264
 #: Table of a split by which the rows of all bins go left.
 _ALL_LEFT = np.ones(256, np.uint8)
