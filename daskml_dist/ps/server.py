@@ -332,7 +332,7 @@ class ShardServer:
             answer()
 
     def last_snapshot(self) -> ServerSnapshot | None:
-        """Return a snapshot of the present state, or the last one of the lanes."""
+        """Return a snapshot of the present state for the standby, or the last one of the lanes."""
         with self._lock:
             return self._snapshots.kept.last if self.shard is None else self._state.snapshot()
 
@@ -728,18 +728,17 @@ class ServerState:
 
     def _add_snapshot(self, whole: bool) -> None:
         """Make a snapshot, to keep and to hand on."""
+        self.snapshots.add(self.snapshot(whole))
+
+    def snapshot(self, whole: bool = False) -> ServerSnapshot:
+        """Return a snapshot of clocks, ledger and shard; of a table what changed since the last.
+
+        A whole table would take the place of all snapshots that the standby has, one of which may
+        be the only one from which this server and others can go on together.
+        """
         assert self._shard is not None
         place = self.place()
         shard = self._shard.snapshot_at(place, self.snapshots.kept.most, whole)
-        self.snapshots.add(self._describe(place, shard))
-
-    def snapshot(self) -> ServerSnapshot:
-        """Return a snapshot of the present."""
-        assert self._shard is not None
-        return self._describe(self.place(), self._shard.snapshot())
-
-    def _describe(self, place: int, shard: ShardSnapshot) -> ServerSnapshot:
-        """Return a snapshot of clocks and ledger, and of the shard."""
         ledger = None if self._ledger is None else self._ledger.snapshot()
         return ServerSnapshot(place, self.clocks(), shard, ledger)
 

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -107,6 +108,8 @@ class Generations:
         #: Snapshot and records of each server, that the client keeps.
         self.saved = SavedSnapshots()
         self._standbys = Standbys(actors, membership, self._every, self.visited_workers.add)
+        #: Server whose standby takes its place in the next generation though nobody is lost.
+        self._moving: ServerPair | None = None
 
     @property
     def members(self) -> set[str]:
@@ -128,6 +131,38 @@ class Generations:
         spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
         return list(islice(cycle(spread), count_fit_servers(self._fit)))
 
+    def move_crowded_server(self) -> str | None:
+        """Have the next generation move a server to its standby's worker, which has fewer servers.
+
+        After losses servers meet at the workers that are left; workers that come back have none.
+
+        Returns
+        -------
+        str or None
+            The worker that it leaves; None where servers are even enough.
+        """
+        n_servers = Counter(server.host.address for server in self.servers)
+        for server in self.servers:
+            if server.standby is None or not server.standby_ships:
+                continue
+            # By two at least: moved back and forth, a server would gain nothing.
+            if n_servers[server.host.address] - n_servers[server.standby.address] < 2:
+                continue
+            others = [other.host for other in self.servers if other is not server]
+            # A standby that has just begun has no place yet from which all could go on.
+            if self._find_common_places([server.standby, *others]):
+                self._moving = server
+                return server.host.address
+        return None
+
+    def _find_common_places(self, hosts: Sequence[ActorHandle]) -> list[set[int]]:
+        """Return the places of each host's snapshots from which all of them can go on together."""
+        kept = [set(self._actors.ask(host, "kept")) for host in hosts]
+        if self._fit.work.lockstep:
+            # In lock-step the snapshots must be of one clock.
+            kept = [set.intersection(*kept)] * len(kept)
+        return kept if all(kept) else []
+
     # -- the next generation -------------------------------------------------------------------
 
     def renew(self, *, even: bool = False) -> RecoveryPoint[ActorHandle] | None:
@@ -136,6 +171,7 @@ class Generations:
         go_on = choose_recovery_point(
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
+        self._moving = None
         # No server is left: the client's own snapshots.
         if go_on is None and (saved := self.saved.get()):
             go_on = self._restore_saved(saved)
@@ -163,7 +199,8 @@ class Generations:
             if host.proxy is None or host.address not in self._membership.threads:
                 continue
             try:
-                if self._membership.is_leaving(host.address):
+                is_moving = server is self._moving and host is server.host
+                if is_moving or self._membership.is_leaving(host.address):
                     # It still answers: its standby gets its last state, and takes its place.
                     if host is server.host and server.standby_ships:
                         self._actors.ask(host, "hand_over", self.number, timeout=_PAUSE)
@@ -320,15 +357,13 @@ class Generations:
 
     def save(self) -> None:
         """Fetch the servers' last snapshots, in case all workers are lost."""
-        kept = [self._actors.ask(server.host, "kept") for server in self.servers]
-        # In lock-step the snapshots must be of one clock.
-        common = set.intersection(*map(set, kept)) if self._fit.work.lockstep else None
-        if not all(kept) or (common is not None and not common):
+        kept = self._find_common_places([server.host for server in self.servers])
+        if not kept:
             return
-        saved = []
-        for server, places in zip(self.servers, kept, strict=True):
-            place = max(places if common is None else common)
-            saved.append(self._actors.ask(server.host, "snapshot_at", place))
+        saved = [
+            self._actors.ask(server.host, "snapshot_at", max(places))
+            for server, places in zip(self.servers, kept, strict=True)
+        ]
         if all(saved):
             try:
                 self.saved.put(saved, on_disk=not self._has_small_snapshots)
@@ -502,20 +537,22 @@ class Standbys:
         for number, server in enumerate(servers):
             standby = server.standby
             try:
-                self._mind_server(number, server, generation)
+                self._mind_server(number, servers, generation)
             except WorkerUnreachableError as gone:
                 if standby is None or gone.address != standby.address:
                     raise
                 server.standby, server.standby_ships = None, False
                 self._actors.discard_host_actor(standby)
 
-    def _mind_server(self, number: int, server: ServerPair, generation: int) -> None:
+    def _mind_server(self, number: int, servers: Sequence[ServerPair], generation: int) -> None:
         """Open a server's standby, or let the server send it snapshots."""
+        server = servers[number]
         standby = server.standby
         if standby is not None and not self._may_stay(standby):
             raise WorkerUnreachableError(standby.address, "lost")
         if standby is None:
-            server.standby = self._open_standby(number, server.host.address, generation)
+            n_servers = Counter(other.host.address for other in servers)
+            server.standby = self._open_standby(number, server.host.address, n_servers, generation)
             if server.standby is None and not server.keeps_snapshots:
                 self._actors.ask(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
@@ -529,9 +566,13 @@ class Standbys:
         begins = standby.address in self._membership.ready or self._actors.is_ready(standby)
         return begins and not self._membership.is_leaving(standby.address)
 
-    def _open_standby(self, number: int, own: str, generation: int) -> ActorHandle | None:
-        """Start a standby on another worker; None where there is none."""
-        others = sorted(set(self._membership.ready) - {own})
+    def _open_standby(
+        self, number: int, own: str, n_servers: Counter[str], generation: int
+    ) -> ActorHandle | None:
+        """Start a standby on another worker, of those with the fewest servers; None without one."""
+        ready = set(self._membership.ready) - {own}
+        fewest = min((n_servers[address] for address in ready), default=0)
+        others = sorted(address for address in ready if n_servers[address] == fewest)
         if not others:
             return None
         address = others[number % len(others)]

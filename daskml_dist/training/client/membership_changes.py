@@ -150,8 +150,8 @@ class Reasons:
         return None
 
     def reason_to_even_out(self) -> str | None:
-        """Return a reason to move lanes though nobody is lost; None where they are even enough."""
-        return self._find_joined() or self._find_slow()
+        """Return a reason to move lanes or a server though nobody is lost; None if even enough."""
+        return self._find_joined() or self._find_slow() or self._find_crowded()
 
     def _find_joined(self) -> str | None:
         """Return a reason to give lanes to new workers that are ready."""
@@ -172,6 +172,11 @@ class Reasons:
         if not self._generations.assignments.would_even_out():
             return None
         return f"worker {', '.join(sorted(slow))} is slow"
+
+    def _find_crowded(self) -> str | None:
+        """Return a reason to move a server to a worker with fewer servers."""
+        crowded = self._generations.move_crowded_server()
+        return None if crowded is None else f"worker {crowded} has more servers than others"
 
     def _find_ended_trainer(self) -> str | None:
         """Return a reason from the trainers' tasks; None where they run, or ended well."""

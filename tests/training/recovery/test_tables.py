@@ -62,6 +62,34 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
     np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
 
 
+def test_servers_that_met_on_a_worker_are_spread_again(crew_client: Client) -> None:
+    X, y = _lazy_rows()
+
+    def fit(*callbacks: Any, max_iter: int = 10**6) -> Any:
+        return FactorizationMachineClassifier(
+            random_state=0, max_iter=max_iter, batch_size=100, callbacks=list(callbacks),
+            run=Run(n_lanes=3, n_servers=4),
+        ).fit(X, y)  # fmt: skip
+
+    strike, seen = _make_strike(crew_client, "server"), []
+
+    class UntilSpread:
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            seen.append(len(set(run.server_addresses)))
+            if strike.events and seen[-1] == 3:
+                run.stop()
+
+    struck = fit(strike, UntilSpread())
+    # Of four servers on three workers, all on the two that were left, and on three again.
+    assert 2 in seen
+    reasons = [event.reason for event in strike.events]
+    assert "more servers than others" in reasons[-1], reasons
+    assert not any(event.anew for event in strike.events), strike.events
+    calm = fit(max_iter=len(struck.history_.records))
+    np.testing.assert_array_equal(struck.ids_, calm.ids_)
+    np.testing.assert_array_equal(struck.vectors_, calm.vectors_)
+
+
 @pytest.mark.slow
 def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
     """Rows of a frame are hashed again, and make the same batches of negatives."""
