@@ -82,23 +82,29 @@ def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
 
 
 class _Killer(Striker):
-    """Kills a drawn worker soon after all of them, and all standbys, are there."""
+    """Kills a drawn worker soon after a pass has closed, once all workers and standbys are there."""
 
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client, PAUSE[1])
         self._draw.seed(seed)
         self._run: Any = None
+        #: Passes that closed since the last kill: without them a fit that is killed over and over
+        #: ends, by its own count of losses without progress.
+        self._n_passes = 0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self._run = run
+        self._n_passes += 1
         super().on_pass_end(run, record)
 
     def _strike_on(self) -> None:
         while not self._over.wait(self._draw.uniform(*PAUSE)):
             with contextlib.suppress(OSError, ProcessLookupError):
                 pids = sorted(self._client.run(os.getpid).values())
-                if len(pids) == WORKERS and have_standbys(self._client, self._run):
+                is_all_there = len(pids) == WORKERS and have_standbys(self._client, self._run)
+                if self._n_passes and is_all_there:
                     self._strike(self._draw.choice(pids))
+                    self._n_passes = 0
 
 
 class _Generations:
