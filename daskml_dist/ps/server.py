@@ -34,7 +34,7 @@ from daskml_dist.ps.messages import (
     sum_in_lane_order,
 )
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import (
     KEPT_SNAPSHOTS,
     AvailableSnapshots,
