@@ -82,7 +82,7 @@ def _fit(client: Client, X: Any, y: Any, n_passes: int, *callbacks: Any) -> Any:
 
 
 class _Killer(Striker):
-    """Kills a drawn worker soon after a pass has closed, once all workers and standbys are there."""
+    """Kills a drawn worker after a pass has closed, once all workers and standbys are there."""
 
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client, PAUSE[1])
