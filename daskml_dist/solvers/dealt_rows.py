@@ -8,6 +8,7 @@ on which rows; each iteration 8 bytes a row are sent, of the rows that do not st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,48 @@ from daskml_dist.backends.trees import TreeRows
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_scores import RowRange
 from daskml_dist.solvers.own_rows import Array, OwnRows
+
+#: Rows that a run of neighbours has on average, at least, for slices to be copied faster than rows.
+_MIN_RUN_ROWS = 64
+
+
+class RowSelection:
+    """Selection of rows in some order, whose runs of neighbours are copied as slices.
+
+    Parameters
+    ----------
+    at : ndarray of intp of shape (n,)
+        Positions of the rows.
+    """
+
+    def __init__(self, at: NDArray[np.intp]) -> None:
+        self._at = at
+        breaks = np.flatnonzero(np.diff(at) != 1) + 1
+        self._runs: list[slice] | None = None
+        if len(at) and (len(breaks) + 1) * _MIN_RUN_ROWS <= len(at):
+            ends = [0, *breaks.tolist(), len(at)]
+            self._runs = [slice(int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(ends)]
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def take(self, values: Array) -> Array:
+        """Return the values of the selected rows; of a single run a view."""
+        if self._runs is None:
+            return values[self._at]
+        parts = [values[run] for run in self._runs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def put(self, values: Array, into: Array) -> None:
+        """Write values of the selected rows to where these are."""
+        if self._runs is None:
+            into[self._at] = values
+            return
+        start = 0
+        for run in self._runs:
+            stop = start + run.stop - run.start
+            into[run] = values[start:stop]
+            start = stop
 
 
 class DealtRows:
@@ -41,8 +84,8 @@ class DealtRows:
         self.rows = rows
         self._at = [_select_numbers(part, within) for part in parts]
         self._n_of_parts = [part.n for part in parts]
-        self._places: list[Array] | None = None
-        self._order: Array | None = None
+        self._places: list[RowSelection] | None = None
+        self._order: RowSelection | None = None
 
     def _join(self, parts: Sequence[Array | None], dtype: type = np.float64) -> Array:
         """Return the values of the chosen rows of all own lanes, one lane's behind another's."""
@@ -62,15 +105,15 @@ class DealtRows:
             return values
         # Rows that stay are not sent: an all-to-all of no rows to oneself.
         rank, none = self.rows.rank, values[:0]
-        sent = [none if i == rank else values[at] for i, at in enumerate(self._places)]
+        sent = [none if i == rank else at.take(values) for i, at in enumerate(self._places)]
         found = self.rows.exchange_arrays(sent)
-        found[rank] = values[self._places[rank]]
+        found[rank] = self._places[rank].take(values)
         self._n_received = [len(part) for part in found]
         return np.concatenate(found)
 
     def _sort(self, values: Array) -> Array:
         """Return received values in the order of this trainer's work."""
-        return values if self._order is None else values[self._order]
+        return values if self._order is None else self._order.take(values)
 
     def collect(self, values: Sequence[Array]) -> Array:
         """Return values of the rows of each own lane, for the rows worked on (collective)."""
@@ -87,7 +130,7 @@ class DealtRows:
         # The steps of `collect`, undone from the last to the first.
         if self._order is not None:
             received = np.empty_like(values)
-            received[self._order] = values
+            self._order.put(values, received)
             values = received
         if self._places is not None:
             rank, n = self.rows.rank, sum(map(len, self._places))
@@ -98,7 +141,7 @@ class DealtRows:
             found[rank] = own
             values = np.empty(n, values.dtype)
             for at, part in zip(self._places, found, strict=True):
-                values[at] = part
+                at.put(part, values)
         counts = [
             n if at is None else len(at) for n, at in zip(self._n_of_parts, self._at, strict=True)
         ]

@@ -30,7 +30,7 @@ from daskml_dist.models.bins import draw_by_hash, hash_numbers
 from daskml_dist.models.query_codes import find_query_starts, read_codes
 from daskml_dist.solvers.binning import BinnedRows, HoldoutMask
 from daskml_dist.solvers.boosting_scores import BoostLoss, RowRange, sum_values_exactly
-from daskml_dist.solvers.dealt_rows import DealtRows
+from daskml_dist.solvers.dealt_rows import DealtRows, RowSelection
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Objectives of :class:`RankingLoss`.
@@ -203,7 +203,7 @@ class QueryRows(DealtRows):
 
     # -- who works on which query --------------------------------------------------------------
 
-    def _divide(self, codes: Array) -> list[Array] | None:
+    def _divide(self, codes: Array) -> list[RowSelection] | None:
         """Return the places of the own rows that go to each trainer; None if all stay here."""
         rows, size = self.rows, self.rows.size
         if size == 1:
@@ -224,7 +224,7 @@ class QueryRows(DealtRows):
         if not rows.max_trainers(np.array([float(leaves)]))[0]:
             return None
         of_row = np.repeat(worker[run], np.diff(starts))
-        return [np.flatnonzero(of_row == rank) for rank in range(size)]
+        return [RowSelection(np.flatnonzero(of_row == rank)) for rank in range(size)]
 
     def _find_query_weights(self, weight: Array) -> Array:
         """Return the weight of each query; raise on all trainers if rows of one differ."""
@@ -420,12 +420,18 @@ def _choose_workers(asked: Sequence[Array]) -> list[Array]:
     return np.split(worker, np.cumsum([len(part) for part in asked])[:-1])
 
 
-def _find_order(codes: Array, numbers: Array) -> Array | None:
-    """Return the order of rows by query and number; None if queries lie whole and in order."""
+def _find_order(codes: Array, numbers: Array) -> RowSelection | None:
+    """Return an order in which queries lie whole, with their rows by number; None if they do.
+
+    Queries come by their first row: where most rows lie so already, they stay neighbours.
+    """
     starts = find_query_starts(codes)[:-1]
     is_start = np.zeros(len(codes), bool)
     is_start[starts] = True
     rises = bool((numbers[1:] > numbers[:-1])[~is_start[1:]].all())
     if rises and len(np.unique(codes[starts])) == len(starts):
         return None
-    return np.lexsort((numbers, codes))
+    order = np.lexsort((numbers, codes))
+    starts = find_query_starts(codes[order])
+    first = np.repeat(numbers[order[starts[:-1]]], np.diff(starts))
+    return RowSelection(order[np.argsort(first, kind="stable")])

@@ -30,7 +30,7 @@ from daskml_dist.solvers.boosting_scores import (
     exact_exponential,
     sum_values_exactly,
 )
-from daskml_dist.solvers.dealt_rows import DealtRows
+from daskml_dist.solvers.dealt_rows import DealtRows, RowSelection
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Times of each trainer's rows from which the ends of the ranges of time are chosen.
@@ -86,10 +86,10 @@ class RiskRows(DealtRows):
         y = self._join([part.y for part in parts])
         self._places = self._divide(np.abs(y))
         y, weight = self._send(y), self._send(self._join_weights(parts))
-        self._order = np.argsort(np.abs(y), kind="stable")
+        self._order = RowSelection(np.argsort(np.abs(y), kind="stable"))
         self.order = RiskOrder.of_sorted(self._sort(y), self._sort(weight))
 
-    def _divide(self, times: Array) -> list[Array] | None:
+    def _divide(self, times: Array) -> list[RowSelection] | None:
         """Return the places of the own rows that go to each trainer, in the order of times."""
         rows = self.rows
         if rows.size == 1:
@@ -103,7 +103,7 @@ class RiskRows(DealtRows):
         cuts = sample[np.arange(1, rows.size) * len(sample) // rows.size]
         # Equal times lie on one side of a cut.
         place = np.searchsorted(cuts, times, side="right")
-        return [np.flatnonzero(place == rank) for rank in range(rows.size)]
+        return [RowSelection(np.flatnonzero(place == rank)) for rank in range(rows.size)]
 
     def have_events(self) -> bool:
         """Return whether an event of any trainer's rows has a weight (collective)."""
