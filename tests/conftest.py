@@ -46,11 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
     Before anything asks CUDA; processes that tests start inherit it. Nor do they load machine code
     of other sources.
     """
+    from tests.collection import keep_bytecode, share_tests
     from tests.forked_workers import fork_workers
     from tests.idle_clusters import keep_idle_clusters_quiet
     from tests.machine_code import drop_stale
     from tests.shared_builds import open_shared_folder
 
+    keep_bytecode()
+    share_tests(config)
     keep_idle_clusters_quiet()
     shared = contextlib.ExitStack()
     shared.enter_context(open_shared_folder())
@@ -76,8 +79,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of collected tests out of each later look for garbage."""
-    gc.collect()
+    """Leave thousands of collected tests out of each later look for garbage.
+
+    What little of them is garbage stays: to look for it takes a second.
+    """
     gc.freeze()
 
 

@@ -8,6 +8,7 @@ names behave is tested beside this file, and in `tests/data/test_row_alignment.p
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -82,7 +83,10 @@ ATTRIBUTES = {
 
 def _imported(path: Path) -> Iterator[tuple[str, str]]:
     """Yield module and name of what a file imports from Dask, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if not re.search(r"\b(dask|distributed)\b", text):
+        return  # most modules, whose parsing takes a second
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.partition(".")[0] in ("dask", "distributed"):
                 yield from ((node.module, alias.name) for alias in node.names)

@@ -140,8 +140,7 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, fit: str, cut: 
     assert arrays(model) == expected
 
 
-@pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize(("draws", "classes"), in_turn(DRAWS, [False, True]))
 def test_fits_that_stop_go_on_to_the_bit(draws: str, classes: bool, tmp_path: Any) -> None:
     kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     y = CLASS if classes else Y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from daskml_dist.solvers.boosting_scores import RowBoostLoss
 from daskml_dist.solvers.gradient_boosting import _GradientPacker
 from daskml_dist.solvers.risk_sets import CoxBoostLoss
 from daskml_dist.solvers.row_sampling import draw_rows, make_key
+from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
 N = 900
@@ -63,19 +65,18 @@ def test_the_same_trees_for_any_chunks_and_lanes(client: Client, loss: Any) -> N
         assert bits(found) == alone, (n, n_lanes)
 
 
-@pytest.mark.parametrize(
-    "draws",
-    [
-        {"subsample": 0.5, "colsample_bytree": 0.8, "colsample_bylevel": 0.7},
-        {"sampling_method": "goss", "other_rate": 0.2, "drop_rate": 0.5},
-    ],
-    ids=["subsample", "goss and dart"],
-)
-@pytest.mark.parametrize("loss", [AFT("normal", SCALE), Cox()], ids=["normal", "cox"])
+DRAWS: dict[str, dict[str, Any]] = {
+    "subsample": {"subsample": 0.5, "colsample_bytree": 0.8, "colsample_bylevel": 0.7},
+    "goss and dart": {"sampling_method": "goss", "other_rate": 0.2, "drop_rate": 0.5},
+}
+TWO_LOSSES = {"normal": AFT("normal", SCALE), "cox": Cox()}
+
+
+@pytest.mark.parametrize(("name", "draws"), in_turn(TWO_LOSSES, DRAWS))
 def test_samples_are_the_same_for_any_chunks_and_lanes(
-    client: Client, loss: Any, draws: dict[str, Any]
+    client: Client, name: str, draws: str
 ) -> None:
-    given = {"early_stopping": True, **draws}
+    loss, given = TWO_LOSSES[name], {"early_stopping": True, **DRAWS[draws]}
     alone = bits(fit(loss, Y, WEIGHT, run=Run(n_lanes=1), **given))
     assert alone != bits(fit(loss, Y, WEIGHT, early_stopping=True))
     for n, run in ((250, Run()), (177, Run(n_lanes=5)), (250, Run(memory_budget="40 kB"))):
@@ -142,9 +143,8 @@ def test_first_tree_of_cox_has_the_gradients_of_the_likelihood() -> None:
         assert found == pytest.approx(step, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [AFT(), Cox()], ids=["aft", "cox"])
-def test_times_are_given_in_any_form(client: Client, loss: Any) -> None:
-    alone = bits(fit(loss))
+def _in_any_form() -> dict[str, tuple[Any, Any]]:
+    """Return features and the same times in all forms in which they may be given."""
     pairs = np.empty(N, [("event", bool), ("time", float)])
     pairs["event"], pairs["time"] = EVENT, SEEN
     frame = pd.DataFrame({"event": EVENT, "time": SEEN})
@@ -152,7 +152,7 @@ def test_times_are_given_in_any_form(client: Client, loss: Any) -> None:
     together = columns.assign(event=EVENT, time=SEEN, y=Y)
     lazy = dd.from_pandas(together, npartitions=3, sort=False)
     names = list("abcd")
-    forms = {
+    return {
         "list": (X, Y.tolist()),
         "pairs": (X, pairs),
         "frame": (X, frame),
@@ -167,14 +167,30 @@ def test_times_are_given_in_any_form(client: Client, loss: Any) -> None:
         "name": (together[[*names, "y"]], "y"),
         "lazy names": (lazy[[*names, "event", "time"]], ["event", "time"]),
     }
-    for name, (rows, y) in forms.items():
-        model = fit(loss, y, X=rows)
-        assert bits(model) == alone, name
-        assert model.n_features_in_ == 4
-    lazy_model = fit(loss, *forms["lazy pairs"][1:], X=forms["lazy pairs"][0])
-    found = lazy_model.predict(forms["lazy pairs"][0])
+
+
+FORMS = _in_any_form()
+
+
+@cache
+def _given_plainly(name: str) -> list[bytes]:
+    return bits(fit(TWO_LOSSES[name]))
+
+
+@pytest.mark.parametrize(("form", "name"), in_turn(FORMS, TWO_LOSSES))
+def test_times_are_given_in_any_form(client: Client, form: str, name: str) -> None:
+    rows, y = FORMS[form]
+    model = fit(TWO_LOSSES[name], y, X=rows)
+    assert bits(model) == _given_plainly(name)
+    assert model.n_features_in_ == 4
+
+
+@pytest.mark.parametrize("name", TWO_LOSSES)
+def test_scores_do_not_depend_on_the_form(client: Client, name: str) -> None:
+    model = fit(TWO_LOSSES[name], *FORMS["lazy pairs"][1:], X=FORMS["lazy pairs"][0])
+    found = model.predict(FORMS["lazy pairs"][0])
     assert isinstance(found, da.Array)
-    scores = [lazy_model.score(*forms[name]) for name in ("pairs", "lazy pairs", "lazy bounds")]
+    scores = [model.score(*FORMS[form]) for form in ("pairs", "lazy pairs", "lazy bounds")]
     assert scores[0] == scores[1] == scores[2]
 
 

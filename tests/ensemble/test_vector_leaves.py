@@ -19,6 +19,7 @@ from daskml_dist.errors import DaskMLDistError, ExportError, InvalidDataError, I
 from daskml_dist.inspection import shap_values
 from daskml_dist.losses import AFT, Huber
 from tests.ensemble.vector_reference import VectorReference
+from tests.quick import in_turn
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1_200, 5))
@@ -133,8 +134,7 @@ DRAWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize(("draws", "classes"), in_turn(DRAWS, [False, True]))
 def test_the_same_trees_for_any_chunks_and_lanes(client: Client, draws: str, classes: bool) -> None:
     kind, y = kind_of(classes)
     given = {**GIVEN, **DRAWS[draws], "early_stopping": True, "n_iter_no_change": 9}
