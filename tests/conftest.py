@@ -46,14 +46,15 @@ def pytest_configure(config: pytest.Config) -> None:
     Before anything asks CUDA; processes that tests start inherit it. Nor do they load machine code
     of other sources.
     """
-    from tests.collection import keep_bytecode, share_tests
     from tests.forked_workers import fork_workers
     from tests.idle_clusters import keep_idle_clusters_quiet
     from tests.machine_code import drop_stale
     from tests.shared_builds import open_shared_folder
 
-    keep_bytecode()
-    share_tests(config)
+    # Also where containers forbid it: without bytecode, each process that a test starts would parse
+    # the whole package.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     keep_idle_clusters_quiet()
     shared = contextlib.ExitStack()
     shared.enter_context(open_shared_folder())
