@@ -218,7 +218,7 @@ def find_standbys(client: Client, run: Any) -> dict[int, tuple[str, set[int]]]:
 def have_standbys(client: Client, run: Any) -> bool:
     """Whether lanes in lock-step could go on from the standbys of all servers."""
     kept = [places for _, places in find_standbys(client, run).values()]
-    return len(kept) == run.n_servers and bool(set.intersection(*kept))
+    return len(kept) == len(run.server_addresses) > 0 and bool(set.intersection(*kept))
 
 
 # -- on a worker -----------------------------------------------------------------------------------

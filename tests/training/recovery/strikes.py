@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from distributed import Client
 from scipy import sparse
 from sklearn.metrics import log_loss
 
-from benchmarks._strikes import find_standbys
+from benchmarks._strikes import find_standbys, have_standbys
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 
@@ -160,6 +161,12 @@ def make_killer(client: Client, role: str) -> Callable[[Any], None]:
             kill_worker(client, address)
 
     return kill
+
+
+def make_strike(client: Client, role: str) -> Strike:
+    """Make a loss that comes once every server has a standby from which the fit can go on."""
+    kill = make_killer_of_two(client) if role == "two" else make_killer(client, role)
+    return Strike(kill, ready=partial(have_standbys, client))
 
 
 def make_killer_of_two(client: Client) -> Callable[[Any], None]:

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist import DP
-from tests.training.recovery.strikes import Strike, lazy_rows, make_classifier, make_killer
+from tests.training.recovery.strikes import lazy_rows, make_classifier, make_strike
 
 
 @pytest.mark.parametrize("policy", ["allreduce", pytest.param("sync", marks=pytest.mark.slow)])
@@ -18,7 +18,7 @@ def test_a_killed_worker_changes_no_bit(crew_client: Client, policy: str) -> Non
         "privacy": DP(3.0, 1e-5, seed=5), "run__deterministic": True, "max_iter": 7,
     }  # fmt: skip
     calm = make_classifier(policy).set_params(**how).fit(*lazy_rows())
-    strike = Strike(make_killer(crew_client, "trainer"))
+    strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike).set_params(**how).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)

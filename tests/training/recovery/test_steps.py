@@ -35,6 +35,7 @@ from tests.training.recovery.strikes import (
     loss_on_rows,
     make_classifier,
     make_killer,
+    make_strike,
     release_lock,
     workers_of,
 )
@@ -96,7 +97,7 @@ def test_a_killed_worker_changes_no_round_of_clients(crew_client: Client, case: 
     policy = FederatedAveraging(0.4, local_epochs=2, proximal=0.1, outer=outer)
     params: dict[str, Any] = {"run": Run(deterministic=True), "max_iter": 8}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
-    strike = Strike(make_killer(crew_client, role))
+    strike = make_strike(crew_client, role)
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -13,23 +12,12 @@ import pytest
 from distributed import Client
 from scipy import sparse
 
-from benchmarks._strikes import have_standbys
 from daskml_dist import Run
 from daskml_dist.recommender import FactorizationMachineClassifier, TwoTower
 from tests.quick import quick
-from tests.training.recovery.strikes import (
-    Strike,
-    make_killer,
-    make_killer_of_two,
-)
+from tests.training.recovery.strikes import make_strike
 
 N_ROWS, N_IDS = 1_200, 400
-
-
-def _make_strike(client: Client, role: str) -> Strike:
-    """A loss that comes once every server has a standby from which the fit can go on."""
-    kill = make_killer_of_two(client) if role == "both" else make_killer(client, role)
-    return Strike(kill, ready=partial(have_standbys, client))
 
 
 def _lazy_rows() -> tuple[Any, Any]:
@@ -53,7 +41,7 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
             run=Run(n_lanes=3, n_servers=2),
         ).fit(X, y)  # fmt: skip
 
-    calm, strike = fit(), _make_strike(crew_client, role)
+    calm, strike = fit(), make_strike(crew_client, "two" if role == "both" else role)
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].anew
@@ -71,7 +59,7 @@ def test_servers_that_met_on_a_worker_are_spread_again(crew_client: Client) -> N
             run=Run(n_lanes=3, n_servers=4),
         ).fit(X, y)  # fmt: skip
 
-    strike, seen = _make_strike(crew_client, "server"), []
+    strike, seen = make_strike(crew_client, "server"), []
 
     class UntilSpread:
         def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -104,7 +92,7 @@ def test_a_killed_worker_changes_no_tower(crew_client: Client) -> None:
             hidden_layer_sizes=(8,), run=Run(n_lanes=3, n_servers=2),
         ).fit(lazy)  # fmt: skip
 
-    calm, strike = fit(), _make_strike(crew_client, "both")
+    calm, strike = fit(), make_strike(crew_client, "two")
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].anew
