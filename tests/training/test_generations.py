@@ -447,3 +447,34 @@ def test_a_pass_that_waits_for_a_core_makes_no_worker_slow(monkeypatch: pytest.M
             seconds[lane] += 0.06 if number % 3 == lane else 0.01
         busy = {lane: (seconds[lane], number) for lane in workers}
         assert pace.record_pass(number, busy, workers) == {}
+
+
+@pytest.mark.parametrize(
+    ("servers", "ships", "common", "left"),
+    [
+        # The worker of a server, and of its standby.
+        (["ab", "ac"], True, True, "a"),
+        (["ab", "ab", "ba"], True, True, None),
+        (["ab", "ac", "bc"], True, True, "a"),
+        (["ab", "ac"], False, True, None),
+        (["ab", "ac"], True, False, None),
+        (["a", "a"], True, True, None),
+        (["ab"], True, True, None),
+    ],
+)
+def test_a_server_moves_to_a_worker_with_fewer(
+    servers: list[str], ships: bool, common: bool, left: str | None
+) -> None:
+    pairs = [
+        SimpleNamespace(
+            host=SimpleNamespace(address=own[0]), standby_ships=ships,
+            standby=SimpleNamespace(address=own[1]) if len(own) > 1 else None,
+        )
+        for own in servers
+    ]  # fmt: skip
+    generations: Any = SimpleNamespace(
+        servers=pairs, _moving=None, _find_common_places=lambda hosts: [{1}] if common else []
+    )
+    assert Generations.move_crowded_server(generations) == left
+    moving = generations._moving
+    assert (None if moving is None else moving.host.address) == left
