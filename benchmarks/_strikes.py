@@ -87,9 +87,12 @@ class Striker:
         self._draw = random.Random(0)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        #: The fit, as its callbacks see it, from the first pass on.
+        self._run: Any = None
         self.kills = self.stops = 0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self._run = run
         if self._thread is None:
             self._thread = threading.Thread(target=self._strike_on)
             self._thread.start()

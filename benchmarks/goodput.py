@@ -130,11 +130,6 @@ class _Windows(Striker):
         #: Steps a second of each window.
         self.calm: list[float] = []
         self.struck: list[float] = []
-        self._run: Any = None
-
-    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self._run = run
-        super().on_pass_end(run, record)
 
     def shares(self) -> list[float]:
         """Return what each window with faults has kept of the calm ones before and after it."""

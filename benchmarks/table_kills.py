@@ -87,22 +87,21 @@ class _Killer(Striker):
     def __init__(self, client: Client, seed: int) -> None:
         super().__init__(client, PAUSE[1])
         self._draw.seed(seed)
-        self._run: Any = None
         #: Passes that closed since the last kill: without them a fit that is killed over and over
         #: ends, by its own count of losses without progress.
         self._n_passes = 0
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        self._run = run
         self._n_passes += 1
         super().on_pass_end(run, record)
 
     def _strike_on(self) -> None:
         while not self._over.wait(self._draw.uniform(*PAUSE)):
+            if not self._n_passes:
+                continue
             with contextlib.suppress(OSError, ProcessLookupError):
                 pids = sorted(self._client.run(os.getpid).values())
-                is_all_there = len(pids) == WORKERS and have_standbys(self._client, self._run)
-                if self._n_passes and is_all_there:
+                if len(pids) == WORKERS and have_standbys(self._client, self._run):
                     self._strike(self._draw.choice(pids))
                     self._n_passes = 0
 

@@ -155,8 +155,8 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     np.testing.assert_array_equal(device.find_row_leaves(at), host.find_row_leaves(at))
 
 
-#: Around the widths of unrolled loops (2 and 4 rows), of what they ask for ahead (16), and of the
-#: rows that are added up one by one (256).
+#: Around the widths of unrolled loops (2 and 4 rows), of what they ask for ahead (16), and of a
+#: byte (256); up to 3 rows, which are no more entries than there are bins, are added one by one.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 258, 259, 275)
 
 

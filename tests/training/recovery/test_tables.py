@@ -31,7 +31,7 @@ def _lazy_rows() -> tuple[Any, Any]:
     return da.concatenate(parts), da.from_array(users % 2 == items % 2, chunks=200)
 
 
-@pytest.mark.parametrize("role", quick(["server", "trainer", "both"], "server"))
+@pytest.mark.parametrize("role", quick(["server", "trainer", "two"], "server"))
 def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
     X, y = _lazy_rows()
 
@@ -41,7 +41,7 @@ def test_a_killed_worker_changes_no_row(crew_client: Client, role: str) -> None:
             run=Run(n_lanes=3, n_servers=2),
         ).fit(X, y)  # fmt: skip
 
-    calm, strike = fit(), make_strike(crew_client, "two" if role == "both" else role)
+    calm, strike = fit(), make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
     assert not strike.events[0].anew
