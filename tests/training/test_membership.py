@@ -43,6 +43,36 @@ def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
     assert members.find_silent(workers) == ["ours"]
 
 
+@pytest.mark.parametrize(
+    ("beat", "after"),
+    [(1.5, 1.0), (1.1, 0.6), (0.5, 0.5), (3_601.1, 1.0)],
+    ids=["at the roll call", "before it", "clock set back", "clock set forward"],
+)
+def test_silence_counts_from_the_heartbeat_not_from_the_roll_call(
+    monkeypatch: pytest.MonkeyPatch, beat: float, after: float
+) -> None:
+    """The scheduler's clock dates it, but never before the last roll call or after this one."""
+    now = 100.0
+    workers = {"ours": {"last_seen": 1.0, "nthreads": 1, "status": "running"}}
+    for clock in ("monotonic", "time"):
+        monkeypatch.setattr(module.time, clock, lambda: now)
+    monkeypatch.setattr(module, "list_workers", lambda client: workers)
+    client: Any = None
+    members = Membership(client, lease=3.0)
+    members.note_work_begun("ours")
+    members.call()
+    members.suspect_silence()
+    now += 0.5
+    workers["ours"]["last_seen"] = beat
+    members.call()
+    now += after - 0.01
+    members.call()
+    assert members.find_silent(["ours"]) == []
+    now += 0.02
+    members.call()
+    assert members.find_silent(["ours"]) == ["ours"]
+
+
 def test_clocks_that_were_set_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's by its heartbeats, the client's beside one that nobody sets; no other."""
     now, wall, renewed = 100.0, 5_000.0, []

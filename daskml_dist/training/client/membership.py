@@ -163,8 +163,8 @@ class Membership:
     its process is merely busy: it compiles, or a task holds Python's lock, or others have the
     cores. That may last for ``daskml_dist.timeout`` seconds.
 
-    Only the times at which heartbeats were seen to change count here, by a clock that nobody
-    sets, so clocks of different machines are never compared. Dask's own timers go by the wall
+    Only the times at which heartbeats changed count here, by a clock that nobody sets. When
+    between two roll calls one changed is told by the scheduler's clock; no other is compared. Dask's own timers go by the wall
     clock: where it was set back they are restarted, else a worker would send no heartbeat for as
     long.
 
@@ -184,6 +184,9 @@ class Membership:
         self._last_call = -1e9
         #: Wall clock less the monotonic one, as of the last roll call.
         self._wall_clock = -math.inf
+        #: Client's monotonic clock less the scheduler's wall clock, or a little more: the least
+        #: that was seen between a heartbeat and a roll call.
+        self._clock_lead = math.inf
         self._suspected_at = -1e9
         self._at_work: set[str] = set()
         #: Threads of each worker that may take a part.
@@ -208,20 +211,25 @@ class Membership:
         # The client itself was stopped or asleep: its silence is no sign of the workers'.
         if now - self._last_call > _GAP:
             self._seen.clear()
-        self._last_call = now
+        last_call, self._last_call = self._last_call, now
         before, self._wall_clock = self._wall_clock, time.time() - now
         if self._wall_clock < before - _SET_BACK:
             renew_client_timers(self._client)
         quiet = set()
+        newest = max((worker["last_seen"] for worker in workers.values()), default=-math.inf)
+        self._clock_lead = min(self._clock_lead, now - newest)
         for address, worker in workers.items():
             beat, _ = self._seen.get(address, (-math.inf, now))
-            # Only changes of the heartbeat are timed, by the client's own clock.
+            # Only changes of the heartbeat are timed, by the client's own clock: it came as long
+            # ago as the scheduler says, but since the last roll call, whatever its clock does.
             if worker["last_seen"] != beat:
-                self._seen[address] = worker["last_seen"], now
+                came = worker["last_seen"] + self._clock_lead if address in self._seen else now
+                self._seen[address] = worker["last_seen"], max(came, last_call)
             else:
                 quiet.add(address)
             if worker["last_seen"] < beat - _SET_BACK:  # by the scheduler's clock
                 renew_scheduler_timers(self._client)
+                self._clock_lead = now - newest
         self._inquiries.forget_others(quiet)
         self._outcast &= set(workers)
         self._announced &= set(workers)
