@@ -202,9 +202,9 @@ class HostNetwork:
         for device in ("eth0", "lo"):
             _ip("-n", name, "link", "set", device, "up")
         if cable.rate is not None:
-            # A bucket of 2 ms of traffic, at least two of the kernel's largest packets, and a
-            # queue of 50 ms before it, as a switch has.
-            burst = max(int(cable.rate / 8 * 0.002), 1 << 17)
+            # A bucket of 25 us of traffic, at least a frame, and a queue of 50 ms before it, as a
+            # switch has. What a bucket saves up passes at once, which no cable does.
+            burst = max(int(cable.rate / 8 * 25e-6), MTU + 100)
             bucket = ["root", "tbf", "rate", f"{cable.rate:.0f}bit", "burst", str(burst)]
             bucket += ["latency", "50ms"]
             for where in ([], ["-n", name]):

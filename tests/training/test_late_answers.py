@@ -14,22 +14,25 @@ from daskml_dist.training.worker.loops.replicas import DelayedAnswers
 class Ledger:
     """Connection to a ledger that is told to stop in pass `stops`; it notes what it hears."""
 
-    def __init__(self, stops: int | None = None) -> None:
+    def __init__(self, stops: int | None = None, slow: str = "") -> None:
         self.heard: list[str] = []
-        self._open: dict[str, bool] | None = None
+        self._open: dict[str, dict[str, bool]] = {}
         self._stops = stops
+        #: What is answered last, however early it was sent.
+        self._slow = slow
 
     def ask(self, op: str, **payload: Any) -> None:
-        assert self._open is None, "an answer was not taken"
+        assert op not in self._open, "an answer was not taken"
         number = payload.get("pass", 0)
         self.heard.append(f"{op} {number or payload['clock']}")
-        self._open = {"stop": bool(number and self._stops and number >= self._stops)}
+        stop = {"stop": bool(self._stops and number >= self._stops)}
+        self._open[op] = stop if op == "report" else {}
 
     def answer(self) -> dict[str, bool]:
-        assert self._open is not None, "nothing was asked"
-        answer, self._open = self._open, None
-        self.heard.append("answer")
-        return answer
+        assert self._open, "nothing was asked"
+        op = min(self._open, key=lambda each: each == self._slow)
+        self.heard.append(f"{op} answered")
+        return self._open.pop(op)
 
 
 def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> DelayedAnswers:
@@ -49,25 +52,38 @@ def _passes(answers: DelayedAnswers) -> int:
     return next(n for n in range(1, 7) if answers.report(n, [], lambda: None))
 
 
-def test_an_answer_is_taken_before_the_next_word() -> None:
-    ledger = Ledger()
+def test_reports_and_snapshots_wait_for_their_own_answers_alone() -> None:
+    ledger = Ledger(slow="store")
     answers = _answers(ledger)
     assert not answers.report(1, [], lambda: None)
     answers.store(10, {})
     assert not answers.report(2, [], lambda: None)
-    assert ledger.heard == ["report 1", "answer", "store 10", "answer", "report 2"]
+    answers.store(20, {})
+    assert ledger.heard == [
+        *("report 1", "store 10", "report answered", "report 2"),
+        *("report answered", "store answered", "store 20"),
+    ]
+
+
+@pytest.mark.parametrize("slow", ["report", "store"])
+def test_all_answers_are_taken_by_the_end(slow: str) -> None:
+    ledger = Ledger(stops=1, slow=slow)
+    answers = _answers(ledger, tol=1e-3)
+    answers.store(10, {})
+    assert answers.report(1, [], lambda: None)
+    assert sorted(ledger.heard[2:4]) == ["report answered", "store answered"]
 
 
 @pytest.mark.parametrize("stops", [None, 1, 3, 4])
 def test_a_fit_that_is_told_to_stop_makes_the_pass_that_it_has_begun(stops: int | None) -> None:
     ledger = Ledger(stops)
     assert _passes(_answers(ledger)) == (5 if stops is None else stops + 1)
-    assert ledger.heard[-2:] == ["answer", "turn"]
+    assert ledger.heard[-2:] == ["report answered", "turn"]
 
 
 @pytest.mark.parametrize("options", [{"tol": 1e-3}, {"alone": True}], ids=str)
 def test_an_answer_that_may_end_the_fit_is_waited_for(options: dict[str, Any]) -> None:
     ledger = Ledger(stops=3)
     assert _passes(_answers(ledger, **options)) == 3
-    heard = [(f"report {n}", "answer", "turn") for n in (1, 2, 3)]
+    heard = [(f"report {n}", "report answered", "turn") for n in (1, 2, 3)]
     assert ledger.heard == [word for words in heard for word in words]

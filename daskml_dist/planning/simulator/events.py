@@ -179,13 +179,16 @@ def simulate(
     colocated: bool = False,
     training: Training | None = None,
     packed: PackedMessage | None = None,
+    fixed_shares: bool = False,
 ) -> SimulatedRun:
     """Simulate until `steps` gradients per worker have been applied, or the training is over.
 
     Servers hold equal parts of the `n_bytes` of parameters. If `cached`, workers under bounded
     staleness pull only once their copy is too old (the rule of Ho et al. 2013); if `colocated`,
     server i runs on the machine of worker i, without a network between the two. Workers send
-    `packed` messages, if any, in the place of all parameters; packing itself takes no time.
+    `packed` messages, if any, in the place of all parameters; packing itself takes no time. With
+    `fixed_shares`, a worker that has made its steps is done, as in a fit whose lanes have their
+    rows; else fast workers make steps in the place of slow ones.
     """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "parts":
@@ -198,7 +201,8 @@ def simulate(
     if policy.loop == "decoupled":
         return _DecoupledSimulation(policy, costs, seconds, n_bytes, packed).outcome()
     run = _ServerSimulation(
-        policy, costs, seconds, servers, n_bytes, cached, colocated, training, packed
+        policy, costs, seconds, servers, n_bytes, cached, colocated, training, packed,
+        fixed_shares,
     )  # fmt: skip
     return run.outcome(workers * steps)
 
@@ -473,6 +477,7 @@ class _ServerSimulation:
         colocated: bool,
         training: Training | None,
         packed: PackedMessage | None,
+        fixed_shares: bool,
     ) -> None:
         workers = len(seconds)
         self._policy = policy
@@ -485,6 +490,7 @@ class _ServerSimulation:
             self._push_transfer = packed.n_bytes / servers / costs.bandwidth
         self._colocated = colocated
         self._training = training
+        self._fixed_shares = fixed_shares
         self._push_every, self._pull_every = _find_pace(policy)
         self._staleness: int | None = getattr(policy, "staleness", None)
         self._cached = cached and self._staleness is not None
@@ -507,7 +513,7 @@ class _ServerSimulation:
         for worker in self._workers:
             self._give(worker, 0)
             self._begin(worker, 0.0)
-        while result.steps < steps and not (self._training and self._training.over):
+        while result.steps < steps and events and not (self._training and self._training.over):
             now, _, worker, server, clock, wants, version, gradients = heapq.heappop(events)
             if server < 0:
                 self._computed(worker, now)
@@ -516,7 +522,9 @@ class _ServerSimulation:
         return self._summary()
 
     def _begin(self, worker: _Worker, now: float) -> None:
-        """Start the next step of a worker."""
+        """Start the next step of a worker, if it has one left."""
+        if self._fixed_shares and worker.clock >= len(worker.seconds):
+            return
         worker.began = now
         done = now + worker.seconds[worker.n_begun % len(worker.seconds)]
         worker.n_begun += 1

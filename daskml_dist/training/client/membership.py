@@ -164,9 +164,9 @@ class Membership:
     cores. That may last for ``daskml_dist.timeout`` seconds.
 
     Only the times at which heartbeats changed count here, by a clock that nobody sets. When
-    between two roll calls one changed is told by the scheduler's clock; no other is compared. Dask's own timers go by the wall
-    clock: where it was set back they are restarted, else a worker would send no heartbeat for as
-    long.
+    between two roll calls one changed is told by the scheduler's clock; no other is compared.
+    Dask's own timers go by the wall clock: where it was set back they are restarted, else a worker
+    would send no heartbeat for as long.
 
     Parameters
     ----------

@@ -712,10 +712,14 @@ _ReplicaSteps = (
 
 
 class DelayedAnswers:
-    """Reports and snapshots of a trainer, whose answers are received before the next is sent.
+    """Reports and snapshots of a trainer; the answer to one is received before the next is sent.
 
-    A trainer does not wait for the answer to a report where nothing but the client can end the fit
-    early (no `tol`): the fit then ends one pass after the client asked, in all trainers alike.
+    The answer to a snapshot comes once the standby has it, which over a slow network takes as long
+    as many steps: reports do not wait for it, nor snapshots for the answer to a report.
+
+    A trainer does not wait for the answer to a report either where nothing but the client can end
+    the fit early (no `tol`): the fit then ends one pass after the client asked, in all trainers
+    alike.
 
     Parameters
     ----------
@@ -729,13 +733,15 @@ class DelayedAnswers:
         # In the client's process the answer is there at once, and callbacks must run before the
         # next pass.
         self._may_be_late = not context.is_alone and work.lockstep and work.stopping.tol is None
-        self._is_open = self._stops = False
+        self._stops = False
+        #: What was sent and has had no answer: "store", "report" or both.
+        self._open: set[str] = set()
 
     def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
         """Send snapshots of the own lanes at a clock to the first server."""
-        self._take_open_answer()
+        self._take_answer("store")
         self._connection.ask("store", clock=clock, blob=snapshots)
-        self._is_open = True
+        self._open.add("store")
 
     def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
         """Report pass `number`; return whether the fit ends with it.
@@ -743,23 +749,27 @@ class DelayedAnswers:
         `meanwhile` is called before the answer is awaited, if it is.
         """
         context = self._context
-        self._take_open_answer()
+        self._take_answer("report")
         context.send_pass_report(self._connection, number, context.lanes, weights)
-        self._is_open = True
+        self._open.add("report")
         # The answer to the last report is always awaited.
         is_last = self._stops or number == context.fit.work.stopping.max_iter
         if self._may_be_late and not is_last:
             return False
         meanwhile()
-        self._take_open_answer()
+        self._take_answer("report")
+        if self._stops or is_last:  # other calls follow, by the same connection
+            self._take_answer("store")
         context.end_pass()
         return self._stops or is_last
 
-    def _take_open_answer(self) -> None:
-        """Receive the answer to the last message, if that has not been done."""
-        if self._is_open:
-            self._stops = bool(self._connection.answer().get("stop")) or self._stops
-            self._is_open = False
+    def _take_answer(self, what: str) -> None:
+        """Receive the open answer to a report or a snapshot, and those that come before it."""
+        while what in self._open:
+            answer = self._connection.answer()
+            # That to a report tells whether the fit ends.
+            self._open.remove("report" if "stop" in answer else "store")
+            self._stops = bool(answer.get("stop")) or self._stops
 
 
 def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | SingleRowSteps:
