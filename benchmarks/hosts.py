@@ -238,7 +238,13 @@ def _losses(model: Any) -> list[str]:
 
 def _simulated(tiny: bool) -> Iterator[str]:
     """Steps per second of policies on each network, predicted and measured."""
-    policies = [Synchronous(), AllReduce(), BoundedStaleness(4), Asynchronous(), LocalSGD()]
+    policies = {
+        "sync": Synchronous(),
+        "allreduce": AllReduce(),
+        "ssp": BoundedStaleness(4),
+        "async": Asynchronous(),
+        "local": LocalSGD(),
+    }
     rows = []
     for features, pass_steps in [(128, 4)] if tiny else SIMULATED:
         # Costs of this machine's processor; those of the network are the cable's.
@@ -253,20 +259,21 @@ def _simulated(tiny: bool) -> Iterator[str]:
                     passes = 2 if tiny else 3 if cable.delay else 10
                     # Lanes that do not meet tell what a step takes while both hosts compute.
                     alone, *measured = steps_per_second(
-                        [ModelAveraging(), *policies], X, y, LINEAR_BATCH, SIMULATED_HOSTS, passes
-                    )
+                        [ModelAveraging(), *policies.values()],
+                        X, y, LINEAR_BATCH, SIMULATED_HOSTS, passes,
+                    )  # fmt: skip
                     del X, y, client
             compute = compute or SIMULATED_HOSTS / alone
             # On top of what it takes here to wake who waits for a message.
             latency += own.latency
             costs = replace(own, compute=compute, latency=latency, bandwidth=bandwidth)
-            for policy, real in zip(policies, measured, strict=True):
+            for (name, policy), real in zip(policies.items(), measured, strict=True):
                 told = simulate(
                     policy, costs, SIMULATED_HOSTS, n_bytes=features * 8, steps=4 * pass_steps,
                     stragglers=Stragglers(0.1), colocated=True, fixed_shares=True,
                 ).rate  # fmt: skip
                 cells = [f"{told:,.0f}", f"{real:,.0f}", f"{told / real:.2f}"]
-                rows.append([str(cable), f"{8 * features:,}", repr(policy), *cells])
+                rows.append([str(cable), f"{8 * features:,}", name, *cells])
     columns = ["network", "bytes", "policy", "predicted", "measured", "predicted / measured"]
     title = (
         f"Steps per second of {SIMULATED_HOSTS} hosts, batches of {LINEAR_BATCH} rows per lane: "

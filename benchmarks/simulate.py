@@ -261,7 +261,7 @@ def prediction(loopback: Costs, tiny: bool) -> str:
         for policy, real in zip(policies, measured, strict=True):
             out = simulate(
                 policy, costs, 2, n_bytes=FEATURES * 8, steps=300, stragglers=Stragglers(0.1),
-                colocated=True,
+                colocated=True, fixed_shares=True,
             )  # fmt: skip
             seen = ["not measured", ""]
             if real is not None:

@@ -8,6 +8,7 @@ simulator runs some steps only; their mean stands for all steps of the fit.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import inf
 from numbers import Integral, Real
 from typing import Any
@@ -25,7 +26,9 @@ from daskml_dist.policies.base import Policy
 
 #: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured
 #: on the package's own parts (`python -m benchmarks simulate`).
-_NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)
+_NETWORK = Network(0.0, message=5e-5, apply=3.4e-10, add=8e-11, peer=8e-6)
+#: Seconds to wake who waits for a message, on top of a network's latency (the same).
+_WAKE_SECONDS = 4e-5
 #: Steps of each worker that are simulated; the mean of these stands for all.
 _SIMULATED_STEPS = 60
 #: Factor by which the range lies below and above the expected seconds: wider than at real places,
@@ -116,9 +119,7 @@ def simulate_meeting_seconds(
     packed: PackedMessage | None = None,
 ) -> float:
     """Return the simulated seconds from a step of all workers to the next."""
-    costs = Network(
-        compute, _NETWORK.message, _NETWORK.apply, _NETWORK.add, _NETWORK.peer, latency, bandwidth
-    )
+    costs = replace(_NETWORK, compute=compute, latency=latency + _WAKE_SECONDS, bandwidth=bandwidth)
     if workers == 1:
         return compute
     out = simulate(

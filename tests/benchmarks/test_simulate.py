@@ -130,6 +130,16 @@ def test_one_worker_pays_each_way() -> None:
     assert shared.seconds == pytest.approx(100 * (1 + 0.02 + 0.05))
 
 
+@pytest.mark.parametrize("policy", [Asynchronous(), BoundedStaleness(4)], ids=repr)
+def test_lanes_that_have_their_rows_are_done_after_their_steps(policy: Policy) -> None:
+    """The one beside the server makes its 10 steps and no more; the other takes twice as long."""
+    costs = Costs(1.0, latency=0.5)
+    out = simulate(policy, costs, 2, steps=10, colocated=True, fixed_shares=True)
+    assert (out.seconds, out.steps) == (10 * 2.0 - 0.5, 20)
+    assert out.busy == 20.0
+    assert simulate(policy, costs, 2, steps=10, colocated=True).seconds < out.seconds
+
+
 @pytest.mark.parametrize("workers", [2, 10, 60, 300])
 def test_server_saturates_at_one_over_its_work(workers: int) -> None:
     """Closed queue of deterministic customers: min(n / round trip, 1 / service)."""

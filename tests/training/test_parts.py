@@ -17,7 +17,7 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import AllReduce, Asynchronous, PolicyByPart, get_policy
 from daskml_dist.recommender import DeepFMClassifier, FactorizationMachineClassifier
 from tests.quick import quick
-from tests.training.recovery.strikes import Strike, make_killer
+from tests.training.recovery.strikes import make_strike
 
 N_ROWS, N_IDS, N_LANES = 1_200, 300, 3
 BY_PART = {"embeddings": "async", "dense": "allreduce"}
@@ -127,7 +127,7 @@ def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, rol
     def fit(*callbacks: Any, **params: Any) -> Any:
         return _machine(BY_PART, *callbacks, max_iter=20, tol=None, **params).fit(*_lazy(X, y))
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role))
+    calm, strike = fit(), make_strike(crew_client, role)
     struck = fit(strike)
     assert strike.struck
     np.testing.assert_array_equal(struck.ids_, calm.ids_)
@@ -138,7 +138,7 @@ def test_a_killed_worker_takes_no_step_and_repeats_none(crew_client: Client, rol
 
 def test_rows_without_ids_follow_gradient_descent_through_a_kill(crew_client: Client) -> None:
     # Nothing depends on the embeddings: each step on the intercept is to be made once.
-    y, passes, strike = _rows()[1], 400, Strike(make_killer(crew_client, "both"))
+    y, passes, strike = _rows()[1], 400, make_strike(crew_client, "both")
     # Slow enough that it is still on its way at the end.
     found = _machine(_with_adam(1e-3), strike, max_iter=passes, **WHOLE).fit(*_lazy(EMPTY, y))
     assert strike.struck

@@ -34,7 +34,6 @@ from tests.training.recovery.strikes import (
     lazy_sparse_rows,
     loss_on_rows,
     make_classifier,
-    make_killer,
     make_strike,
     release_lock,
     workers_of,
@@ -52,7 +51,7 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("policy", "role"), list(_cases()))
 def test_a_killed_worker_changes_nothing(crew_client: Client, policy: str, role: str) -> None:
-    strike = Strike(make_killer(crew_client, role))
+    strike = make_strike(crew_client, role)
     clf = make_classifier(policy, strike).fit(*lazy_rows())
     check_fit(clf, policy)
     assert strike.events
@@ -67,7 +66,7 @@ def test_a_killed_worker_changes_nothing_of_sparse_rows(crew_client: Client, pol
     passes = N_PASSES * (6 if policy in ("local", "average") else 2)
     params: dict[str, Any] = {"batch_size": "auto", "max_iter": passes}
     calm = make_classifier(policy, **params).fit(*lazy_sparse_rows())
-    strike = Strike(make_killer(crew_client, "trainer"))
+    strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike, **params).fit(*lazy_sparse_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
@@ -84,7 +83,7 @@ def test_outer_steps_go_on_from_their_momentum(
     policy = LocalSGD(7, outer=outer, outer_momentum=0.5)
     params = {"run": Run(n_lanes=3, compression=compression)}
     calm = make_classifier(policy, **params).fit(*lazy_rows())
-    strike = Strike(make_killer(crew_client, "trainer"))
+    strike = make_strike(crew_client, "trainer")
     struck = make_classifier(policy, strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
@@ -116,7 +115,7 @@ def test_a_compressed_allreduce_goes_on_from_what_lanes_left_out(
 ) -> None:
     params = {"run": Run(n_lanes=3, compression=compression, deterministic=True)}
     calm = make_classifier("allreduce", **params).fit(*lazy_rows())
-    strike = Strike(make_killer(crew_client, "trainer"))
+    strike = make_strike(crew_client, "trainer")
     struck = make_classifier("allreduce", strike, **params).fit(*lazy_rows())
     assert strike.events
     np.testing.assert_array_equal(struck.coef_, calm.coef_)
@@ -247,7 +246,7 @@ def test_a_busy_worker_is_not_lost(
 def test_a_compressed_fit_drops_what_waits_and_goes_on(crew_client: Client, role: str) -> None:
     """No residual is applied twice; what a new generation drops hardly shows in the loss."""
 
-    strike = Strike(make_killer(crew_client, role))
+    strike = make_strike(crew_client, role)
     plain: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
     calm = make_classifier("sync", **plain).fit(*lazy_rows())
     clf = make_classifier("sync", strike, run=Run(n_lanes=3, compression=TopK(0.2)), **plain).fit(
