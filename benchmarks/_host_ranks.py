@@ -18,6 +18,8 @@ from benchmarks._hosts import HostNetwork
 
 #: Seconds that a way may take to measure all its sizes.
 _TIMEOUT = 300.0
+#: Times that Open MPI is started before its failure counts.
+_MPI_STARTS = 3
 
 
 class LinePipe:
@@ -86,14 +88,18 @@ def mpi_on_hosts(network: HostNetwork, size: int, plan: list[tuple[int, int]]) -
         command += ["--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]
         command += [sys.executable, "-m", "benchmarks._transport_mpi", json.dumps(plan)]
         paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-        said = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT,
-        )
+        # Its daemons sometimes crash as they start, before any rank does.
+        for _ in range(_MPI_STARTS):
+            said = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": paths},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_TIMEOUT,
+            )
+            if not said.returncode:
+                break
     if said.returncode:
         raise RuntimeError(f"mpirun failed: {said.stderr[-2000:]}")
     found: list[float] = json.loads(said.stdout.splitlines()[-1])

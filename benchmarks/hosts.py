@@ -33,7 +33,6 @@ from benchmarks._common import logistic_rows, markdown, persisted
 from benchmarks._host_ranks import all_hosts, mpi_on_hosts
 from benchmarks._hosts import Cable, Host, HostCluster, HostNetwork, network_problem
 from benchmarks._strikes import Until, victims_of
-from benchmarks.simulate import steps_per_second
 from benchmarks.simulator.costs import measure
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.neural_network import MLPClassifier
@@ -45,6 +44,7 @@ from daskml_dist.policies import (
     BoundedStaleness,
     LocalSGD,
     ModelAveraging,
+    Policy,
     Synchronous,
 )
 
@@ -258,10 +258,10 @@ def _simulated(tiny: bool) -> Iterator[str]:
                     X, y = (persisted(part, SIMULATED_HOSTS) for part in data)
                     passes = 2 if tiny else 3 if cable.delay else 10
                     # Lanes that do not meet tell what a step takes while both hosts compute.
-                    alone, *measured = steps_per_second(
-                        [ModelAveraging(), *policies.values()],
-                        X, y, LINEAR_BATCH, SIMULATED_HOSTS, passes,
-                    )  # fmt: skip
+                    alone, *measured = (
+                        _steps_per_second(policy, X, y, passes)
+                        for policy in (ModelAveraging(), *policies.values())
+                    )
                     del X, y, client
             compute = compute or SIMULATED_HOSTS / alone
             # On top of what it takes here to wake who waits for a message.
@@ -280,6 +280,16 @@ def _simulated(tiny: bool) -> Iterator[str]:
         f"{HOW}"
     )
     yield markdown(title, columns, rows)
+
+
+def _steps_per_second(policy: Policy, X: Any, y: Any, passes: int) -> float:
+    """Return the steps a second of all lanes of a fit on the current cluster."""
+    clf = SGDClassifier(
+        policy=policy, batch_size=LINEAR_BATCH, tol=None, max_iter=passes, random_state=0
+    ).fit(X, y)
+    # The first pass warms up.
+    steps = [r["steps"] / r["seconds"] for r in clf.history_.records[1:]]
+    return statistics.median(steps) * (SIMULATED_HOSTS if policy.lockstep else 1)
 
 
 def _measure_cable(network: HostNetwork, n_bytes: int) -> tuple[float, float]:

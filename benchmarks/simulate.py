@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks._common import logistic_rows, markdown, persisted, processes
+from benchmarks._common import markdown
 from benchmarks.simulator.costs import measure, step_seconds
 from benchmarks.simulator.threads import SCHEMES, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
-from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.planning.simulator import Costs, SimulatedRun, Stragglers, simulate
 from daskml_dist.policies import (
     AllReduce,
@@ -51,7 +49,6 @@ def run(tiny: bool = False) -> str:
         servers(costs, tiny),
         locks(tiny),
         backup(costs, tiny),
-        prediction(loopback, tiny),
     ]
     return "\n\n".join(tables)
 
@@ -243,58 +240,6 @@ def backup(costs: Costs, tiny: bool) -> str:
         "3 times slower; medians of 3"
     )
     return markdown(title, columns, rows)
-
-
-def prediction(loopback: Costs, tiny: bool) -> str:
-    """Predicted and measured steps of two worker processes."""
-    policies = [Synchronous(), AllReduce(), BoundedStaleness(4), Asynchronous(), LocalSGD()]
-    rows: list[list[Any]] = []
-    for batch in (FEW_ROWS, MANY_ROWS):
-        # Without meetings the fit tells what a step takes while both processes compute.
-        alone, *measured = (
-            [2 / loopback.compute, *[None] * len(policies)]
-            if tiny
-            else measured_rates([ModelAveraging(), *policies], batch)
-        )
-        assert alone is not None
-        costs = replace(loopback, compute=2 / alone)
-        for policy, real in zip(policies, measured, strict=True):
-            out = simulate(
-                policy, costs, 2, n_bytes=FEATURES * 8, steps=300, stragglers=Stragglers(0.1),
-                colocated=True, fixed_shares=True,
-            )  # fmt: skip
-            seen = ["not measured", ""]
-            if real is not None:
-                seen = [f"{real:,.0f}", f"{out.rate / real:.2f}"]
-            rows.append([repr(policy), f"{batch:,}", f"{alone:,.0f}", f"{out.rate:,.0f}", *seen])
-    columns = [
-        "policy", "rows per step", "steps/s without synchronisation", "predicted", "measured",
-        "predicted / measured",
-    ]  # fmt: skip
-    return markdown("Two worker processes on this machine, total steps/s", columns, rows)
-
-
-def measured_rates(policies: Sequence[Policy], batch: int, passes: int = 6) -> list[float]:
-    """Steps a second of both lanes of a real fit, for each policy."""
-    X, y = logistic_rows(2 * max(batch * 10, 20_000), FEATURES, "float64")
-    with processes(2):
-        X, y = persisted(X, 2), persisted(y, 2)
-        return steps_per_second(policies, X, y, batch, 2, passes)
-
-
-def steps_per_second(
-    policies: Sequence[Policy], X: Any, y: Any, batch: int, lanes: int, passes: int
-) -> list[float]:
-    """Steps a second of all lanes of a fit on the current cluster, for each policy."""
-    rates = []
-    for policy in policies:
-        clf = SGDClassifier(
-            policy=policy, batch_size=batch, tol=None, max_iter=passes, random_state=0
-        ).fit(X, y)
-        # The first pass warms up.
-        steps = [r["steps"] / r["seconds"] for r in clf.history_.records[1:]]
-        rates.append(statistics.median(steps) * (lanes if policy.lockstep else 1))
-    return rates
 
 
 def _time(seconds: float) -> str:

@@ -53,6 +53,18 @@ class NamedParameters:
         return super().__new__(cls)
 
 
+def find_changed_parameters(made: Any) -> dict[str, Any]:
+    """Return the parameters of an object that differ from their defaults, by name.
+
+    Those that it does not keep as attributes are left out.
+    """
+    kind: type = type(made)
+    defaults = {p.name: p.default for p in _list_parameters(kind) or ()}
+    kept = {name: getattr(made, name) for name in defaults if hasattr(made, name)}
+    # By repr, since values may not be checked yet: == of an array has no truth value.
+    return {name: value for name, value in kept.items() if repr(value) != repr(defaults[name])}
+
+
 def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
     """Check that a constructor has the parameters that it is called with by name."""
     names = list_parameter_names(kind) if params else None

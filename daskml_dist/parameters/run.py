@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters, find_changed_parameters
 from daskml_dist.errors.suggestions import suggest_nearest
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ class Run(NamedParameters):
 
     def changed(self) -> dict[str, Any]:
         """Return the parameters that differ from their defaults, by name."""
-        defaults = {field.name: field.default for field in fields(self)}
-        # By repr, since values are not checked yet: == of an array has no truth value.
-        return {n: v for n, v in self.get_params().items() if repr(v) != repr(defaults[n])}
+        return find_changed_parameters(self)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())

@@ -398,8 +398,8 @@ def get_policy(policy: str | Policy | Mapping[str, Any]) -> Policy:
     Examples
     --------
     >>> from daskml_dist.policies import get_policy
-    >>> get_policy('ssp')
-    BoundedStaleness(staleness=4)
+    >>> get_policy('ssp').staleness
+    4
     """
     if isinstance(policy, Policy):
         return policy

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters
+from daskml_dist.errors.signatures import NamedParameters, find_changed_parameters
 from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
 from daskml_dist.policies.paces import LanePaces
 
@@ -440,6 +440,16 @@ class Policy(NamedParameters):
     gradient_table = False
     optimizer_of_dense = cast(Any, None)
     dense_schedule = cast(Any, None)
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        # The dataclass decorator, which comes later, keeps it.
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Policy.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        settings = [f"{name}={value!r}" for name, value in find_changed_parameters(self).items()]
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def __post_init__(self) -> None:
         self._check_declaration()

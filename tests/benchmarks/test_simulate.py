@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from benchmarks.simulate import NOISE, RATES, measured_rates
+from benchmarks.simulate import NOISE, RATES
 from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.planning import PackedMessage
@@ -379,9 +379,3 @@ def test_locks_hardly_matter_where_gradients_are_costly() -> None:
     assert rates[1] == pytest.approx(rates[0], rel=0.02)
     alone = updates_per_second("lock-free", 1, 1e-3)
     assert rates[0] == pytest.approx(8 * alone, rel=0.05)
-
-
-@pytest.mark.slow
-def test_real_fits_are_measured_beside_the_prediction() -> None:
-    rates = measured_rates([Synchronous(), Asynchronous()], batch=64, passes=2)
-    assert all(rate > 0 for rate in rates)

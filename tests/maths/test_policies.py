@@ -480,6 +480,16 @@ def test_policy_is_immutable_and_checks_its_numbers(name: str) -> None:
                 policy(**{field.name: wrong})
 
 
+def test_a_policy_shows_what_differs_from_its_defaults() -> None:
+    assert repr(Asynchronous()) == "Asynchronous()"
+    assert repr(LocalSGD(8, outer="nesterov")) == "LocalSGD(sync_every=8, outer='nesterov')"
+
+    class Own(Asynchronous):
+        """Policy of a user."""
+
+    assert repr(Own(pull_every=2)) == "Own(pull_every=2)"
+
+
 def test_least_numbers() -> None:
     assert Synchronous(backup_workers=0) == Synchronous()
     assert BoundedStaleness(0).staleness == 0

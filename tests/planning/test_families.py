@@ -27,6 +27,7 @@ from daskml_dist.planning.families import find_family
 from daskml_dist.planning.families.factors import _estimate_distinct
 from daskml_dist.planning.hypothetical_cluster import (
     _NETWORK,
+    _WAKE_SECONDS,
     parse_bandwidth,
     simulate_meeting_seconds,
 )
@@ -198,7 +199,7 @@ def test_what_all_wait_for_is_the_closed_form() -> None:
     """Rounds without stragglers: computing, and a ring; async is bound by the server's work."""
     for n_bytes in (1e3, 1e8):
         found = simulate_meeting_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
-        ring = allreduce_seconds(_network(1e-4, 1e9), 8, n_bytes)
+        ring = allreduce_seconds(_network(1e-4 + _WAKE_SECONDS, 1e9), 8, n_bytes)
         assert found == pytest.approx(0.1 + ring + _NETWORK.apply * n_bytes)
     assert simulate_meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
     full = simulate_meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
