@@ -70,6 +70,7 @@ def _room(n: int, mode: int) -> Any:
     }  # fmt: skip
     return SimpleNamespace(
         n=n, rows=bins, columns=np.ascontiguousarray(bins[:, :_D].T), weight=None, room=np.zeros,
+        device_bins=None,
         y=rng.integers(0, 2, n).astype(float), salt=np.zeros(n, np.uint32), extra=extra,
     )  # fmt: skip
 
