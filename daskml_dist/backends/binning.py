@@ -6,13 +6,14 @@ taken here.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.devices import get_backend
+from daskml_dist.backends.devices import device_memory, get_backend
 from daskml_dist.backends.namespace import is_host, namespace
 
 #: Values up to which NumPy's searches take a few milliseconds, and the loop most of a second to
@@ -67,7 +68,8 @@ def take_rows(X: Any, which: NDArray[np.bool_]) -> Any:
     if not lie_on_device(X):
         return X[which]
     xp = namespace(X)
-    return xp.take(X, xp.asarray(np.flatnonzero(which)), axis=0)
+    with _guard_memory(X):
+        return xp.take(X, xp.asarray(np.flatnonzero(which)), axis=0)
 
 
 def fetch_rows(X: Any) -> Any:
@@ -79,4 +81,13 @@ def find_distinct_values(values: Any) -> NDArray[Any]:
     """Return the sorted distinct values of an array in host memory, found where it lies."""
     if not lie_on_device(values):
         return np.unique(values)
-    return np.unique(fetch_rows(namespace(values).unique_values(values)))
+    with _guard_memory(values):
+        return np.unique(fetch_rows(namespace(values).unique_values(values)))
+
+
+def _guard_memory(X: Any) -> AbstractContextManager[None]:
+    """Say what did not fit in the memory of the GPU."""
+    return device_memory(
+        f"What is taken of {len(X):,} rows before they are put into bins",
+        'Use more workers, smaller chunks, or device="cpu", whose trees are the same.',
+    )

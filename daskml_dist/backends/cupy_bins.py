@@ -24,8 +24,8 @@ _FEATURES_PER_WORD, _LOAD_BYTES = 8, 16
 _WORDS_PER_BLOCK = {4: 4, 8: 2}
 #: Rows that a block takes at least, so that they are more bytes than its edges.
 _MIN_CHUNK_ROWS = 1_024
-#: Blocks of the kernels on a multiprocessor.
-_BLOCKS_PER_MULTIPROCESSOR = 6
+#: Blocks of the kernels that the registers of every multiprocessor hold at the same time.
+_BLOCKS_PER_MULTIPROCESSOR = 4
 #: Levels of the tree in which a value's edges are searched; it has an edge at each of its nodes.
 _LEVELS = 8
 
@@ -63,12 +63,12 @@ class DeviceBins:
         Parameters
         ----------
         X : array of float32 or float64 of shape (n, n_features)
-            NumPy's are copied to the GPU.
+            Those of NumPy are copied to the GPU, and those in another order than C there.
         """
         cp, bins = self._calls.cupy, self._bins
         n, d = X.shape
         with self._guard_memory(n):
-            X = cp.ascontiguousarray(self._backend.to_device(X))
+            X = self._backend.to_device(X)
             if self._seen is None:
                 self._seen = cp.zeros(d, np.uint8)
             rows = cp.empty((n, self.width), np.uint8)
@@ -198,9 +198,13 @@ class _BinCalls(KernelCalls):
         )  # fmt: skip
 
     def _divide(self, n: int, n_groups: int) -> tuple[int, int]:
-        """Return the rows of a unit of work, and the number of units that fill the device once."""
-        chunk = -(-n * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
-        chunk = max(chunk, _MIN_CHUNK_ROWS)
+        """Return the rows of a unit of work, and the number of units.
+
+        One for each block at work at most, as far as groups allow: a few more would take as long as
+        twice as many.
+        """
+        most = max(1, _BLOCKS_PER_MULTIPROCESSOR * self._n_sms // n_groups)
+        chunk = max(-(-n // most), _MIN_CHUNK_ROWS)
         return chunk, -(-n // chunk) * n_groups
 
     def _is_aligned(self, X: Any) -> int:

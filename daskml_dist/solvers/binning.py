@@ -457,10 +457,11 @@ class BinnedRows:
         self.device_bins: Any = None
         self._missing = np.zeros(bins.n_features, np.uint8)
         self._most = most
-        self._y = allocate_zeros((most,) if n_targets == 1 else (most, n_targets), np.float64)
+        # Allocated with the first rows, behind their bins: what is allocated first stays in memory.
+        self._y = np.empty((0,) if n_targets == 1 else (0, n_targets))
         self._weight: NDArray[Any] | None = None
-        self._salt = allocate_zeros((most,), np.uint32)
-        self._numbers = allocate_zeros((most,), np.int64) if numbered else None
+        self._salt = np.empty(0, np.uint32)
+        self._numbers = np.empty(0, np.int64) if numbered else None
         self._queries: NDArray[Any] | None = None
         self.extra: dict[str, Any] = {}
 
@@ -483,18 +484,22 @@ class BinnedRows:
             )  # fmt: skip
         if y.ndim > self._y.ndim:  # with the codes of queries beside the targets
             if self._queries is None:
-                self._queries = self.allocate_zeros((len(self._y),), np.int64)
+                self._queries = self.allocate_zeros((self._most,), np.int64)
             self._queries[at] = read_codes(y)
             y = y[:, 0]
-        if y.dtype.kind == "c" and not self.n:
-            self._y = self.allocate_zeros((len(self._y),), np.complex128)
+        if not self.n:
+            dtype = np.complex128 if y.dtype.kind == "c" else np.float64
+            self._y = self.allocate_zeros((self._most, *self._y.shape[1:]), dtype)
+            self._salt = self.allocate_zeros((self._most,), np.uint32)
+            if self._numbers is not None:
+                self._numbers = self.allocate_zeros((self._most,), np.int64)
         self._y[at] = y
         self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:
             self._numbers[at] = numbers
         if weight is not None:
             if self._weight is None:
-                self._weight = self.allocate_zeros((len(self._y),), np.float64)
+                self._weight = self.allocate_zeros((self._most,), np.float64)
             self._weight[at] = weight
         self.n = at.stop
 

@@ -132,18 +132,23 @@ def bin_forest_rows(
 ) -> ForestRows:
     """Return the binned rows of a lane; sparse rows are made dense a tile at a time."""
     n, d = rows.count_rows(lane), bins.n_features
+    shape = (n,) if n_outputs == 1 else (n, n_outputs)
     made = ForestRows(
-        None, rows.allocate_zeros((n,), np.int64),
-        rows.allocate_zeros((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
-        np.full((d, 256), np.inf), np.full((d, 256), -np.inf), allocate_zeros=rows.allocate_zeros,
+        None, np.empty(0, np.int64), np.empty((0, *shape[1:])), None, np.full((d, 256), np.inf),
+        np.full((d, 256), -np.inf), allocate_zeros=rows.allocate_zeros,
     )  # fmt: skip
     tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
     put, stop = _TileWriter(made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.iterate_blocks(lane):
         there = lie_on_device(block.X)
-        # Where the first rows lie, those of all blocks are put into bins.
-        if there and not stop:
-            made.device_bins = open_device_bins(bins)
+        if not stop:
+            # Where the first rows lie, those of all blocks are put into bins.
+            if there:
+                made.device_bins = open_device_bins(bins)
+            else:
+                made.host_rows = rows.allocate_zeros((n, made.width), np.uint8)
+            made.numbers = rows.allocate_zeros((n,), np.int64)
+            made.y = rows.allocate_zeros(shape, np.float64)
         n_rows = block.X.shape[0]
         for at in row_slices(n_rows, n_rows if there and made.device_bins is not None else tile):
             X = fetch_rows(block.X[at]) if there and made.device_bins is None else block.X[at]

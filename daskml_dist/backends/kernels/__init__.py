@@ -112,8 +112,8 @@ _MAX_TILE_CENTROIDS = 64
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
 _TREE_LAUNCHES = {
-    "tree_bins": (1, 32 * 1024, 6),
-    "tree_reach": (1, 32 * 1024, 6),
+    "tree_bins": (1, 32 * 1024, 4),
+    "tree_reach": (1, 32 * 1024, 4),
     "tree_gradients": (_THREADS_PER_BLOCK, 0, 8),
     "tree_quantise": (_THREADS_PER_BLOCK, 0, 8),
     "tree_count": (1, 4 * _WARPS_PER_BLOCK, 8),
