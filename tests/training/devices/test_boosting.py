@@ -254,6 +254,30 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("budget", ["auto", "14 KiB"], ids=["kept", "streamed"])
+def test_blocks_on_gpus_of_workers_are_put_into_bins_there(
+    budget: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dask.array as da
+
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    given = {**SMALL, "random_state": 0}
+    cpu = HistGradientBoostingClassifier(device="cpu", **given).fit(X, THREE)
+    numbers = da.arange(len(X), chunks=125)
+    rows = numbers.map_blocks(
+        lambda at: kernels(X[at]), chunks=(numbers.chunks[0], (6,)), new_axis=[1],
+        meta=np.empty((0, 0)),
+    )  # fmt: skip
+    # In this process, where a GPU is emulated.
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
+        with Client(cluster):
+            model = HistGradientBoostingClassifier(run=Run(memory_budget=budget), **given)
+            model.set_params(device="gpu").fit(rows, da.from_array(THREE, chunks=125))
+    assert arrays(model) == arrays(cpu)
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 def test_workers_sum_what_their_gpus_have_summed(launched: set[str]) -> None:
     import dask.array as da
