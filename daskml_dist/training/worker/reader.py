@@ -23,7 +23,7 @@ from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.blocks import Block, check_finite_rows, encode_small
-from daskml_dist.data.conversion import find_device
+from daskml_dist.data.conversion import copy_to_host, find_device
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import InvalidDataError
@@ -111,13 +111,15 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 def _encode_target(block: Block, fit: FitSpec, backend: Backend) -> Any:
     """Return what the model's loss reads: of labels indices, signs or one-hot rows."""
     model, rows = fit.work.model, fit.rows
-    codes = encode_small(block, rows.classes) if backend.device == "gpu" else None
+    travels = backend.device == "gpu" or find_device(block.target) == "gpu"
+    codes = encode_small(block, rows.classes) if travels else None
     if codes is None or rows.classes is None:
         assert block.y is not None
         return model.encode(block.y, rows.classes, rows.dtype)
     # Each class is encoded once, and the codes of the rows, a byte each, are what travels.
     table = backend.to_device(model.encode(rows.classes, rows.classes, rows.dtype))
-    return namespace(table).take(table, backend.to_device(codes), axis=0)
+    codes = backend.to_device(codes) if backend.device == "gpu" else copy_to_host(codes)
+    return namespace(table).take(table, codes, axis=0)
 
 
 def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:

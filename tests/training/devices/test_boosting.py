@@ -136,6 +136,22 @@ def test_rows_on_a_gpu_are_put_into_bins_there(
     assert arrays(there) == arrays(cpu)
 
 
+@pytest.mark.parametrize(
+    "labels", [THREE > 0, THREE, 1.0 * THREE], ids=["bools", "whole", "floats"]
+)
+def test_labels_beside_rows_on_a_gpu(
+    labels: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    make = partial(HistGradientBoostingClassifier, random_state=0, **SMALL)
+    cpu = make(device="cpu").fit(X, labels)
+    there = make().fit(kernels(X), kernels(labels))
+    assert arrays(there) == arrays(cpu)
+    np.testing.assert_array_equal(there.classes_, cpu.classes_)
+    # A byte for each label, beside the sample.
+    assert DeviceArray.copied < 2 * 60 * X.shape[1] + len(X)
+
+
 def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
     y = np.column_stack([Y, X[:, 0] > 0])
