@@ -13,8 +13,10 @@ import numpy as np
 
 from benchmarks._gpu_device import Case, Device, Measured, largest_difference
 from benchmarks.boosting import rows
+from daskml_dist.backends.cupy_bins import DeviceBins
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
+from daskml_dist.backends.tree_predict import write_bins
 from daskml_dist.backends.trees import (
     CONSTANT,
     EXACT,
@@ -25,6 +27,7 @@ from daskml_dist.backends.trees import (
 )
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from daskml_dist.losses import LogLoss
+from daskml_dist.models.bins import Bins, compute_bin_edges
 from daskml_dist.solvers.boosting_scores import RowBoostLoss
 
 __all__ = ["tree_cases"]
@@ -32,6 +35,8 @@ __all__ = ["tree_cases"]
 #: Rows of the kernels' cases, and of the fits'; features.
 _MANY, _ROWS, _D = 10_000_000, 1_000_000, 28
 _TINY = 2_000
+#: Rows whose bins are compared with the CPU's.
+_COMPARED = 200_000
 #: How gradients are packed.
 _MODES = {"hessians of 1": CONSTANT, "full precision": EXACT, "12 bits": ROUNDED}
 
@@ -39,6 +44,7 @@ _MODES = {"hessians of 1": CONSTANT, "full precision": EXACT, "12 bits": ROUNDED
 def tree_cases() -> Iterator[tuple[str, Case]]:
     """Names and cases."""
     shape = f"{_MANY:,} x {_D}"
+    yield f"boosting, bins of float32 rows, {shape}", _bins
     yield f"boosting, gradients of the log loss, {_MANY:,} rows", _gradients
     for name, mode in _MODES.items():
         yield f"boosting, histograms of all rows, {name}, {shape}", partial(_whole, mode)
@@ -70,6 +76,7 @@ def _room(n: int, mode: int) -> Any:
     }  # fmt: skip
     return SimpleNamespace(
         n=n, rows=bins, columns=np.ascontiguousarray(bins[:, :_D].T), weight=None, room=np.zeros,
+        device_bins=None,
         y=rng.integers(0, 2, n).astype(float), salt=np.zeros(n, np.uint32), extra=extra,
     )  # fmt: skip
 
@@ -81,6 +88,29 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
     (gpu,) = CupyTrees(on.backend).open_rows([room], shape)
     gpu._packed[...] = on.backend.to_device(room.extra["packed"])
     return n, gpu, HostTrees().open_rows([room], shape)[0]
+
+
+def _bins(on: Device) -> Measured:
+    """Rows that lie on the GPU are put into bins there; a share of them beside the CPU's loop."""
+    n = _TINY if on.tiny else _MANY
+    X, _ = on.rows(n, _D)
+    some = on.backend.to_numpy(X[:_COMPARED])
+    edges = tuple(compute_bin_edges(column, None, 255) for column in some.T)
+    bins = Bins(edges, 255, np.zeros(_D, bool))
+    made = DeviceBins(bins, on.backend)
+
+    def put() -> None:
+        made.parts.clear()
+        made.add(X)
+
+    taken = on.milliseconds(put)
+    found = on.backend.to_numpy(made.parts[0][:_COMPARED])
+    expected, columns = np.zeros_like(found), np.empty((_D, len(some)), np.uint8)
+    write_bins(
+        some, bins.table, bins.n_edges, bins.categorical, bins.max_bins, expected, columns,
+        np.zeros(_D, np.uint8),
+    )  # fmt: skip
+    return Measured(taken, n * (4 * _D + made.width), largest_difference(found, expected))
 
 
 def _gradients(on: Device) -> Measured:

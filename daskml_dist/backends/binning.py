@@ -1,11 +1,20 @@
-"""Values of rows put into bins: by NumPy where they are few, else by a compiled loop."""
+"""Values of rows put into bins: by NumPy where they are few, else by a compiled loop.
+
+Rows that lie on a GPU are put into bins there (`cupy_bins`), and what the host needs of them is
+taken here.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.devices import device_memory, get_backend
+from daskml_dist.backends.namespace import is_host, namespace
 
 #: Values up to which NumPy's searches take a few milliseconds, and the loop most of a second to
 #: compile in the first fit on a machine. Both give the same bins.
@@ -38,3 +47,47 @@ def put_in_bins(
         if is_missing.any() or (bins == missing).any():
             seen[j] = 1
         rows[:, j] = columns[j] = bins
+
+
+def lie_on_device(X: Any) -> bool:
+    """Return whether rows of a fit are an array on a GPU."""
+    return not is_host(X) and not isinstance(X, SparseRows)
+
+
+def open_device_bins(bins: Any) -> Any:
+    """Return a `cupy_bins.DeviceBins` on the GPU of this process."""
+    from daskml_dist.backends.cupy_bins import DeviceBins
+
+    return DeviceBins(bins, get_backend("gpu"))
+
+
+def take_rows(X: Any, which: NDArray[np.bool_]) -> Any:
+    """Return chosen rows where they lie; of all rows `X` itself."""
+    if which.all():
+        return X
+    if not lie_on_device(X):
+        return X[which]
+    xp = namespace(X)
+    with _guard_memory(X):
+        return xp.take(X, xp.asarray(np.flatnonzero(which)), axis=0)
+
+
+def fetch_rows(X: Any) -> Any:
+    """Return rows in host memory."""
+    return get_backend("gpu").to_numpy(X) if lie_on_device(X) else X
+
+
+def find_distinct_values(values: Any) -> NDArray[Any]:
+    """Return the sorted distinct values of an array in host memory, found where it lies."""
+    if not lie_on_device(values):
+        return np.unique(values)
+    with _guard_memory(values):
+        return np.unique(fetch_rows(namespace(values).unique_values(values)))
+
+
+def _guard_memory(X: Any) -> AbstractContextManager[None]:
+    """Say what did not fit in the memory of the GPU."""
+    return device_memory(
+        f"What is taken of {len(X):,} rows before they are put into bins",
+        'Use more workers, smaller chunks, or device="cpu", whose trees are the same.',
+    )

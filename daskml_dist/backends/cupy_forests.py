@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
+from daskml_dist.backends.cupy_bins import from_ordered_integers, join_bins, to_ordered_integers
 from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, GrowingNodes
@@ -199,7 +200,8 @@ class CupyForests:
 
     def open_lane(self, binned: Any, facts: ForestFacts, allocate: Any) -> CupyLane:
         """Return the rows of a lane on the GPU."""
-        with self.guard_memory(len(binned.rows)):
+        on_device = binned.device_bins is not None
+        with self.guard_memory(len(binned.numbers if on_device else binned.rows)):
             return CupyLane(binned, facts, self._backend, self._calls)
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
@@ -269,7 +271,7 @@ class CupyLane:
     def __init__(self, binned: Any, facts: ForestFacts, backend: Any, calls: ForestCalls) -> None:
         self._facts, self._backend, self._calls = facts, backend, calls
         to_device = backend.to_device
-        self._bins = to_device(np.ascontiguousarray(binned.rows))
+        self._bins = join_bins([binned], backend)
         self._rows = tuple(
             to_device(np.ascontiguousarray(a))
             for a in (binned.numbers, binned.weight, binned.slot, binned.more)
@@ -312,12 +314,12 @@ class CupyLane:
         """Add up the sums of nodes."""
         found = self._calls.cupy.zeros(sums.shape, np.int64)
         # CUDA's atomic maximum takes integers: floats go as integers of the same order.
-        of = self._backend.to_device(_to_ordered_integers(reach))
+        of = self._backend.to_device(to_ordered_integers(reach))
         table = self._calls.table(nodes, self._firsts)
         self._calls.sums(self._of(nodes.turn), table, found, of)
         sums += self._backend.to_numpy(found)
         if self._facts.n_line % 2:  # classes have no reach
-            reach[...] = _from_ordered_integers(self._backend.to_numpy(of))
+            reach[...] = from_ordered_integers(self._backend.to_numpy(of))
 
     def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
         """Return the histograms of some features of nodes."""
@@ -345,16 +347,3 @@ class CupyLane:
         first = self._firsts[nodes.tree[k]]
         some = self._of(nodes.turn)[first + nodes.start[k] : first + nodes.stop[k]]
         return np.array(self._backend.to_numpy(some))
-
-
-def _to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return float64 values as int64 of the same order, for atomic maxima."""
-    # Bits of negative floats are in the reverse order; flipping all but the sign turns them around.
-    bits = np.ascontiguousarray(numbers).view(np.int64)
-    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
-
-
-def _from_ordered_integers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the float64 values that `_to_ordered_integers` made int64 of."""
-    bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
-    return bits.view(np.float64)

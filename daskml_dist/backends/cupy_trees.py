@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
+from daskml_dist.backends.cupy_bins import join_bins
 from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.row_slices import row_slices
@@ -430,9 +431,10 @@ class CupyTreeRows:
                 f"y has {k:,} classes, and boosting on a GPU takes {_MAX_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        self._bins, self._y, self._salt = (
+        self._bins = join_bins(self.binned_rows, backend)
+        self._y, self._salt = (
             self._joined([getattr(binned, name) for binned in binned_rows])
-            for name in ("rows", "y", "salt")
+            for name in ("y", "salt")
         )
         # All rows have weights, or none; of a lane without rows nobody knows.
         weights = [b.y if b.weight is None else b.weight for b in binned_rows]

@@ -26,7 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends.binning import put_in_bins
+from daskml_dist.backends.binning import (
+    fetch_rows,
+    find_distinct_values,
+    lie_on_device,
+    open_device_bins,
+    put_in_bins,
+    take_rows,
+)
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
@@ -359,9 +366,11 @@ def _distinct_values(
     found = [np.empty(0) for _ in features]
     is_excluded = None if excluded is None else excluded.make_reader()
     for first, block in rows.iterate_blocks(lane):
-        X = block.X if is_excluded is None else block.X[~is_excluded(first, block.y)]
+        X = block.X
+        if is_excluded is not None:
+            X = take_rows(X, ~is_excluded(first, block.y))
         for number, j in enumerate(features):
-            values = np.unique(X[:, j]).astype(np.float64)
+            values = find_distinct_values(X[:, j]).astype(np.float64)
             union = _union_sorted([found[number], values[~np.isnan(values)]])
             # Enough to see that there are too many, however many there are.
             found[number] = union[: max_bins + 1]
@@ -396,12 +405,16 @@ def _sample_lane(
             which &= ~is_aside(first, block.y)
         X, _, weight = _select_rows(block, which)
         weight = np.empty(0) if weight is None else weight.astype(np.float64)
-        found.append((X, weight, numbers[which]))
+        # Of rows on a GPU the sample alone comes to the host.
+        found.append((fetch_rows(X), weight, numbers[which]))
     return found
 
 
 class BinnedRows:
     """Binned rows with their targets and weights, in arrays allocated for `most` rows.
+
+    Rows that lie on a GPU are put into bins there, and these stay there; the host gets them when
+    :attr:`rows` or :attr:`columns` are first read.
 
     Parameters
     ----------
@@ -419,13 +432,8 @@ class BinnedRows:
     ----------
     n : int
         Rows.
-    missing : ndarray of uint8 of shape (n_features,)
-        Whether a feature has missing values.
-    rows : ndarray of uint8 of shape (n, width)
-        The bins of each row, padded with zeros, for loops over the rows of a node.
-    columns : ndarray of uint8 of shape (n_features, most)
-        The same by feature, for loops over all rows. What lies behind the last row is of none: cut
-        off, the array would not be in one piece, and loops would be compiled for both layouts.
+    device_bins : DeviceBins or None
+        Bins that were made on a GPU.
     y : ndarray of float64 of shape (n,), or (n, n_targets) of several
         Of complex128 where targets are bounds of times (`losses.AFT`).
     weight : ndarray of float64 of shape (n,) or None
@@ -443,56 +451,89 @@ class BinnedRows:
         self, most: int, bins: Bins, allocate_zeros: Callable[[tuple[int, ...], Any], NDArray[Any]],
         numbered: bool = False, n_targets: int = 1,
     ) -> None:  # fmt: skip
-        d = bins.n_features
         self.n = 0
-        self.missing = np.zeros(d, np.uint8)
         self.bins = bins
         self.allocate_zeros = allocate_zeros
-        self._rows = allocate_zeros((most, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8)
-        self._columns = allocate_zeros((d, most), np.uint8)
-        self._y = allocate_zeros((most,) if n_targets == 1 else (most, n_targets), np.float64)
+        self.device_bins: Any = None
+        self._missing = np.zeros(bins.n_features, np.uint8)
+        self._most = most
+        # Allocated with the first rows, behind their bins: what is allocated first stays in memory.
+        self._y = np.empty((0,) if n_targets == 1 else (0, n_targets))
         self._weight: NDArray[Any] | None = None
-        self._salt = allocate_zeros((most,), np.uint32)
-        self._numbers = allocate_zeros((most,), np.int64) if numbered else None
+        self._salt = np.empty(0, np.uint32)
+        self._numbers = np.empty(0, np.int64) if numbered else None
         self._queries: NDArray[Any] | None = None
         self.extra: dict[str, Any] = {}
 
     def add(
-        self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
-        numbers: NDArray[np.int64],
-    ) -> None:  # fmt: skip
+        self, X: Any, y: NDArray[Any], weight: NDArray[Any] | None, numbers: NDArray[np.int64]
+    ) -> None:
         """Append rows and their numbers among all rows; all calls have weights, or none has."""
         if not len(X):
             return
         bins, at = self.bins, slice(self.n, self.n + len(X))
-        put_in_bins(
-            np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
-            self._rows[at], self._columns[:, at], self.missing,
-        )  # fmt: skip
+        if not self.n and lie_on_device(X):
+            self.device_bins = open_device_bins(bins)
+        # Where the first rows lie, those of all blocks are put into bins.
+        if self.device_bins is not None:
+            self.device_bins.add(X)
+        else:
+            put_in_bins(
+                np.ascontiguousarray(fetch_rows(X)), bins.table, bins.n_edges, bins.categorical,
+                bins.max_bins, self._host_rows[at], self.columns[:, at], self._missing,
+            )  # fmt: skip
         if y.ndim > self._y.ndim:  # with the codes of queries beside the targets
             if self._queries is None:
-                self._queries = self.allocate_zeros((len(self._y),), np.int64)
+                self._queries = self.allocate_zeros((self._most,), np.int64)
             self._queries[at] = read_codes(y)
             y = y[:, 0]
-        if y.dtype.kind == "c" and not self.n:
-            self._y = self.allocate_zeros((len(self._y),), np.complex128)
+        if not self.n:
+            dtype = np.complex128 if y.dtype.kind == "c" else np.float64
+            self._y = self.allocate_zeros((self._most, *self._y.shape[1:]), dtype)
+            self._salt = self.allocate_zeros((self._most,), np.uint32)
+            if self._numbers is not None:
+                self._numbers = self.allocate_zeros((self._most,), np.int64)
         self._y[at] = y
         self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:
             self._numbers[at] = numbers
         if weight is not None:
             if self._weight is None:
-                self._weight = self.allocate_zeros((len(self._y),), np.float64)
+                self._weight = self.allocate_zeros((self._most,), np.float64)
             self._weight[at] = weight
         self.n = at.stop
 
     @property
-    def rows(self) -> NDArray[np.uint8]:
-        return self._rows[: self.n]
+    def missing(self) -> NDArray[np.uint8]:
+        """Return whether each feature has missing values."""
+        return self._missing if self.device_bins is None else self.device_bins.fetch_missing()
 
     @property
+    def rows(self) -> NDArray[np.uint8]:
+        """Return the bins of each row, (n, width), padded with zeros, for loops over the rows of a
+        node.
+        """
+        return self._host_rows[: self.n]
+
+    @cached_property
+    def _host_rows(self) -> NDArray[np.uint8]:
+        width = -(-self.bins.n_features // _WORD_BYTES) * _WORD_BYTES
+        rows = self.allocate_zeros((self._most, width), np.uint8)
+        if self.device_bins is not None:
+            self.device_bins.copy_rows(rows)
+        return rows
+
+    @cached_property
     def columns(self) -> NDArray[np.uint8]:
-        return self._columns
+        """Return the bins of each feature, (n_features, most), for loops over all rows.
+
+        What lies behind the last row is of none: cut off, the array would not be in one piece, and
+        loops would be compiled for both layouts.
+        """
+        columns = self.allocate_zeros((self.bins.n_features, self._most), np.uint8)
+        if self.device_bins is not None:
+            self.device_bins.copy_columns(columns)
+        return columns
 
     @property
     def y(self) -> NDArray[np.float64]:
@@ -546,7 +587,8 @@ def _select_rows(
     # Views instead of copies.
     if which.all():
         return block.X, block.y, block.weight
-    return block.X[which], block.y[which], None if block.weight is None else block.weight[which]
+    weight = None if block.weight is None else block.weight[which]
+    return take_rows(block.X, which), block.y[which], weight
 
 
 def iterate_tiles(n: int) -> Iterator[slice]:

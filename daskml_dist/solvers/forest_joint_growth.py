@@ -585,7 +585,7 @@ class JointGrower:
         All trainers group alike, since the numbers of rows are sums over all of them.
         """
         mask = (1 << self._growing.scales.bits) - 1
-        each = self._binned_lanes[0].rows.shape[1] + 8 * self._growth.n_line
+        each = self._binned_lanes[0].width + 8 * self._growth.n_line
         some, nbytes = [], 0
         for node in small:
             some.append(node)
@@ -624,7 +624,7 @@ class JointGrower:
                 bins.append(binned.rows[index])
                 lines.append(some)
             counts.append(n)
-        width, n_line = self._binned_lanes[0].rows.shape[1], self._growth.n_line
+        width, n_line = self._binned_lanes[0].width, self._growth.n_line
         return (
             np.array(counts, np.int64),
             np.concatenate([np.empty((0, width), np.uint8), *bins]),

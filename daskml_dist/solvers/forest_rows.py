@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.base import SparseRows
-from daskml_dist.backends.binning import put_in_bins
+from daskml_dist.backends.binning import (
+    fetch_rows,
+    lie_on_device,
+    open_device_bins,
+    put_in_bins,
+)
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
@@ -40,8 +46,8 @@ class ForestRows:
 
     Parameters
     ----------
-    rows : ndarray of uint8 of shape (n, width)
-        Bins, padded with zeros.
+    host_rows : ndarray of uint8 of shape (n, width) or None
+        Bins in host memory, padded with zeros; None until they are asked for.
     numbers : ndarray of int64 of shape (n,)
         Indices of the rows among all rows.
     y : ndarray of float64 of shape (n,), or (n, n_outputs) with several outputs
@@ -56,9 +62,13 @@ class ForestRows:
         Class of the first output; 0 in regression.
     more : ndarray of int64 of shape (n, n_line - 2)
         Rest of a drawn row's line; see `backends.forest_kernels`.
+    device_bins : DeviceBins or None
+        Bins that were made on a GPU, where the rows lie.
+    allocate_zeros : callable
+        As `OwnRows.allocate_zeros`.
     """
 
-    rows: Array
+    host_rows: Array | None
     numbers: Array
     y: Array
     given: Array | None
@@ -67,11 +77,28 @@ class ForestRows:
     weight: Array = None  # type: ignore[assignment]
     slot: Array = None  # type: ignore[assignment]
     more: Array = None  # type: ignore[assignment]
+    device_bins: Any = None
+    allocate_zeros: Callable[[tuple[int, ...], Any], Array] = np.zeros
+
+    @property
+    def width(self) -> int:
+        """Return the bytes of a row's bins."""
+        return -(-len(self.low) // _WORD_BYTES) * _WORD_BYTES
+
+    @property
+    def rows(self) -> Array:
+        """Return the bins in host memory; those of a GPU are copied there at the first call."""
+        if self.host_rows is None:
+            self.host_rows = self.allocate_zeros((len(self.numbers), self.width), np.uint8)
+            if self.device_bins is not None:
+                self.device_bins.copy_rows(self.host_rows)
+        return self.host_rows
 
     @property
     def n_bytes(self) -> int:
         """Return the bytes that are sent if the rows are gathered."""
-        return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
+        others = self.numbers, self.weight, self.slot, self.more
+        return len(self.numbers) * self.width + sum(array.nbytes for array in others)
 
 
 #: Returns a number, or several, for each row of a slice.
@@ -105,37 +132,66 @@ def bin_forest_rows(
 ) -> ForestRows:
     """Return the binned rows of a lane; sparse rows are made dense a tile at a time."""
     n, d = rows.count_rows(lane), bins.n_features
+    shape = (n,) if n_outputs == 1 else (n, n_outputs)
     made = ForestRows(
-        rows.allocate_zeros((n, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8),
-        rows.allocate_zeros((n,), np.int64),
-        rows.allocate_zeros((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
-        np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
+        None, np.empty(0, np.int64), np.empty((0, *shape[1:])), None, np.full((d, 256), np.inf),
+        np.full((d, 256), -np.inf), allocate_zeros=rows.allocate_zeros,
     )  # fmt: skip
     tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
-    put, stop = _TileWriter(rows, made, bins, class_weight, min(n, tile)), 0
+    put, stop = _TileWriter(made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.iterate_blocks(lane):
-        for start in range(0, block.X.shape[0], tile):
-            X = block.X[start : start + tile]
-            X = X.toarray() if isinstance(X, SparseRows) else np.ascontiguousarray(X)
-            at = slice(stop, stop + len(X))
-            weight = None if block.weight is None else block.weight[start : start + tile]
-            put(X, block.y[start : start + tile], weight, first + start, at)
-            stop = at.stop
+        there = lie_on_device(block.X)
+        if not stop:
+            # Where the first rows lie, those of all blocks are put into bins.
+            if there:
+                made.device_bins = open_device_bins(bins)
+            else:
+                made.host_rows = rows.allocate_zeros((n, made.width), np.uint8)
+            made.numbers = rows.allocate_zeros((n,), np.int64)
+            made.y = rows.allocate_zeros(shape, np.float64)
+        n_rows = block.X.shape[0]
+        for at in row_slices(n_rows, n_rows if there and made.device_bins is not None else tile):
+            X = fetch_rows(block.X[at]) if there and made.device_bins is None else block.X[at]
+            X = X.toarray() if isinstance(X, SparseRows) else X
+            weight = None if block.weight is None else block.weight[at]
+            put(X, block.y[at], weight, first + at.start, slice(stop, stop + len(X)))
+            stop += len(X)
+    if made.device_bins is not None:
+        made.low, made.high = made.device_bins.fetch_reach()
     return made
 
 
 class _TileWriter:
-    """Writer of tiles of at most `tile` rows into a lane's arrays `made`."""
+    """Writer of tiles of rows into a lane's arrays `made`; of at most `tile` rows on the host."""
 
     def __init__(
-        self, rows: OwnRows, made: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
+        self, made: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
     ) -> None:
-        self._rows, self._made, self._bins, self._class_weight = rows, made, bins, class_weight
+        self._made, self._bins, self._class_weight = made, bins, class_weight
         d = bins.n_features
         self._columns, self._seen = np.empty((d, tile), np.uint8), np.empty(d, np.uint8)
 
-    def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
+    def __call__(self, X: Any, y: Array, weight: Array | None, number: int, at: slice) -> None:
         """Write rows to the slice `at`; `number` is the index of the first among all rows."""
+        made = self._made
+        made.numbers[at] = np.arange(number, number + len(X))
+        made.y[at] = y
+        counts = None
+        if weight is not None or self._class_weight:
+            if made.given is None:
+                made.given = made.allocate_zeros((len(made.numbers),), np.float64)
+            made.given[at] = 1.0 if weight is None else weight
+            for k, of_class in enumerate(self._class_weight):
+                made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+            # Rows of weight 0 must not move a threshold.
+            counts = made.given[at] > 0
+        if made.device_bins is not None:
+            made.device_bins.widen_reach(made.device_bins.add(X), counts)
+        else:
+            self._put_on_host(np.ascontiguousarray(X), counts, at)
+
+    def _put_on_host(self, X: Array, counts: Array | None, at: slice) -> None:
+        """Put rows in host memory into bins."""
         from daskml_dist.backends.forest_kernels import widen_bin_reach
 
         made, bins = self._made, self._bins
@@ -144,16 +200,7 @@ class _TileWriter:
             X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, row_bins,
             self._columns[:, : len(X)], self._seen,
         )  # fmt: skip
-        made.numbers[at] = np.arange(number, number + len(X))
-        made.y[at] = y
-        if weight is not None or self._class_weight:
-            if made.given is None:
-                made.given = self._rows.allocate_zeros((len(made.numbers),), np.float64)
-            made.given[at] = 1.0 if weight is None else weight
-            for k, of_class in enumerate(self._class_weight):
-                made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
-            # Rows of weight 0 must not move a threshold.
-            counts = made.given[at] > 0
+        if counts is not None:
             X, row_bins = X[counts], row_bins[counts]
         widen_bin_reach(X, row_bins, made.low, made.high)
 
@@ -172,7 +219,8 @@ def scale_to_integers(
         np.maximum(reach[1], binned.high, out=reach[1])
     both = rows.max_trainers(reach.ravel()).reshape(reach.shape)
     for binned in binned_lanes:
-        binned.low, binned.high = -both[0], both[1]
+        # Zeros without a sign: which of two equal values comes first depends on the device.
+        binned.low, binned.high = 0.0 - both[0], both[1] + 0.0
     # A packed sum has the number of rows in its low bits, and the weight above them.
     bits = int(rows.n_rows).bit_length()
     spare = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
@@ -336,16 +384,22 @@ def _check_poisson_targets(top: Array, bottom: Array) -> None:
 
 def gather_forest_rows(rows: OwnRows, binned_lanes: Sequence[ForestRows]) -> ForestRows:
     """Return the rows of all lanes of all trainers, without targets in floating point."""
-    own = [
-        _concatenate([getattr(binned, name) for binned in binned_lanes])
-        for name in ("rows", "numbers", "weight", "slot", "more")
-    ]
+    names = ["numbers", "weight", "slot", "more"]
+    # Bins on a GPU stay there, if other trainers have no rows.
+    lanes = [binned for binned in binned_lanes if len(binned.numbers)] or binned_lanes[:1]
+    device_bins = lanes[0].device_bins if rows.size == 1 else None
+    if device_bins is None:
+        names = ["rows", *names]
+    own = [_concatenate([getattr(binned, name) for binned in lanes]) for name in names]
     every = rows.gather_arrays(own) if rows.size > 1 else [own]
-    bins, numbers, weight, slot, more = (
-        np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)
-    )
+    arrays = [np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)]
+    bins = None if device_bins is not None else arrays.pop(0)
+    numbers, weight, slot, more = arrays
     first = binned_lanes[0]
-    return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
+    whole = ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
+    if device_bins is not None:
+        whole.device_bins = device_bins.merge(lanes)
+    return whole
 
 
 def _concatenate(parts: Sequence[Array]) -> Array:

@@ -54,7 +54,7 @@ class OwnRows(Protocol):
         Most bytes that the solver's arrays may take on this trainer, in addition to the blocks in
         memory; infinite if its worker has no memory limit.
     device : {"auto", "cpu", "gpu"}
-        The device that the user asked for. Rows are in host memory in any case.
+        The device that the user asked for.
     sums_on_device : bool
         Whether :meth:`sum_trainers` and :meth:`sum_own_range` accept GPU arrays, and sum them on
         the GPU; the same in all trainers. Otherwise they must be given NumPy arrays.
@@ -79,7 +79,11 @@ class OwnRows(Protocol):
         """Return the index, among all rows, of the first row of each block part of an own lane."""
 
     def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """Yield adjacent rows of an own lane, and the index of the first among all rows."""
+        """Yield adjacent rows of an own lane, and the index of the first among all rows.
+
+        Features that lie on a GPU stay there, unless the user asked for a CPU; everything else is
+        in host memory.
+        """
 
     def map_lanes(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items (one a lane) in the trainer's compute threads."""

@@ -275,7 +275,8 @@ class FitWork(ABC):
     step_callbacks : tuple of object
         Called after each step, in the process that makes it.
     on_host : bool
-        Whether rows are read in host memory, whatever the device.
+        Whether rows are read in host memory, whatever the device, unless features lie on the fit's
+        GPU already.
     call : FunctionCall or None
         What trainers run in place of a loop of the package's own.
     privacy : PrivateSteps or None
@@ -792,7 +793,8 @@ class OwnRowsWork(ResumableWork):
     def score_names(self) -> tuple[str, ...]:
         return self.solver.score_names
 
-    # The solver reads rows on the host, and moves its own arrays to the device.
+    # The solver reads rows on the host, and moves its own arrays to the device. Features on a GPU
+    # stay there.
     on_host: ClassVar[bool] = True
 
 

@@ -10,11 +10,8 @@ import numba
 import numpy as np
 import pytest
 
-from daskml_dist.backends.cupy_forests import (
-    CupyForests,
-    _from_ordered_integers,
-    _to_ordered_integers,
-)
+from daskml_dist.backends.cupy_bins import from_ordered_integers, to_ordered_integers
+from daskml_dist.backends.cupy_forests import CupyForests
 from daskml_dist.backends.elementary_functions import logarithm
 from daskml_dist.backends.forest_cuts import ENTROPY, GINI, POISSON, SQUARED
 from daskml_dist.backends.forests import ForestFacts, GrowingNodes
@@ -61,6 +58,7 @@ def _both(device, kind, n, n_outputs=1, table=True, seed=0):
     )  # fmt: skip
     room = SimpleNamespace(
         rows=rows, numbers=rng.permutation(10 * n)[:n], weight=rng.integers(0, 3, n), more=more,
+        device_bins=None,
         slot=rng.integers(0, 3 if kind < SQUARED else 1, n).astype(np.int32),
     )  # fmt: skip
     host = HostForests()
@@ -189,9 +187,9 @@ def test_cuts_behind_missing_values_alone(device):
 
 def test_whole_numbers_of_the_same_order():
     numbers = np.array([-np.inf, -1e300, -1.0, -1e-310, 0.0, 1e-310, 1.0, np.inf])
-    ordered = _to_ordered_integers(numbers)
+    ordered = to_ordered_integers(numbers)
     assert (np.diff(ordered) > 0).all()
-    np.testing.assert_array_equal(_from_ordered_integers(ordered), numbers)
+    np.testing.assert_array_equal(from_ordered_integers(ordered), numbers)
 
 
 def test_logarithm():

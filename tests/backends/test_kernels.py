@@ -102,6 +102,7 @@ def test_everything_else_compiles_without_spills(architecture):
         check("gather_rows", dtype=dtype)
         check("csr_adagrad", dtype=dtype, result=dtype)
         check("tree_predict", dtype=dtype)
+        check("tree_bins", dtype=dtype)
         for k in (2, 10, 1000):
             check("softmax_gradient", dtype=dtype, k=k)
         for optimizer in OPTIMIZERS:

@@ -94,6 +94,7 @@ def _room(n, d, mode, seed=0, largest=False, n_bins=256, k=1, weighted=False):
     return SimpleNamespace(
         n=n, rows=rows, columns=np.ascontiguousarray(rows[:, :d].T), extra=extra,
         allocate_zeros=np.zeros, bins=SimpleNamespace(counts=np.full(d, n_bins - 1, np.int32)),
+        device_bins=None,
         y=rng.gamma(2.0, size=n), salt=rng.integers(2**32, size=n, dtype=np.uint32),
         weight=rng.integers(0, 4, n).astype(float) if weighted else None,
     )  # fmt: skip

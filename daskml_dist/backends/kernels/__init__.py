@@ -43,6 +43,7 @@ FUNCTIONS = {
     "csr_adagrad": ("csr_adagrad",),
     "kmeans": ("kmeans",),
     "kmeans_tiles": ("kmeans_tiles",),
+    "tree_bins": ("tree_bins", "tree_reach"),
     "tree_gradients": ("tree_gradients", "tree_quantise"),
     "tree_histograms": ("tree_histograms",),
     "tree_partition": ("tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"),
@@ -111,6 +112,8 @@ _MAX_TILE_CENTROIDS = 64
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
 _TREE_LAUNCHES = {
+    "tree_bins": (1, 32 * 1024, 4),
+    "tree_reach": (1, 32 * 1024, 4),
     "tree_gradients": (_THREADS_PER_BLOCK, 0, 8),
     "tree_quantise": (_THREADS_PER_BLOCK, 0, 8),
     "tree_count": (1, 4 * _WARPS_PER_BLOCK, 8),

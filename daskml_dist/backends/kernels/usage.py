@@ -106,6 +106,8 @@ _ROWS = (
     ("kmeans", "float32", 100, 64),
     ("kmeans", "float32", 100, 128),
     ("kmeans_tiles", "float32", 100, 64),
+    ("tree_bins", "float32", 1, 1),
+    ("tree_bins", "float64", 1, 1),
     ("tree_gradients", "float32", 1, 1),
     ("tree_histograms", "float32", 1, 1),
     ("tree_partition", "float32", 1, 1),

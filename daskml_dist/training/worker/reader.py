@@ -23,6 +23,7 @@ from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.blocks import Block, check_finite_rows, encode_small
+from daskml_dist.data.conversion import copy_to_host, find_device
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import InvalidDataError
@@ -76,8 +77,8 @@ def get_fit_backend(fit: FitSpec) -> Backend:
 def sums_backend_of(fit: FitSpec) -> Backend:
     """Return the backend on which sums over the rows of a fit may lie.
 
-    It is that of its rows; but a solver that reads these in host memory, and keeps what it makes
-    of them where it likes, may have them on the GPU.
+    It is that of its rows; but a solver of its own rows, which has their targets in host memory,
+    may have them on the GPU.
     """
     on_device = fit.work.loop == "own_rows"
     return get_backend(fit.run.device) if on_device else get_fit_backend(fit)
@@ -99,25 +100,26 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     weight: Any = rows.weights(block)
     if fit.work.privacy is not None:
         weight = fit.steps.model.bound_slopes(X)
+    lies_there = find_device(X) == "gpu"
     # On a GPU the error names the block that did not fit.
     with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
-        X, y, weight = (
-            array if array is None or (lies and array is X) else backend.to_device(array)
-            for array in (X, y, weight)
-        )
+        X = X if lies or lies_there else backend.to_device(X)
+        y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
     return ReadyBlock(X, y, weight, block.index if lies else None)
 
 
 def _encode_target(block: Block, fit: FitSpec, backend: Backend) -> Any:
     """Return what the model's loss reads: of labels indices, signs or one-hot rows."""
     model, rows = fit.work.model, fit.rows
-    codes = encode_small(block, rows.classes) if backend.device == "gpu" else None
+    travels = backend.device == "gpu" or find_device(block.target) == "gpu"
+    codes = encode_small(block, rows.classes) if travels else None
     if codes is None or rows.classes is None:
         assert block.y is not None
         return model.encode(block.y, rows.classes, rows.dtype)
     # Each class is encoded once, and the codes of the rows, a byte each, are what travels.
     table = backend.to_device(model.encode(rows.classes, rows.classes, rows.dtype))
-    return namespace(table).take(table, backend.to_device(codes), axis=0)
+    codes = backend.to_device(codes) if backend.device == "gpu" else copy_to_host(codes)
+    return namespace(table).take(table, codes, axis=0)
 
 
 def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:
@@ -133,9 +135,8 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
 
     `lies`: as they lie, and to be checked.
     """
-    # Rows that lie on the GPU already are used there if their dtype is the fit's.
-    lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
-    if lying is not None and lying.dtype == fit.rows.rows_dtype:
+    lying = _find_lying_features(block, fit, backend)
+    if lying is not None:
         X = fit.work.model.prepare(lying, fit.rows.dtype)
         if not fit.work.model.takes_missing:
             check_finite_rows(X, block.index)
@@ -154,6 +155,16 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
     if fit.rows.compute_dtype and backend.device == "gpu" and floats:
         X = _to_compute_dtype(X, fit.rows.compute_dtype, block.index)
     return X
+
+
+def _find_lying_features(block: Block, fit: FitSpec, backend: Backend) -> Any | None:
+    """Return features that lie on the fit's GPU as the fit reads them, else None."""
+    lying = block.on_device
+    if lying is None or fit.rows.compute_dtype or lying.dtype != fit.rows.rows_dtype:
+        return None
+    # A solver of its own rows has targets and weights in host memory, and features where they lie.
+    reads_there = backend.device == "gpu" or sums_backend_of(fit).device == "gpu"
+    return lying if reads_there else None
 
 
 def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:

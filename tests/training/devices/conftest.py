@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import pytest
 
 from tests.cuda_emulation import EmulatedCupy
-from tests.fake_cupy import plug_in
+from tests.fake_cupy import DeviceArray, plug_in
 from tests.training.devices.fits import CountedMoves
 
 
@@ -19,17 +22,31 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class _Emulated(EmulatedCupy):
-    """Is always there."""
+    """Is always there, and takes rows that NumPy may not read."""
 
     @classmethod
     def problem(cls) -> str | None:
         return None
 
+    def to_device(self, array: Any) -> Any:
+        return super().to_device(array.values if isinstance(array, DeviceArray) else array)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.get() if isinstance(array, DeviceArray) else super().to_numpy(array)
+
 
 @pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with its kernels, or the host's emulation of it."""
-    if request.param == "emulated":
-        if shutil.which("g++") is None:
-            pytest.skip("no g++ here")
-        plug_in(_Emulated, monkeypatch)
+def kernels(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any], Any]:
+    """A GPU with its kernels, or the host's emulation of it; puts rows there.
+
+    Entries of these rows that are copied to the host are counted by the emulation.
+    """
+    if request.param == "cupy":
+        return import_module("cupy").asarray
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here")
+    plug_in(_Emulated, monkeypatch)
+    monkeypatch.setattr(DeviceArray, "copied", 0)
+    return DeviceArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist.backends import cupy_trees
+from daskml_dist.backends import cupy_bins, cupy_trees
 from daskml_dist.backends import kernels as of_cuda
 from daskml_dist.backends.cupy_trees import CupyTreeRows, CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
@@ -21,9 +22,12 @@ from daskml_dist.ensemble import (
 )
 from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.losses import SquaredError
-from daskml_dist.solvers import gradient_boosting
+from daskml_dist.models.bins import Bins
+from daskml_dist.solvers import binning, gradient_boosting
+from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_scores import RowBoostLoss
 from daskml_dist.solvers.gradient_boosting import _BoostingRun
+from tests.fake_cupy import DeviceArray
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(500, 6))
@@ -110,6 +114,85 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
     assert launched == {function for name in names for function in of_cuda.FUNCTIONS[name]}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", ["medians", "categories", "held out", "lanes", "dropped trees"])
+def test_rows_on_a_gpu_are_put_into_bins_there(
+    case: str, dtype: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    make, y, given = CASES[case]
+    given = {**SMALL, "random_state": 0, **given}
+    weight = WEIGHT if given.pop("weighted", False) else None
+    rows = X.astype(dtype)
+    cpu = make(device="cpu", **given).fit(rows, y, weight)
+    assert not DeviceArray.copied
+    there = make(**given).fit(kernels(rows), y, weight)
+    assert arrays(there) == arrays(cpu)
+    # The sample, of which a few rows more are drawn, and values of categories.
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
+    # Bins that CPUs go on from.
+    there.set_params(warm_start=True, max_iter=5).fit(kernels(rows), y, weight)
+    cpu.set_params(warm_start=True, max_iter=5).fit(rows, y, weight)
+    assert arrays(there) == arrays(cpu)
+
+
+@pytest.mark.parametrize(
+    "labels", [THREE > 0, THREE, 1.0 * THREE], ids=["bools", "whole", "floats"]
+)
+def test_labels_beside_rows_on_a_gpu(
+    labels: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    make = partial(HistGradientBoostingClassifier, random_state=0, **SMALL)
+    cpu = make(device="cpu").fit(X, labels)
+    there = make().fit(kernels(X), kernels(labels))
+    assert arrays(there) == arrays(cpu)
+    np.testing.assert_array_equal(there.classes_, cpu.classes_)
+    # A byte for each label, beside the sample.
+    assert DeviceArray.copied < 2 * 60 * X.shape[1] + len(X)
+
+
+def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    y = np.column_stack([Y, X[:, 0] > 0])
+    make = partial(HistGradientBoostingRegressor, multi_strategy="multi_output_tree", **SMALL)
+    found = [
+        make(device=device, random_state=0).fit(rows, y)
+        for device, rows in (("auto", kernels(X)), ("cpu", X))
+    ]
+    assert arrays(found[0]) == arrays(found[1])
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
+
+
+def test_lanes_of_blocks_of_both_kinds(kernels: Any) -> None:
+    """Such as rows on a GPU that are not in C order, which make blocks of the host."""
+    bins = Bins(tuple(np.sort(rng.normal(size=(6, 20)))), 255, np.zeros(6, bool))
+    numbers, found = np.arange(len(X)), []
+    for blocks in ([X], [X[:200], kernels(X[200:])], [kernels(X[:200]), X[200:]]):
+        lane, start = BinnedRows(len(X), bins, np.zeros), 0
+        for block in blocks:
+            at = slice(start, start + len(block))
+            lane.add(block, Y[at], None, numbers[at])
+            start = at.stop
+        assert lane.device_bins is None or len(lane.device_bins.parts) == 2
+        found.append((lane.rows, lane.columns, lane.missing))
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(other, one)
+
+
+def test_bins_that_a_gpu_has_no_room_for_are_named(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(cupy_bins._BinCalls, "put", full)
+    with pytest.raises(DeviceMemoryError, match=r"The bins of 500 rows did not fit.*device="):
+        HistGradientBoostingRegressor(**SMALL).fit(kernels(X), Y)
+    HistGradientBoostingRegressor(device="cpu", **SMALL).fit(kernels(X), Y)
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("n_lanes", [1, 3])
 def test_trees_that_rank_are_the_cpus(n_lanes: int) -> None:
@@ -184,6 +267,30 @@ def test_memory_that_runs_out_is_named(call: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(where, "__init__" if call == "rows" else call, full)
     with pytest.raises(DeviceMemoryError, match=r"500 rows of a worker did not fit"):
         HistGradientBoostingRegressor(device="gpu", **SMALL).fit(X, Y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["auto", "14 KiB"], ids=["kept", "streamed"])
+def test_blocks_on_gpus_of_workers_are_put_into_bins_there(
+    budget: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dask.array as da
+
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    given = {**SMALL, "random_state": 0}
+    cpu = HistGradientBoostingClassifier(device="cpu", **given).fit(X, THREE)
+    numbers = da.arange(len(X), chunks=125)
+    rows = numbers.map_blocks(
+        lambda at: kernels(X[at]), chunks=(numbers.chunks[0], (6,)), new_axis=[1],
+        meta=np.empty((0, 0)),
+    )  # fmt: skip
+    # In this process, where a GPU is emulated.
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
+        with Client(cluster):
+            model = HistGradientBoostingClassifier(run=Run(memory_budget=budget), **given)
+            model.set_params(device="gpu").fit(rows, da.from_array(THREE, chunks=125))
+    assert arrays(model) == arrays(cpu)
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
 @pytest.mark.slow

@@ -18,9 +18,10 @@ from daskml_dist.ensemble import (
     RandomForestRegressor,
 )
 from daskml_dist.errors import DeviceMemoryError, InvalidParameterError
-from daskml_dist.solvers import forest_joint_growth
+from daskml_dist.solvers import binning, forest_joint_growth
 from daskml_dist.solvers.forest import _ForestRun
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
+from tests.fake_cupy import DeviceArray
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 6))
@@ -117,6 +118,37 @@ def test_trees_of_all_trainers_are_the_cpus(
     )
     assert arrays(gpu) == arrays(cpu)
     assert "forest_histograms" in launched
+
+
+@pytest.mark.parametrize("how", ["functional", "data"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", ["balanced", "poisson", "drawn cuts", "lanes", "tree"])
+def test_rows_on_a_gpu_are_put_into_bins_there(
+    case: str, dtype: str, how: str, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    make, y, given = CASES[case]
+    given = {"decomposition": how, **given}
+    weight = WEIGHT if given.pop("weighted", False) else None
+    rows = X.astype(dtype)
+    if "monotonic_cst" in given:
+        rows = np.nan_to_num(rows)
+    # Zeros of both signs are one value.
+    rows[::3, 5] = np.where(WEIGHT[::3] > 1, 0.0, -0.0)
+    cpu = make(device="cpu", **given).fit(rows, y, weight)
+    there = make(**given).fit(kernels(rows), y, weight)
+    assert arrays(there) == arrays(cpu)
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
+
+
+def test_rows_on_a_gpu_whose_trees_cpus_grow(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 60)
+    given = {**FEW, "n_estimators": 25, "criterion": "absolute_error", "oob_score": True}
+    there = RandomForestRegressor(**given).fit(kernels(X), Y)
+    cpu = RandomForestRegressor(device="cpu", **given).fit(X, Y)
+    assert arrays(there) == arrays(cpu)
+    np.testing.assert_array_equal(there.oob_prediction_, cpu.oob_prediction_)
+    assert DeviceArray.copied < 2 * 60 * X.shape[1]
 
 
 @pytest.mark.usefixtures("kernels")

@@ -1,0 +1,247 @@
+"""Bins of rows that lie on a GPU: they are made there, and stay there.
+
+A row is a byte for each entry. The host gets the bins only where it grows trees itself, and of the
+values nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import kernels
+from daskml_dist.backends.cupy_calls import KernelCalls
+from daskml_dist.backends.devices import device_memory
+
+Array = NDArray[Any]
+
+#: Features of a word; bytes of a load.
+_FEATURES_PER_WORD, _LOAD_BYTES = 8, 16
+#: Words whose edges the 32 KiB of a block's shared memory hold, by bytes of an edge.
+_WORDS_PER_BLOCK = {4: 4, 8: 2}
+#: Rows that a block takes at least, so that they are more bytes than its edges.
+_MIN_CHUNK_ROWS = 1_024
+#: Blocks of the kernels that the registers of every multiprocessor hold at the same time.
+_BLOCKS_PER_MULTIPROCESSOR = 4
+#: Levels of the tree in which a value's edges are searched; it has an edge at each of its nodes.
+_LEVELS = 8
+
+
+class DeviceBins:
+    """Bins of a lane's rows on a GPU.
+
+    Parameters
+    ----------
+    bins : models.bins.Bins
+    backend : CupyBackend
+
+    Attributes
+    ----------
+    width : int
+        Bytes of a row: features rounded up to a multiple of 8.
+    parts : list of array of uint8 of shape (., width)
+        Bins of the rows, padded with zeros, in their order; who joins them may put one array here.
+    """
+
+    def __init__(self, bins: Any, backend: Any) -> None:
+        self.parts: list[Any] = []
+        self.width = -(-bins.n_features // _FEATURES_PER_WORD) * _FEATURES_PER_WORD
+        self._bins, self._backend = bins, backend
+        self._calls = _BinCalls(backend.calls.cupy, backend.calls.address)
+        self._seen: Any = None
+        #: Edges by the dtype of the values, categories and their numbers.
+        self._edges: dict[str, tuple[Any, Any, Any]] = {}
+        #: Of each bin minus the smallest value, and the largest one, as ordered integers.
+        self._reach: Any = None
+
+    def add(self, X: Any) -> Any:
+        """Put the values of some rows into bins; return the rows as the kernels read them.
+
+        Parameters
+        ----------
+        X : array of float32 or float64 of shape (n, n_features)
+            Those of NumPy are copied to the GPU, and those in another order than C there.
+        """
+        cp, bins = self._calls.cupy, self._bins
+        n, d = X.shape
+        with self._guard_memory(n):
+            X = self._backend.to_device(X)
+            if self._seen is None:
+                self._seen = cp.zeros(d, np.uint8)
+            rows = cp.empty((n, self.width), np.uint8)
+            self._calls.put(X, self._copy_edges(X.dtype), rows, self._seen, bins.max_bins)
+        self.parts.append(rows)
+        return X
+
+    def _copy_edges(self, dtype: Any) -> tuple[Any, Any, Any]:
+        """Return the edges on the device, as the kernel takes them."""
+        name = np.dtype(dtype).name
+        if name not in self._edges:
+            bins, to_device = self._bins, self._backend.to_device
+            categories: list[Any] = [None, None]
+            if bins.categorical.any():
+                counts = np.where(bins.categorical, bins.n_edges, -1).astype(np.int32)
+                categories = [to_device(bins.table), to_device(counts)]
+            self._edges[name] = (to_device(order_edges(bins.table, dtype)), *categories)
+        return self._edges[name]
+
+    def widen_reach(self, X: Any, counts: NDArray[np.bool_] | None) -> None:
+        """Take the rows that were added last into the smallest and largest value of each bin.
+
+        `counts`: whether a row counts; None: all do.
+        """
+        cp, d = self._calls.cupy, self._bins.n_features
+        with self._guard_memory(len(X)):
+            if self._reach is None:
+                none = to_ordered_integers(np.full((2, d, 256), -np.inf))
+                self._reach = cp.asarray(none)
+            of_rows = None if counts is None else self._backend.to_device(counts.view(np.uint8))
+            self._calls.widen(X, self.parts[-1], of_rows, self._reach)
+
+    def merge(self, lanes: Sequence[Any]) -> DeviceBins:
+        """Return the bins of several lanes, of which this is one, as those of one lane."""
+        found = DeviceBins(self._bins, self._backend)
+        found.parts = [join_bins(lanes, self._backend)]
+        return found
+
+    def fetch_missing(self) -> NDArray[np.uint8]:
+        """Return whether features have missing values."""
+        if self._seen is None:
+            return np.zeros(self._bins.n_features, np.uint8)
+        found: NDArray[np.uint8] = self._backend.to_numpy(self._seen)
+        return found
+
+    def fetch_reach(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the smallest and the largest value of each bin."""
+        low, high = from_ordered_integers(self._backend.to_numpy(self._reach))
+        return -low, high
+
+    def copy_rows(self, out: NDArray[np.uint8]) -> None:
+        """Copy the bins of the rows, (n, width), to host memory."""
+        first = 0
+        for part in self.parts:
+            out[first : first + len(part)] = self._backend.to_numpy(part)
+            first += len(part)
+
+    def copy_columns(self, out: NDArray[np.uint8]) -> None:
+        """Copy the bins of each feature, (n_features, n), to host memory."""
+        cp, first = self._calls.cupy, 0
+        for part in self.parts:
+            for j in range(self._bins.n_features):
+                # One feature at a time takes little memory.
+                of_feature = cp.ascontiguousarray(part[:, j])
+                out[j, first : first + len(part)] = self._backend.to_numpy(of_feature)
+            first += len(part)
+
+    def _guard_memory(self, n_rows: int) -> Any:
+        """Say what did not fit in the memory of the GPU."""
+        return device_memory(
+            f"The bins of {n_rows:,} rows",
+            'Use more workers, or device="cpu", whose trees are the same.',
+        )
+
+
+def join_bins(lanes: Sequence[Any], backend: Any) -> Any:
+    """Return the bins of all lanes, in this order, in one array on the device.
+
+    Those that were made there are there once afterwards.
+
+    Parameters
+    ----------
+    lanes : sequence of BinnedRows or ForestRows
+    backend : CupyBackend
+    """
+    parts: list[list[Any]] = [
+        [lane.rows] if lane.device_bins is None else lane.device_bins.parts for lane in lanes
+    ]
+    (first, *others), start = [part for of_lane in parts for part in of_lane], 0
+    joined = backend.to_device(first)
+    if others:
+        n = sum(len(part) for of_lane in parts for part in of_lane)
+        joined = backend.calls.cupy.empty((n, first.shape[1]), np.uint8)
+    for lane, of_lane in zip(lanes, parts, strict=True):
+        begin = start
+        for part in of_lane:
+            if others:
+                joined[start : start + len(part)] = backend.to_device(part)
+            start += len(part)
+        if lane.device_bins is not None:
+            lane.device_bins.parts = [joined[begin:start]]
+    return joined
+
+
+class _BinCalls(KernelCalls):
+    """Calls of the kernels of bins."""
+
+    def put(self, X: Any, edges: tuple[Any, Any, Any], rows: Any, seen: Any, missing: int) -> None:
+        """Write the bins of some rows; `edges` are followed by categories and their numbers."""
+        (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
+        # Groups of words whose edges a block holds, as equal as can be.
+        n_groups = -(-words // _WORDS_PER_BLOCK[X.dtype.itemsize])
+        own_words = -(-words // n_groups)
+        chunk, n_units = self._divide(n, -(-words // own_words))
+        self._launch_units(
+            "tree_bins", X, n_units, X, *edges, rows, seen, n, d, words, missing, own_words, chunk,
+            n_units, self._is_aligned(X),
+        )  # fmt: skip
+
+    def widen(self, X: Any, rows: Any, counts: Any, reach: Any) -> None:
+        """Raise what the values of each bin reach."""
+        (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
+        chunk, n_units = self._divide(n, words)
+        self._launch_units(
+            "tree_reach", X, n_units, X, rows, counts, reach, n, d, words, chunk, n_units,
+            self._is_aligned(X),
+        )  # fmt: skip
+
+    def _divide(self, n: int, n_groups: int) -> tuple[int, int]:
+        """Return the rows of a unit of work, and the number of units.
+
+        One for each block at work at most, as far as groups allow: a few more would take as long as
+        twice as many.
+        """
+        most = max(1, _BLOCKS_PER_MULTIPROCESSOR * self._n_sms // n_groups)
+        chunk = max(-(-n // most), _MIN_CHUNK_ROWS)
+        return chunk, -(-n // chunk) * n_groups
+
+    def _is_aligned(self, X: Any) -> int:
+        """Return 1 if each row begins where 16 bytes can be loaded at once, else 0."""
+        row_bytes = X.shape[1] * X.dtype.itemsize
+        return int(self.alignment(X) == _LOAD_BYTES and row_bytes % _LOAD_BYTES == 0)
+
+    def _launch_units(self, function: str, X: Any, n_units: int, *arguments: Any) -> None:
+        """Launch a kernel over units of work."""
+        at = kernels.launch(function, n_units, X.shape[1], X.dtype, self._n_sms)
+        self._call("tree_bins", X.dtype, function, at, *arguments)()
+
+
+def order_edges(table: NDArray[np.float64], dtype: Any) -> Array:
+    """Return the edges of each feature in the order in which a search meets them, (d, 255).
+
+    Edge k (from 1 on) is followed by edge 2 k if it is not below a value, else by 2 k + 1.
+    """
+    order = np.empty(2**_LEVELS - 1, np.intp)
+    for level in range(_LEVELS):
+        # The nodes of a level are evenly spaced among the sorted edges.
+        step = 2 ** (_LEVELS - level)
+        order[2**level - 1 : 2 ** (level + 1) - 1] = np.arange(step // 2 - 1, 2**_LEVELS - 1, step)
+    with np.errstate(over="ignore"):
+        edges = table.astype(dtype)
+    # An edge is below a float32 number if and only if the next float32 below the edge is.
+    return np.where(edges > table, np.nextafter(edges, edges.dtype.type(-np.inf)), edges)[:, order]
+
+
+def to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return float64 values as int64 of the same order, for atomic maxima."""
+    # Bits of negative floats are in the reverse order; flipping all but the sign turns them around.
+    bits = np.ascontiguousarray(numbers).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def from_ordered_integers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the float64 values that `to_ordered_integers` made int64 of."""
+    bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
+    return bits.view(np.float64)
