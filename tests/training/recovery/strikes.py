@@ -6,11 +6,14 @@ import mmap
 import os
 import signal
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import dask
 import dask.array as da
@@ -55,16 +58,18 @@ def make_classifier(policy: Any, *callbacks: Any, **params: Any) -> SGDClassifie
     batch_size = 32 if policy == "sync" else 16
     params = {"max_iter": N_PASSES, "tol": None, "batch_size": batch_size, "run": run} | params
     # Where no server is asked at each step, a fit would be over before anybody strikes.
-    some = list(callbacks) if policy in SERVED else [*callbacks, _resting()]
+    some = list(callbacks) if policy in SERVED else [*callbacks, _resting(5e-4)]
+    some += [strike.hold_up() for strike in callbacks if isinstance(strike, Strike)]
     return SGDClassifier(policy=policy, random_state=0, callbacks=some, **params)
 
 
-def _resting() -> Any:
-    """A callback that lets each step take half a millisecond longer."""
+def _resting(seconds: float, until: str = "") -> Any:
+    """A callback that lets each step take so much longer, until a file is there."""
 
     class Resting:
         def on_step_end(self, step: Any) -> None:
-            time.sleep(5e-4)
+            if not (until and os.path.exists(until)):
+                time.sleep(seconds)
 
     return Resting()
 
@@ -119,6 +124,9 @@ class Strike:
         ready: Callable[[Any], bool] | None = None,
     ) -> None:
         self.strike = strike
+        #: File that tells workers that it has struck.
+        self._told = Path(tempfile.gettempdir(), f"struck-{uuid4().hex}")
+        weakref.finalize(self, self._told.unlink, missing_ok=True)
         self.after = after if ready is None else 0.0
         self.passes = passes
         self.ready = ready
@@ -128,12 +136,17 @@ class Strike:
         #: Records as a callback that follows the fit has them.
         self.records: list[dict[str, Any]] = []
 
+    def hold_up(self) -> Any:
+        """A callback that keeps steps slow until the strike, so that the fit does not end first."""
+        return _resting(2e-3, str(self._told))
+
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self.on_pass_redone(run, record)
         self.first = min(self.first, time.monotonic())
         is_due = time.monotonic() - self.first >= self.after and record["pass"] > self.passes
         if not self.struck and is_due and (self.ready is None or self.ready(run)):
             self.struck = True
+            self._told.touch()
             self.strike(run)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
