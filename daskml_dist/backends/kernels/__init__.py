@@ -90,6 +90,8 @@ _LOAD_BYTES = 16
 _LOADED_BYTES = 128
 #: Registers of a multiprocessor for each thread of a block that has it alone.
 _BLOCK_REGISTERS = 65536 // _THREADS_PER_BLOCK
+#: Registers of a thread of `softmax_rows` in which halves (of 16 bits) wait to be converted.
+_HALF_REGISTERS = 32
 #: Blocks of `linear_gradient` on a multiprocessor at most: more leave too few registers for rows.
 _MAX_BLOCKS = 4
 #: Shared memory that a block has on every device without being asked for.
@@ -403,6 +405,9 @@ def _plan_softmax_rows(
         registers += 28 if words == 1 else 44
         if capability >= 100:
             registers += registers * 2 // 5
+        # Halves wait to be converted, where a block has all registers to itself.
+        if blocks == 1 and stored in ("float16", "bfloat16"):
+            registers += _HALF_REGISTERS
         if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
             found = replace(teams, rows=rows, threads=_THREADS_PER_BLOCK, blocks=blocks)
             if _softmax_shared_bytes(found, k, 4 * words, spans) <= _SHARED_BYTES:
