@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from daskml_dist.ps.ledger import PassStoppingRule
+from daskml_dist.training.client.cluster_run import PassRecords
 from daskml_dist.training.worker.loops.replicas import DelayedAnswers
 
 
@@ -87,3 +88,18 @@ def test_an_answer_that_may_end_the_fit_is_waited_for(options: dict[str, Any]) -
     assert _passes(_answers(ledger, **options)) == 3
     heard = [(f"report {n}", "report answered", "turn") for n in (1, 2, 3)]
     assert ledger.heard == [word for words in heard for word in words]
+
+
+def test_a_record_that_was_told_gets_what_the_very_end_adds() -> None:
+    """Bytes of the lanes' last mean; a pass that was made again, at another time, is told anew."""
+    told: list[Any] = []
+    view: Any = SimpleNamespace(n_passes=0)
+    callbacks: Any = SimpleNamespace(on_pass_end=lambda view, record: told.append(record))
+    passes = PassRecords(view)
+    for number in (1, 2):
+        passes.tell({"pass": number, "seconds": 0.5, "bytes_pushed": 3}, callbacks)
+    final = [{"pass": n, "seconds": 0.5, "bytes_pushed": 3 * n} for n in (1, 2)]
+    passes.forget_repeated_passes(final)
+    assert told == final
+    passes.forget_repeated_passes([final[0], {"pass": 2, "seconds": 0.7, "bytes_pushed": 1}])
+    assert (passes.n_passes, view.n_passes, told) == (1, 1, final)

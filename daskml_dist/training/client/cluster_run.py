@@ -507,6 +507,9 @@ class PassRecords:
         while kept < min(len(known), len(now)) and known[kept] == now[kept]:
             kept += 1
         del self._records[kept:]
+        # Bytes of a mean that lanes make at the very end come after the last pass was told.
+        if kept:
+            self._records[-1].update(records[kept - 1])
         self._view.n_passes = self._first + kept
 
     def tell(self, record: dict[str, Any], callbacks: CallbackList) -> None:
