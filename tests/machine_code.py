@@ -31,9 +31,12 @@ def drop_stale(package: Path) -> list[str]:
     dropped = []
     for kept in sorted(package.rglob("__pycache__/*.nbc")):
         source = kept.parent.parent / f"{kept.name.split('.')[0]}.py"
-        made = kept.stat().st_mtime
+        try:
+            made = kept.stat().st_mtime
+        except FileNotFoundError:  # another session has just dropped it
+            continue
         if any(each.stat().st_mtime > made for each in _reached(source, imported)):
-            kept.unlink(missing_ok=True)  # several sessions may do so at once
+            kept.unlink(missing_ok=True)
             dropped.append(kept.name)
     return dropped
 
