@@ -17,7 +17,7 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import AllReduce, Asynchronous, PolicyByPart, get_policy
 from daskml_dist.recommender import DeepFMClassifier, FactorizationMachineClassifier
 from tests.quick import quick
-from tests.training.recovery.strikes import make_strike
+from tests.training.recovery.strikes import Strike, make_strike
 
 N_ROWS, N_IDS, N_LANES = 1_200, 300, 3
 BY_PART = {"embeddings": "async", "dense": "allreduce"}
@@ -45,8 +45,9 @@ def _lazy(X: Any, y: Any, rows: int = 200) -> tuple[Any, Any]:
 
 def _machine(policy: Any, *callbacks: Any, **params: Any) -> FactorizationMachineClassifier:
     given = {"max_iter": 20, "batch_size": 16, "run": Run(n_lanes=N_LANES, n_servers=2)} | params
+    some = [*callbacks, *(c.hold_up() for c in callbacks if isinstance(c, Strike))]
     return FactorizationMachineClassifier(
-        policy=policy, random_state=0, callbacks=list(callbacks), dtype="float64", **given
+        policy=policy, random_state=0, callbacks=some, dtype="float64", **given
     )
 
 
