@@ -37,16 +37,7 @@ from benchmarks.simulator.costs import measure
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.planning.simulator.events import Stragglers, simulate
-from daskml_dist.policies import (
-    POLICIES,
-    AllReduce,
-    Asynchronous,
-    BoundedStaleness,
-    LocalSGD,
-    ModelAveraging,
-    Policy,
-    Synchronous,
-)
+from daskml_dist.policies import POLICIES, Policy, get_policy
 
 HOW = "`python -m benchmarks hosts`"
 #: What hosts are joined by: the last one's delay makes 20 ms there and back.
@@ -238,13 +229,7 @@ def _losses(model: Any) -> list[str]:
 
 def _simulated(tiny: bool) -> Iterator[str]:
     """Steps per second of policies on each network, predicted and measured."""
-    policies = {
-        "sync": Synchronous(),
-        "allreduce": AllReduce(),
-        "ssp": BoundedStaleness(4),
-        "async": Asynchronous(),
-        "local": LocalSGD(),
-    }
+    policies = {name: get_policy(name) for name in ("sync", "allreduce", "ssp", "async", "local")}
     rows = []
     for features, pass_steps in [(128, 4)] if tiny else SIMULATED:
         # Costs of this machine's processor; those of the network are the cable's.
@@ -260,7 +245,7 @@ def _simulated(tiny: bool) -> Iterator[str]:
                     # Lanes that do not meet tell what a step takes while both hosts compute.
                     alone, *measured = (
                         _steps_per_second(policy, X, y, passes)
-                        for policy in (ModelAveraging(), *policies.values())
+                        for policy in (get_policy("average"), *policies.values())
                     )
                     del X, y, client
             compute = compute or SIMULATED_HOSTS / alone

@@ -65,6 +65,12 @@ def find_changed_parameters(made: Any) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if repr(value) != repr(defaults[name])}
 
 
+def describe_changes(made: Any) -> str:
+    """Return an object as the call that makes it, without parameters at their defaults."""
+    settings = [f"{name}={value!r}" for name, value in find_changed_parameters(made).items()]
+    return f"{type(made).__name__}({', '.join(settings)})"
+
+
 def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
     """Check that a constructor has the parameters that it is called with by name."""
     names = list_parameter_names(kind) if params else None

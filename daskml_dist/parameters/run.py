@@ -6,7 +6,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters, find_changed_parameters
+from daskml_dist.errors.signatures import (
+    NamedParameters,
+    describe_changes,
+    find_changed_parameters,
+)
 from daskml_dist.errors.suggestions import suggest_nearest
 
 if TYPE_CHECKING:
@@ -120,5 +124,4 @@ class Run(NamedParameters):
         return find_changed_parameters(self)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.changed().items())
-        return f"Run({settings})"
+        return describe_changes(self)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.errors.signatures import NamedParameters, find_changed_parameters
+from daskml_dist.errors.signatures import NamedParameters, describe_changes
 from daskml_dist.policies.outer import OuterOptimizer, resolve_outer
 from daskml_dist.policies.paces import LanePaces
 
@@ -448,8 +448,7 @@ class Policy(NamedParameters):
             cls.__repr__ = Policy.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        settings = [f"{name}={value!r}" for name, value in find_changed_parameters(self).items()]
-        return f"{type(self).__name__}({', '.join(settings)})"
+        return describe_changes(self)
 
     def __post_init__(self) -> None:
         self._check_declaration()

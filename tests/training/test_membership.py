@@ -23,20 +23,28 @@ from daskml_dist.training.client.membership import Membership, Sign
 from tests.training.recovery.strikes import hold_lock, release_lock
 
 
-def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its event loop does nothing else meanwhile, and it has no part that others wait for."""
-    now = 100.0
-    workers = {a: {"last_seen": 1.0, "nthreads": 1, "status": "running"} for a in ("ours", "new")}
-    for clock in ("monotonic", "time"):
-        monkeypatch.setattr(module.time, clock, lambda: now)
+def _make_roll(
+    monkeypatch: pytest.MonkeyPatch, *addresses: str
+) -> tuple[SimpleNamespace, dict[str, dict[str, Any]], Membership]:
+    """A clock that stands still, what the scheduler lists, and the roll; "ours" is at work."""
+    clock = SimpleNamespace(now=100.0)
+    workers = {a: {"last_seen": 1.0, "nthreads": 1, "status": "running"} for a in addresses}
+    for name in ("monotonic", "time"):
+        monkeypatch.setattr(module.time, name, lambda: clock.now)
     monkeypatch.setattr(module, "list_workers", lambda client: workers)
     client: Any = None
     members = Membership(client, lease=3.0)
     members.note_work_begun("ours")
+    return clock, workers, members
+
+
+def test_a_suspicion_shortens_no_lease_of_a_worker_that_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its event loop does nothing else meanwhile, and it has no part that others wait for."""
+    clock, workers, members = _make_roll(monkeypatch, "ours", "new")
     members.call()
-    now += 1.5
+    clock.now += 1.5
     members.call()
     assert members.find_silent(workers) == []
     members.suspect_silence()
@@ -52,23 +60,16 @@ def test_silence_counts_from_the_heartbeat_not_from_the_roll_call(
     monkeypatch: pytest.MonkeyPatch, beat: float, after: float
 ) -> None:
     """The scheduler's clock dates it, but never before the last roll call or after this one."""
-    now = 100.0
-    workers = {"ours": {"last_seen": 1.0, "nthreads": 1, "status": "running"}}
-    for clock in ("monotonic", "time"):
-        monkeypatch.setattr(module.time, clock, lambda: now)
-    monkeypatch.setattr(module, "list_workers", lambda client: workers)
-    client: Any = None
-    members = Membership(client, lease=3.0)
-    members.note_work_begun("ours")
+    clock, workers, members = _make_roll(monkeypatch, "ours")
     members.call()
     members.suspect_silence()
-    now += 0.5
+    clock.now += 0.5
     workers["ours"]["last_seen"] = beat
     members.call()
-    now += after - 0.01
+    clock.now += after - 0.01
     members.call()
     assert members.find_silent(["ours"]) == []
-    now += 0.02
+    clock.now += 0.02
     members.call()
     assert members.find_silent(["ours"]) == ["ours"]
 
