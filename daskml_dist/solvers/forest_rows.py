@@ -140,18 +140,20 @@ def bin_forest_rows(
     tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
     put, stop = _TileWriter(made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.iterate_blocks(lane):
-        there = lie_on_device(block.X)
         if not stop:
             # Where the first rows lie, those of all blocks are put into bins.
-            if there:
+            if lie_on_device(block.X):
                 made.device_bins = open_device_bins(bins)
             else:
                 made.host_rows = rows.allocate_zeros((n, made.width), np.uint8)
             made.numbers = rows.allocate_zeros((n,), np.int64)
             made.y = rows.allocate_zeros(shape, np.float64)
-        n_rows = block.X.shape[0]
-        for at in row_slices(n_rows, n_rows if there and made.device_bins is not None else tile):
-            X = fetch_rows(block.X[at]) if there and made.device_bins is None else block.X[at]
+        n_rows, rows_of_block = block.X.shape[0], block.X
+        if made.device_bins is None:
+            rows_of_block = fetch_rows(rows_of_block)
+        # A GPU takes a block at once.
+        for at in row_slices(n_rows, n_rows if lie_on_device(rows_of_block) else tile):
+            X = rows_of_block[at]
             X = X.toarray() if isinstance(X, SparseRows) else X
             weight = None if block.weight is None else block.weight[at]
             put(X, block.y[at], weight, first + at.start, slice(stop, stop + len(X)))
