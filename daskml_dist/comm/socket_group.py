@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +38,23 @@ from daskml_dist.errors import CommunicationError
 
 #: Bytes up to which a send surely fits the system's buffers (32 KiB), so that all may send first.
 _BUFFERED_BYTES = 1 << 15
-#: Bytes of an array up to which every rank sends all of it to every other one (32 KiB): a latency
-#: counts more than n / 2 times the bytes. Of two ranks, who send as much either way, 256 KiB. Of 8
-#: hosts at 1 Gbit/s 64 KiB take 4.5 ms so, and 1.4 ms by ranges; at 10 Gbit/s both take 1.4 ms.
-MAX_MESH_BYTES = 1 << 15
+#: Bytes that a rank sends in all (48 KiB), up to which it sends all of an array to every other rank:
+#: more would take longer than the second hop of ranges. At 1 Gbit/s, 8 hosts add 8 KiB in 1.5 ms so,
+#: and in 1.0 ms by ranges; 3 hosts 16 KiB in .38 and .19 ms. Two ranks send as much either way.
+_MAX_MESH_BYTES = 48 << 10
 #: Bytes up to which each rank adds a range (256 KiB), in two hops; larger arrays take a ring.
-MAX_RANGE_BYTES = 1 << 18
+_MAX_RANGE_BYTES = 1 << 18
 #: Bytes that are added at a time (256 KiB), while they are still in the processor's cache.
 _ADD_PIECE_BYTES = 1 << 18
 #: Bytes that are allocated before any of them has arrived (64 MiB): a false length costs no more.
 _TRUSTED_BYTES = 1 << 26
+
+
+def choose_allreduce(size: int, n_bytes: float) -> Literal["mesh", "ranges", "ring"]:
+    """Return how `size` ranks add up arrays of some bytes."""
+    if n_bytes > _MAX_RANGE_BYTES:
+        return "ring"
+    return "mesh" if size == 2 or (size - 1) * n_bytes <= _MAX_MESH_BYTES else "ranges"
 
 
 class PeerListener:
@@ -169,14 +176,15 @@ class PeerGroup(Communicator):
 
     def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
-        if array.size and array.nbytes <= (MAX_RANGE_BYTES if self.size == 2 else MAX_MESH_BYTES):
+        way = choose_allreduce(self.size, array.nbytes) if array.size else None
+        if way == "mesh":
             return self._allreduce_mesh(array, out)
-        if array.size and array.nbytes <= MAX_RANGE_BYTES:
+        if way == "ranges":
             return self._allreduce_ranges(array, out)
         if out is not None:
             out[...] = array
             array = out
-        return self._allreduce_ring(array) if array.size else array
+        return array if way is None else self._allreduce_ring(array)
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Send the array to every rank, and add all in rank order: one hop, for small arrays."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.socket_group import MAX_MESH_BYTES, MAX_RANGE_BYTES
+from daskml_dist.comm.socket_group import choose_allreduce
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.costs import PackedMessage
 from daskml_dist.policies.base import Gate, Policy, QuorumGate
@@ -219,13 +219,14 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
     others = workers - 1
     if others == 0:
         return 0.0
+    way = choose_allreduce(workers, n_bytes)
     # Mesh: one latency, but all bytes to each of the others.
-    if n_bytes <= MAX_MESH_BYTES or workers == 2:
+    if way == "mesh":
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
     part = n_bytes / workers
     # Ranges: a part of 1/n of the bytes to each of the others, to sum and again to share.
-    if n_bytes <= MAX_RANGE_BYTES:
+    if way == "ranges":
         hop = costs.latency + others * (costs.peer + part / costs.bandwidth)
         return 2 * hop + others * part * costs.add
     # Ring: each worker passes on such a part, n - 1 times to sum (reduce-scatter) and n - 1 times
@@ -272,7 +273,7 @@ def _simulate_replicas(
     total = float(rounds.sum() + n_meetings * meeting + applies)
     # Bytes through a card: those of a ring, or n - 1 times all of a mesh.
     network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
-    if n_bytes <= MAX_MESH_BYTES:
+    if choose_allreduce(workers, n_bytes) == "mesh":
         network *= workers / 2
     if packed is not None:
         network = n_meetings * packed.count_sent(workers, workers) / costs.bandwidth
