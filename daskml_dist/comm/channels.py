@@ -16,11 +16,13 @@ import hmac
 import os
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,6 +53,8 @@ from daskml_dist.errors import (
 #: Bytes of an inbox's buffer, and of a frame that is joined before it is sent: up to this size one
 #: system call costs more than a copy, and the system's own buffers surely hold it.
 _BUFFER_BYTES = 1 << 16
+#: Bytes that the system's buffers surely hold (32 KiB), whatever else is on its way.
+_BUFFERED_BYTES = 1 << 15
 #: Seconds that one send may take before the other side counts as gone.
 SEND_SECONDS = 60.0
 #: Seconds between two probes of a connection on which nothing travels: the least that TCP knows.
@@ -91,20 +95,25 @@ class Outbox:
                 self._send_frame(buffers, size)
                 self.sent += size
         except BaseException as error:
-            # Half a frame may be out: what follows it could not be read.
-            self.close()
-            if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
-                raise _make_lost_error("sending to", error) from error
-            raise
+            raise self._break_off(error) from error
+
+    def _break_off(self, error: BaseException) -> BaseException:
+        """Close the socket after a failed send, and return the error to raise."""
+        # Half a frame may be out: what follows it could not be read.
+        self.close()
+        if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
+            return _make_lost_error("sending to", error)
+        return error
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
         """Send the buffers of a frame, which have `size` bytes; the caller holds the lock."""
-        # Small frames go out in one system call.
-        if size <= _BUFFER_BYTES:
-            self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
-            return
-        for buffer in buffers:
+        for buffer in self._join_small(buffers, size):
             self._send_all(buffer)
+
+    @staticmethod
+    def _join_small(buffers: Buffers, size: int) -> Buffers:
+        """Return the buffers of a frame, joined if they are small: they go out in one call."""
+        return buffers if size > _BUFFER_BYTES or len(buffers) == 1 else [b"".join(buffers)]
 
     def _send_all(self, buffer: Any) -> None:
         """Send a whole buffer, as long as the wait lasts."""
@@ -126,6 +135,66 @@ class Outbox:
     def close(self) -> None:
         """Close the socket; the other side reads an end of file."""
         close_socket(self._sock)
+
+
+class EagerOutbox(Outbox):
+    """Sending direction of a socket, whose frames may begin in one thread and end in another.
+
+    Ranks that send each other large frames must receive meanwhile, or both wait for ever. To hand a
+    frame to another thread takes .1 ms, as long as 100 KiB at 10 Gbit/s, so that thread only gets
+    what the system's buffers do not take at once.
+    """
+
+    def __init__(self, sock: socket.socket, wait: WaitBound | None = None) -> None:
+        super().__init__(sock, wait)
+        self._unsent: deque[memoryview] = deque()
+        # A record of TLS has to be sent whole, however little the system takes.
+        self._has_records = isinstance(sock, ssl.SSLSocket)
+
+    def begin(self, buffers: Buffers) -> bool:
+        """Send as much of a frame as is taken at once; return whether that is all of it.
+
+        The buffers must not change before :meth:`finish` has sent the rest, which goes out before
+        any other frame.
+        """
+        size = sum(len(b) for b in buffers)
+        try:
+            with self._lock:
+                self._unsent.extend(memoryview(b) for b in self._join_small(buffers, size))
+                self.sent += size
+                if size <= _BUFFERED_BYTES:
+                    self._send_rest()
+                while self._unsent and not self._has_records and _is_ready(self._sock, "write"):
+                    self._count_as_sent(self._sock.send(self._unsent[0]))
+                return not self._unsent
+        except BaseException as error:
+            raise self._break_off(error) from error
+
+    def finish(self) -> None:
+        """Send what is left of the frames that were begun."""
+        try:
+            with self._lock:
+                self._send_rest()
+        except BaseException as error:
+            raise self._break_off(error) from error
+
+    def _send_frame(self, buffers: Buffers, size: int) -> None:
+        self._send_rest()
+        super()._send_frame(buffers, size)
+
+    def _send_rest(self) -> None:
+        """Send all that was begun before; the caller holds the lock."""
+        while self._unsent:
+            self._send_all(self._unsent[0])
+            self._unsent.popleft()
+
+    def _count_as_sent(self, n_bytes: int) -> None:
+        """Take bytes off the front of what is still to be sent."""
+        rest = self._unsent[0][n_bytes:]
+        if rest:
+            self._unsent[0] = rest
+        else:
+            self._unsent.popleft()
 
 
 class Inbox:
@@ -171,13 +240,9 @@ class Inbox:
         if self._start < self._end:
             return True
         # TLS may have deciphered more than was asked for.
-        if getattr(self.sock, "pending", lambda: 0)() or self.sock.fileno() < 0:
+        if getattr(self.sock, "pending", lambda: 0)():
             return True
-        if not hasattr(select, "poll"):  # Windows, whose select has no limit of descriptors
-            return bool(select.select([self.sock], [], [], 0)[0])
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(0))
+        return _is_ready(self.sock, "read")
 
     def _receive_some(self, target: memoryview) -> int:
         """Read what has arrived, at least a byte, into `target` from its start; return its size."""
@@ -201,6 +266,18 @@ class Inbox:
     def close(self) -> None:
         """Close the socket."""
         close_socket(self.sock)
+
+
+def _is_ready(sock: socket.socket, what: Literal["read", "write"]) -> bool:
+    """Return whether a socket could be read or written without waiting, or with an error."""
+    if sock.fileno() < 0:
+        return True
+    if not hasattr(select, "poll"):  # Windows, whose select has no limit of descriptors
+        read, write = ([sock], []) if what == "read" else ([], [sock])
+        return any(select.select(read, write, [], 0))
+    poll = select.poll()
+    poll.register(sock, select.POLLIN if what == "read" else select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _set_timeout(sock: socket.socket, seconds: float | None) -> None:

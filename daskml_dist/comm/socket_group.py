@@ -31,16 +31,14 @@ from daskml_dist.comm.base import (
     find_parent,
     merge_in_pairs,
 )
-from daskml_dist.comm.channels import Inbox, Outbox, close_socket, describe_lost_connection
+from daskml_dist.comm.channels import EagerOutbox, Inbox, close_socket, describe_lost_connection
 from daskml_dist.comm.listener import Credentials, Listener, call_peer
 from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
 from daskml_dist.errors import CommunicationError
 
-#: Bytes up to which a send surely fits the system's buffers (32 KiB), so that all may send first.
-_BUFFERED_BYTES = 1 << 15
-#: Bytes that a rank sends in all (48 KiB), up to which it sends all of an array to every other rank:
-#: more would take longer than the second hop of ranges. At 1 Gbit/s, 8 hosts add 8 KiB in 1.5 ms so,
-#: and in 1.0 ms by ranges; 3 hosts 16 KiB in .38 and .19 ms. Two ranks send as much either way.
+#: Bytes that a rank sends in all (48 KiB) up to which every other rank gets all of an array: more
+#: would take longer than the second hop of ranges. At 1 Gbit/s, 8 hosts add 8 KiB in 1.5 ms so, and
+#: in 1.0 ms by ranges; 3 hosts 16 KiB in .38 and .19 ms. Two ranks send as much either way.
 _MAX_MESH_BYTES = 48 << 10
 #: Bytes up to which each rank adds a range (256 KiB), in two hops; larger arrays take a ring.
 _MAX_RANGE_BYTES = 1 << 18
@@ -132,7 +130,7 @@ class PeerGroup(Communicator):
         self._listener = listener
         self._others = [r for r in range(self.size) if r != rank]
         self._out = {
-            r: Outbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
+            r: EagerOutbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
         }
         self._in = {r: listener.open_inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
@@ -141,19 +139,18 @@ class PeerGroup(Communicator):
         self._awaited: int | None = None
 
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
-        """Send buffers, in the background where the system's buffers might be too small."""
-
-        def send() -> None:
-            for r in ranks:
-                self._out[r].send(list(buffers))
-
-        size = sum(len(buffer) for buffer in buffers)
-        self.bytes_sent += size * len(ranks)
-        if size <= _BUFFERED_BYTES:
-            send()
+        """Send buffers, and in the background what the system's own buffers do not take."""
+        self.bytes_sent += sum(len(buffer) for buffer in buffers) * len(ranks)
+        begun = [out for out in map(self._out.__getitem__, ranks) if not out.begin(list(buffers))]
+        if not begun:
             return None
+
+        def finish() -> None:
+            for out in begun:
+                out.finish()
+
         try:
-            return self._sender.submit(send)
+            return self._sender.submit(finish)
         except RuntimeError as error:  # closed meanwhile, by another thread
             raise CommunicationError(describe_lost_connection("sending to", error)) from error
 
@@ -188,7 +185,6 @@ class PeerGroup(Communicator):
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Send the array to every rank, and add all in rank order: one hop, for small arrays."""
-        # All send before they receive: messages up to this size wait in the system's buffers.
         sending = self._send(self._others, array.data.cast("B"))
         parts = {self.rank: array}
         for r in self._others:
@@ -289,14 +285,16 @@ class PeerGroup(Communicator):
     # -- what each rank has --------------------------------------------------------------------
 
     def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        # No lengths: the messages of all ranks are of one size, and wait in the system's buffers.
-        self._send(self._others, words.data.cast("B"))
+        # No lengths: the messages of all ranks are of one size.
+        sending = self._send(self._others, words.data.cast("B"))
         found = np.empty((self.size, len(words)), np.int64)
         found[self.rank] = words
         for rank in self._others:
             self._awaited = rank
             self._receive(rank, found[rank])
         self._awaited = None
+        if sending is not None:
+            sending.result()
         return found
 
     def find_missing_ranks(self) -> list[int]:

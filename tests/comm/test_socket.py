@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
-from daskml_dist.comm.channels import Inbox, Outbox, tune_socket
+from daskml_dist.comm.channels import EagerOutbox, Inbox, Outbox, tune_socket
 from daskml_dist.comm.listener import Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
@@ -107,10 +109,60 @@ def test_a_silent_host_is_told_from_a_closed_process(number: int, silent: bool) 
     for act in (
         lambda: Inbox(sock, WaitBound(10)).read_into(memoryview(bytearray(8))),
         lambda: Outbox(sock, WaitBound(10)).send([memoryview(bytearray(8))]),
+        lambda: EagerOutbox(sock, WaitBound(10)).begin([memoryview(bytearray(8))]),
     ):
         with pytest.raises(CommunicationError) as caught:
             act()
         assert isinstance(caught.value, SilentPeerError) == silent
+
+
+@pytest.fixture
+def eager() -> Iterator[tuple[EagerOutbox, Inbox]]:
+    """Both ends of a socket that takes some 100 KB before they are read."""
+    one, other = socket.socketpair()
+    outbox, inbox = EagerOutbox(one, WaitBound(20)), Inbox(other, WaitBound(20))
+    yield outbox, inbox
+    outbox.close()
+    inbox.close()
+
+
+def _draw_frame(n_bytes: int) -> bytes:
+    return np.random.default_rng(n_bytes).bytes(n_bytes)
+
+
+def test_frames_begin_without_waiting_for_a_reader(eager: tuple[EagerOutbox, Inbox]) -> None:
+    """What was begun goes out before what another thread sends, and in order."""
+    outbox, inbox = eager
+    frames = [_draw_frame(n) for n in (10, 40_000, 5_000_000, 3_000_000, 100, 70_000)]
+    assert outbox.begin([frames[0][:4], frames[0][4:]])
+    assert outbox.begin([frames[1]])
+    assert not outbox.begin([frames[2][:2_000_000], b"", frames[2][2_000_000:]])
+    assert not outbox.begin([frames[3]])
+    assert outbox.sent == sum(map(len, frames[:4]))
+
+    def finish() -> None:
+        outbox.send([frames[4]])
+        outbox.finish()
+        outbox.begin([frames[5]])
+        outbox.finish()
+
+    sender = threading.Thread(target=finish)
+    sender.start()
+    for frame in frames:
+        received = bytearray(len(frame))
+        inbox.read_into(memoryview(received))
+        assert bytes(received) == frame
+    sender.join()
+
+
+def test_the_rest_of_a_frame_fails_where_nobody_reads(eager: tuple[EagerOutbox, Inbox]) -> None:
+    outbox, inbox = eager
+    assert not outbox.begin([_draw_frame(5_000_000)])
+    inbox.close()
+    with pytest.raises(CommunicationError, match="Lost the connection while sending"):
+        outbox.finish()
+    with pytest.raises(CommunicationError, match="Lost the connection while sending"):
+        outbox.begin([b"more"])
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has it")
