@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,14 @@ def host_number() -> int:
 class Ranks:
     """Some ranks, each in a thread of its own."""
 
-    def __init__(self, allowed: list[bool], wait: WaitBound, hosts: list[int] | None) -> None:
-        credentials = Credentials(_SECRET, patience=PATIENCE)
+    def __init__(
+        self,
+        allowed: list[bool],
+        wait: WaitBound,
+        hosts: list[int] | None,
+        **tls: ssl.SSLContext,
+    ) -> None:
+        credentials = Credentials(_SECRET, patience=PATIENCE, **tls)
         listeners = [PeerListener(_HOST, credentials) for _ in allowed]
         endpoints = [listener.endpoint for listener in listeners]
         self._pool = ThreadPoolExecutor(len(allowed))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Security
 
 from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.channels import EagerOutbox, Inbox, Outbox, tune_socket
@@ -26,6 +27,7 @@ from daskml_dist.ps.server import ShardServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from tests.comm.ranks import PATIENCE, Ranks
 from tests.rules import one_group
 
 HOST, SECRET = "127.0.0.1", b"s" * 32
@@ -153,6 +155,27 @@ def test_frames_begin_without_waiting_for_a_reader(eager: tuple[EagerOutbox, Inb
         inbox.read_into(memoryview(received))
         assert bytes(received) == frame
     sender.join()
+
+
+def test_ranks_add_large_arrays_under_tls() -> None:
+    """Records of TLS go out whole, so both sides must read while they send."""
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    ranks = Ranks(
+        [False] * 3,
+        WaitBound(PATIENCE),
+        None,
+        listen=security.get_listen_args("worker")["ssl_context"],
+        connect=security.get_connection_args("worker")["ssl_context"],
+    )
+    try:
+        for size in (3, 2_000, 20_000, 2_000_000):
+            arrays = np.random.default_rng(size).integers(0, 9, (3, size)).astype(float)
+            total = arrays.sum(axis=0)
+            for found in ranks.each(lambda group, own=arrays: group.allreduce(own[group.rank])):
+                np.testing.assert_array_equal(found, total)
+    finally:
+        ranks.close()
 
 
 def test_the_rest_of_a_frame_fails_where_nobody_reads(eager: tuple[EagerOutbox, Inbox]) -> None:
