@@ -130,7 +130,7 @@ def main() -> None:
     if said["way"] == "sockets":
         from benchmarks._transport_peers import allreduce_rank
 
-        allreduce_rank(rank, False, said["plan"], pipe, said["hosts"])
+        allreduce_rank(rank, False, said["plan"], pipe, said["hosts"], said.get("pause", 0.0))
     elif said["way"] == "gloo":
         from benchmarks._transport_peers import gloo_rank
 

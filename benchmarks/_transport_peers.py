@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.comm.base import ConnectionSettings, Endpoint, WaitBound
 from daskml_dist.comm.choosing_communicators import choose_communicator
@@ -58,9 +59,17 @@ def copies(plan: Plan) -> list[float]:
 
 
 def allreduce_rank(
-    rank: int, shared: bool, plan: Plan, pipe: Any, hosts: list[str] | None = None
+    rank: int,
+    shared: bool,
+    plan: Plan,
+    pipe: Any,
+    hosts: list[str] | None = None,
+    pause: float = 0.0,
 ) -> None:
-    """Sum float32 arrays with other processes; each rank has a host where there are several."""
+    """Sum float32 arrays with other processes; each rank has a host where there are several.
+
+    Before each sum, a rank is busy with something else for `pause` seconds, which do not count.
+    """
     credentials = Credentials(SECRET, settings=ConnectionSettings(shared))
     listener = PeerListener(HOST if hosts is None else hosts[rank], credentials)
     pipe.send(listener.endpoint.port)
@@ -69,9 +78,16 @@ def allreduce_rank(
     endpoints = [Endpoint("", host, port) for host, port in places]
     peers = PeerGroup(rank, endpoints, listener, credentials, WaitBound(60))
     group = choose_communicator(peers, WaitBound(60), shared)
+
+    def add(array: NDArray[np.float32]) -> None:
+        until = time.perf_counter() + pause
+        while time.perf_counter() < until:
+            pass
+        group.allreduce(array)
+
     taken = []
     for n, times in plan:
-        taken.append(microseconds(partial(group.allreduce, np.zeros(n, np.float32)), times))
+        taken.append(microseconds(partial(add, np.zeros(n, np.float32)), times) - pause * 1e6)
     pipe.send(taken)
     pipe.recv()
     group.close()

@@ -234,13 +234,12 @@ def _simulated(tiny: bool) -> Iterator[str]:
     for features, pass_steps in [(128, 4)] if tiny else SIMULATED:
         # Costs of this machine's processor; those of the network are the cable's.
         own = measure(features, LINEAR_BATCH, 10_000 if tiny else 500_000)
-        data = logistic_rows(SIMULATED_HOSTS * LINEAR_BATCH * pass_steps, features, "float64")
         compute = None
         for cable in NETWORKS[:1] if tiny else NETWORKS:
             with HostNetwork(SIMULATED_HOSTS, cable) as network:
-                latency, bandwidth = _measure_cable(network, 8 * features)
+                latency, bandwidth = _measure_cable(network, 8 * features, own.compute)
                 with HostCluster(network) as client:
-                    X, y = (persisted(part, SIMULATED_HOSTS) for part in data)
+                    X, y = _rows_on_hosts(LINEAR_BATCH * pass_steps, features)
                     passes = 2 if tiny else 3 if cable.delay else 10
                     # Lanes that do not meet tell what a step takes while both hosts compute.
                     alone, *measured = (
@@ -267,6 +266,17 @@ def _simulated(tiny: bool) -> Iterator[str]:
     yield markdown(title, columns, rows)
 
 
+def _rows_on_hosts(n_rows: int, n_features: int) -> tuple[Any, Any]:
+    """Make the same rows on each host: a GB would take minutes over the slower cables."""
+    blocks = [
+        dask.delayed(logistic_rows, pure=False)(n_rows, n_features, "float64")
+        for _ in range(SIMULATED_HOSTS)
+    ]
+    X = [da.from_delayed(block[0], (n_rows, n_features), "float64") for block in blocks]
+    y = [da.from_delayed(block[1], (n_rows,), "int64") for block in blocks]
+    return dask.persist(da.concatenate(X), da.concatenate(y))
+
+
 def _steps_per_second(policy: Policy, X: Any, y: Any, passes: int) -> float:
     """Return the steps a second of all lanes of a fit on the current cluster."""
     clf = SGDClassifier(
@@ -277,13 +287,14 @@ def _steps_per_second(policy: Policy, X: Any, y: Any, passes: int) -> float:
     return statistics.median(steps) * (SIMULATED_HOSTS if policy.lockstep else 1)
 
 
-def _measure_cable(network: HostNetwork, n_bytes: int) -> tuple[float, float]:
+def _measure_cable(network: HostNetwork, n_bytes: int, step: float) -> tuple[float, float]:
     """Return the seconds that a tiny message takes between hosts, and bytes per second of others.
 
-    Two ranks that add up an array send it to each other once. They do not sleep meanwhile.
+    Two ranks that add up an array send it to each other once. They do so a step's seconds apart, in
+    which the cable's bucket fills up again; they do not sleep meanwhile.
     """
     plan = [(1, 100), (n_bytes // 4, 100)]
-    tiny, large = (t / 1e6 for t in all_hosts(network, 2, "sockets", plan=plan))
+    tiny, large = (t / 1e6 for t in all_hosts(network, 2, "sockets", plan=plan, pause=step))
     return tiny, n_bytes / max(large - tiny, 1e-9)
 
 
