@@ -13,6 +13,7 @@ netem.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shlex
 import shutil
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from distributed import Client, LocalCluster
@@ -39,6 +41,9 @@ _LINK_SECONDS = 60.0
 _END_SECONDS = 5.0
 #: Of <linux/if_tun.h>: makes an interface of Ethernet frames, without a header before each.
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+
+#: Numbers of the networks of this process.
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,11 @@ class HostNetwork:
     """
 
     def __init__(self, n_hosts: int, cable: Cable = Cable()) -> None:
-        # Names of interfaces have at most 15 letters; several networks may stand side by side.
-        self._switch = f"dml{os.getpid() % 10**6}"
-        self._net = f"10.{os.getpid() % 199 + 20}.77"
+        # Names of interfaces have at most 15 letters. Several networks may exist at the same time,
+        # of this process or of others.
+        number = next(_numbers) % len(ascii_lowercase)
+        self._switch = f"dml{os.getpid() % 10**6}{ascii_lowercase[number]}"
+        self._net = f"10.{os.getpid() % 199 + 20}.{number + 77}"
         self._n_hosts = n_hosts
         self._cable = cable
         self.hosts: list[Host] = []
@@ -299,7 +306,7 @@ def network_problem() -> str | None:
     """Return why there can be no hosts here, or None."""
     if missing := [tool for tool in ("ip", "bridge", "tc") if shutil.which(tool) is None]:
         return f"no {', '.join(missing)} (of iproute2)"
-    probe = f"dml{os.getpid() % 10**6}p"
+    probe = f"dmlp{os.getpid() % 10**6}"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode:
         return "may not make network namespaces (root may)"
     subprocess.run(["ip", "netns", "del", probe], check=True)
