@@ -1,9 +1,9 @@
 """Base class of communicators, the bound of every wait, and trees of ranks.
 
-A `Communicator` makes the collectives among trainers; its waits, like those for servers
-(`server_connections`), are bounded by a `WaitBound`. What is no sum is merged along binomial trees
-(`merge_in_pairs`), which take as many rounds as the number of ranks has binary digits (Thakur et
-al., "Optimization of collective communication operations in MPICH", 2005).
+A `Communicator` performs the collectives among trainers. Its waits, like waits for servers
+(`server_connections`), are bounded by a `WaitBound`. Results that are not sums are merged along
+binomial trees (`merge_in_pairs`), which take as many rounds as the number of ranks has binary
+digits (Thakur et al., "Optimization of collective communication operations in MPICH", 2005).
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from numpy.typing import NDArray
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 
-#: Bytes of an array from which its memory is reused (1 MiB): malloc returns memory of that size to
-#: the system, and the first write to each new page of it costs a page fault.
+#: Smallest array, in bytes, whose memory is reused (1 MiB): malloc returns memory of that size to
+#: the system, and the first write to each new page costs a page fault.
 _MIN_REUSED_BYTES = 1 << 20
-#: Bytes that are kept for the next use at most (64 MiB), by a communicator.
+#: Most bytes that a communicator keeps for reuse (64 MiB).
 _MAX_KEPT_BYTES = 1 << 26
 
-#: Memory that is free for the next use, by its size.
+#: Free memory, by its size in bytes.
 _FreeMemory = dict[int, list[NDArray[np.uint8]]]
 
 
 class ReusedMemory:
-    """Pool of arrays of bytes, which takes memory back once nobody holds a view of it."""
+    """Pool of byte arrays, which takes memory back once no view of it is left."""
 
     def __init__(self) -> None:
         self._free: _FreeMemory = {}
 
     def empty(self, size: int) -> NDArray[np.uint8]:
-        """Return an array of `size` bytes, with anything in it."""
+        """Return an uninitialized array of `size` bytes."""
         if size < _MIN_REUSED_BYTES:
             return np.empty(size, np.uint8)
         whole = self._taken(size)
-        # The array that is given out is not `whole` itself: all views hold it as their base, so
-        # that its end is the end of them all, and `whole` is free again.
+        # The returned array is not `whole` itself. All views hold the returned array as their base,
+        # so it is collected once no view is left, and then `whole` is free again.
         array: NDArray[np.uint8] = np.frombuffer(whole.data, np.uint8)
         weakref.finalize(array, _keep_memory, self._free, whole).atexit = False
         return array
 
     def _taken(self, size: int) -> NDArray[np.uint8]:
-        """Return free memory of a size, or new memory."""
+        """Return free memory of a size from the pool, or new memory."""
         with contextlib.suppress(LookupError):
             return self._free[size].pop()
         return np.empty(size, np.uint8)
 
 
 def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
-    """Keep memory for the next use; the garbage collector may call this in any thread."""
+    """Put memory back into the pool; the garbage collector may call this in any thread."""
     held = sum(size * len(some) for size, some in list(free.items()))
     if held + len(whole) > _MAX_KEPT_BYTES:
         free.clear()
@@ -66,13 +66,13 @@ def _keep_memory(free: _FreeMemory, whole: NDArray[np.uint8]) -> None:
 
 Arrays = list[NDArray[Any]]
 
-#: Text of the error that ends a trainer's part in a generation; no user sees it.
+#: Text of the error that ends a trainer's part in a generation; users never see it.
 RENEWED_MESSAGE = "The membership of the fit changed; this trainer waits for new instructions."
-#: Seconds between two looks at whether a wait still makes sense: as long as Ctrl-C may take.
+#: Seconds between two checks of whether a wait must end; Ctrl-C may take this long.
 CHECK_SECONDS = 0.2
 
 
-#: Silences of a connection after which it breaks by itself; by then the client has long been told.
+#: Silence periods after which a connection breaks; the client was notified long before.
 SILENCES_TO_BREAK = 10.0
 
 
@@ -83,12 +83,13 @@ class ConnectionSettings:
     Parameters
     ----------
     shared_memory : bool
-        Whether processes of one host may talk through memory that they share.
+        Whether processes of one host may communicate through shared memory.
     silence : float
-        Seconds after which it is told that the other side's kernel acknowledges nothing.
+        Seconds without an acknowledgement from the other side's kernel after which silence is
+        reported.
     broken_after : float
-        Silences after which the connection breaks. The first one has the client ask the workers,
-        which is what finds a host that is gone: a network that only falters breaks nothing.
+        Number of silence periods after which the connection breaks. After the first one the client
+        probes the workers, which detects a host that is gone. A slow network alone breaks nothing.
     """
 
     shared_memory: bool = True
@@ -104,7 +105,7 @@ class Endpoint:
     ----------
     key : str
         Unique name of the listener; the same process finds it by this name.
-    host, port : str, int
+    Address of its socket; port 0 means no socket (same process only).
         Address of its socket; port 0: it has none (same process only).
     """
 
@@ -115,18 +116,19 @@ class Endpoint:
 
 @dataclass
 class WaitBound:
-    """The bound of every wait of a trainer.
+    """Bound of every wait of a trainer.
 
     Parameters
     ----------
     timeout : float
         Seconds without an answer after which :class:`WaitTimeoutError` is raised.
     is_aborted : callable
-        Looked at every 0.2 s; True ends the wait with :class:`RunAbortedError`.
+        Checked every 0.2 s; True ends the wait with :class:`RunAbortedError`.
     is_renewed : callable
-        Likewise, for :class:`GenerationError`: the trainer belongs to a newer generation.
+        Checked likewise; True ends the wait with :class:`GenerationError`: the trainer belongs to a
+        newer generation.
     on_silence : callable
-        Called once in a wait, where the other side's kernel seems to acknowledge nothing more.
+        Called once per wait, when the other side's kernel seems to acknowledge nothing any more.
     """
 
     timeout: float = 300.0
@@ -135,7 +137,7 @@ class WaitBound:
     on_silence: Callable[[], None] = field(default=lambda: None)
 
     def check(self, since: float, what: str) -> None:
-        """Raise when the wait for `what`, begun at `since` (monotonic), must end."""
+        """Raise if the wait for `what`, begun at `since` (monotonic), must end."""
         # In this order: a client that stopped the fit explains more than a timeout does.
         if self.is_aborted():
             raise RunAbortedError(
@@ -151,37 +153,37 @@ class WaitBound:
             )
 
 
-#: Puts what a higher rank has to what a lower one has: both, and the result, are lists of arrays.
+#: Merges the arrays of a higher rank into a lower rank's; takes and returns lists of arrays.
 Merge = Callable[[Arrays, Arrays], Arrays]
 
 
 class Communicator(ABC):
-    """All trainers of a fit, who meet without a server; every rank makes the same calls in turn."""
+    """Collectives among all trainers of a fit, without a server; all ranks make the same calls."""
 
     rank: int
     size: int
     bytes_sent: int = 0
     bytes_received: int = 0
-    #: How its messages travel, where all travel one way.
+    #: Name of the transport, if all messages use the same one.
     transport: str = "one process"
-    #: Whether sums of arrays on a GPU are made there, the same on all ranks.
+    #: Whether arrays on a GPU are summed on the GPU; the same on all ranks.
     sums_on_device: bool = False
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Return the bytes sent and received by this rank, by transport; in any thread."""
+        """Return this rank's bytes sent and received, by transport; callable in any thread."""
         return {self.transport: self.bytes_sent + self.bytes_received}
 
     @property
     def within_host(self) -> Communicator | None:
-        """Return the communicator of this host's ranks alone; None for a rank by itself."""
+        """Return the communicator of this host's ranks; None if this rank is alone on its host."""
         return None
 
     # -- sums ----------------------------------------------------------------------------------
 
     @abstractmethod
     def allreduce(self, array: Any, out: Any = None) -> Any:
-        """Return the sum of all ranks' arrays, the same to the bit on all of them."""
+        """Return the sum of all ranks' arrays, bit-identical on all ranks."""
 
     def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
         """Return this rank's range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``."""
@@ -189,34 +191,35 @@ class Communicator(ABC):
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         """Return this rank's range of the sum of the ranks' arrays."""
-        # The plain way, for communicators without a better one: sum all, keep the own range.
+        # Fallback for communicators without a better method: sum everything, keep the own range.
         total = self.allreduce(array, np.empty_like(array))
         return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
 
     def bounds(self, n: int) -> list[int]:
-        """Return where each rank's nearly even range of `n` elements begins, and `n`."""
+        """Return the start of each rank's range of `n` elements, nearly equal in size, and `n`."""
         return [n * rank // self.size for rank in range(self.size + 1)]
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """Return shared memory in which compiled loops sum gradients, in turn with the
-        collectives.
+        """Return shared memory in which compiled loops sum gradients, or None if there is none.
+
+        Its use counts as turns of the collectives.
         """
         return None
 
-    # -- what each rank has --------------------------------------------------------------------
+    # -- values of each rank --------------------------------------------------------------------
 
     def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a few numbers of every rank, one row a rank, once all have come here.
+        """Return a few numbers of every rank, one row per rank, once all ranks have called this.
 
-        Unlike other calls it may meet ranks that are at the end of their work: all that a rank
-        does next begins with it.
+        Unlike other calls, it may be made while other ranks have finished their work: every next
+        step of a rank begins with it.
         """
         return np.stack([theirs for (theirs,) in self.allgather([words])])
 
     def find_missing_ranks(self) -> list[int]:
-        """Return the ranks that this one waits for, where it knows them."""
+        """Return the ranks that this one waits for, if they are known."""
         return []
 
     @abstractmethod
@@ -225,40 +228,40 @@ class Communicator(ABC):
 
     @abstractmethod
     def alltoall(self, arrays: Arrays) -> Arrays:
-        """Return the arrays that each rank has for this one, by rank."""
+        """Return the arrays that each rank sends to this one, by rank."""
 
     @abstractmethod
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         """Return all ranks' arrays, merged in pairs, then pairs of pairs; the same on all ranks.
 
-        For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
-        the order is that of the ranks, whichever comes first.
+        For results that are not sums. It takes as many rounds as the number of ranks has binary
+        digits. Arrays are merged in rank order, whichever rank arrives first.
         """
 
     @abstractmethod
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
-        """Return the bytes of rank 0's buffers, joined, on every rank but rank 0 itself.
+        """Return the bytes of rank 0's buffers, joined, on every rank except rank 0.
 
-        Rank 0 gets an empty array, and what others give is not sent.
+        Rank 0 gets an empty array. Buffers given by other ranks are ignored.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close; may be called twice."""
+        """Close the communicator; may be called twice."""
 
 
-#: Gives arrays to a lower rank (`to`), or takes a higher one's (`source`); all ranks call it.
+#: Sends arrays to a lower rank (`to`), or receives a higher rank's (`source`); all ranks call it.
 HandDown = Callable[[Arrays, int | None, int | None], Arrays]
 
 
 def merge_in_pairs(
     rank: int, size: int, arrays: Arrays, merge: Merge, hand_down: HandDown
 ) -> Arrays:
-    """Merge the arrays of all ranks; rank 0 gets the result, others what they have given."""
+    """Merge the arrays of all ranks; rank 0 gets the result, other ranks the arrays they sent."""
     step = 1
     while step < size:
-        # In round k pairs are 2^k ranks apart: the higher one of each hands its part down and is
-        # done.
+        # In round k, partners are 2^k ranks apart: the higher one sends its arrays to the lower one
+        # and is done.
         place, source = rank % (2 * step), rank + step
         if place == step:
             hand_down(arrays, rank - step, None)
@@ -271,13 +274,13 @@ def merge_in_pairs(
 
 
 def find_parent(rank: int) -> int:
-    """Return the rank from which this one receives what rank 0 sends to all."""
+    """Return the rank from which this one receives rank 0's broadcast."""
     return rank & (rank - 1)
 
 
 def find_children(rank: int, size: int) -> list[int]:
-    """Return the ranks that this one sends it on to, the one with the most descendants first."""
-    # The lowest set bit of a rank is its place in the binomial tree: it sends on to the ranks that
+    """Return the ranks to which this one forwards a broadcast, most descendants first."""
+    # The lowest set bit of a rank is its place in the binomial tree: it forwards to the ranks that
     # differ from it in one lower bit.
     lowest = rank & -rank if rank else 1 << size.bit_length()
     steps = [1 << k for k in reversed(range(size.bit_length())) if 1 << k < lowest]

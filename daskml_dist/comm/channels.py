@@ -1,10 +1,10 @@
-"""Bytes from one process to another, in one direction: by a socket, or a ring in shared memory.
+"""One-way byte channels between processes: by a socket, or a ring in shared memory.
 
 An `Outbox` sends frames, an `Inbox` reads them. Between processes of one host a ring carries the
-bytes: a queue of one producer and one consumer without a lock (Lamport 1983). One side writes and
-counts up the `head`, the other reads and counts up the `tail`, and each counter has one writer. A
-frame may be longer than the ring, since both work at once, a piece behind one another. The socket
-that the ring was offered on carries nothing any more: its end of file is the end of the ring.
+bytes: a lock-free queue of one producer and one consumer (Lamport 1983). The writer advances the
+`head`, the reader advances the `tail`, so each counter has one writer. A frame may be longer than
+the ring, since the reader drains it while the writer fills it. The socket on which the ring was
+offered carries no more data: its end of file is the end of the ring.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ from daskml_dist.errors import (
     WaitTimeoutError,
 )
 
-#: Bytes of an inbox's buffer, and of a frame that is joined before it is sent: up to this size one
-#: system call costs more than a copy, and the system's own buffers surely hold it.
+#: Bytes of an inbox's buffer, and of the largest frame that is joined before it is sent: up to this
+#: size a copy costs less than a system call, and the system's own buffers hold it.
 _BUFFER_BYTES = 1 << 16
-#: Bytes that the system's buffers surely hold (32 KiB), whatever else is on its way.
+#: Bytes that the system's buffers always hold (32 KiB), even with other data in transit.
 _BUFFERED_BYTES = 1 << 15
-#: Seconds that one send may take before the other side counts as gone.
+#: Seconds that one send may take before the other side counts as lost.
 SEND_SECONDS = 60.0
-#: Seconds between two probes of a connection on which nothing travels: the least that TCP knows.
+#: Seconds between two probes of an idle connection: the smallest value that TCP allows.
 _PROBE_SECONDS = 1
-#: Of Linux's `struct tcp_info`: unacknowledged retransmissions and probes, and the milliseconds
-#: since data and since an acknowledgement came.
+#: Fields of Linux's `struct tcp_info`: unacknowledged retransmissions and probes, and the
+#: milliseconds since the last data and the last acknowledgement arrived.
 _TCP_INFO = struct.Struct("=2xBB48xII")
-#: What the kernel says of a connection whose other side cannot be reached. The last two come
-#: instead of the first where the route, or the last router, has noticed it before.
+#: Errors of the kernel for a connection whose other side cannot be reached. The last two replace
+#: the first if the route, or the last router, noticed it earlier.
 _UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class Outbox:
-    """Sending direction of a socket. Thread-safe.
+    """Sending side of a socket. Thread-safe.
 
     Parameters
     ----------
     sock : socket
     wait : WaitBound or None
-        Bound of each send; None: a minute.
+        Bound of each send; None means one minute.
     """
 
     #: Bytes that may be sent before the other side reads any.
@@ -99,7 +99,7 @@ class Outbox:
 
     def _break_off(self, error: BaseException) -> BaseException:
         """Close the socket after a failed send, and return the error to raise."""
-        # Half a frame may be out: what follows it could not be read.
+        # Part of a frame may have been sent; the other side could not read anything after it.
         self.close()
         if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
             return _make_lost_error("sending to", error)
@@ -112,11 +112,11 @@ class Outbox:
 
     @staticmethod
     def _join_small(buffers: Buffers, size: int) -> Buffers:
-        """Return the buffers of a frame, joined if they are small: they go out in one call."""
+        """Return the buffers of a frame, joined if small, to send them in one system call."""
         return buffers if size > _BUFFER_BYTES or len(buffers) == 1 else [b"".join(buffers)]
 
     def _send_all(self, buffer: Any) -> None:
-        """Send a whole buffer, as long as the wait lasts."""
+        """Send a whole buffer, within the bound of the wait."""
         if self._wait is None:
             self._sock.sendall(buffer)
             return
@@ -125,36 +125,36 @@ class Outbox:
             try:
                 rest = rest[self._sock.send(rest) :]
             except TimeoutError as error:
-                if error.errno in _UNREACHABLE:  # not our own timeout, which has no number
+                if error.errno in _UNREACHABLE:  # the socket's own timeout has no errno
                     raise
-                # The other side does not read: perhaps it is stopped, and replaced meanwhile.
+                # The other side does not read: it may be stopped, and replaced by now.
                 self._wait.check(since, "the other side of a connection")
                 if not silent and (silent := _is_silent(self._sock)):
                     self._wait.on_silence()
 
     def close(self) -> None:
-        """Close the socket; the other side reads an end of file."""
+        """Close the socket; the other side then reads an end of file."""
         close_socket(self._sock)
 
 
 class EagerOutbox(Outbox):
-    """Sending direction of a socket, whose frames may begin in one thread and end in another.
+    """Sending side of a socket, whose frames may begin in one thread and end in another.
 
-    Ranks that send each other large frames must receive meanwhile, or both wait for ever. To hand a
-    frame to another thread takes .1 ms, as long as 100 KiB at 10 Gbit/s, so that thread only gets
-    what the system's buffers do not take at once.
+    Ranks that send each other large frames must receive meanwhile, or both wait for ever. Handing a
+    frame to another thread takes 0.1 ms, as long as 100 KiB at 10 Gbit/s, so that thread only gets
+    the bytes that the system's buffers do not accept immediately.
     """
 
     def __init__(self, sock: socket.socket, wait: WaitBound | None = None) -> None:
         super().__init__(sock, wait)
         self._unsent: deque[memoryview] = deque()
-        # A record of TLS has to be sent whole, however little the system takes.
+        # A TLS record must be sent whole, even if the system accepts only part of it now.
         self._has_records = isinstance(sock, ssl.SSLSocket)
 
     def begin(self, buffers: Buffers) -> bool:
-        """Send as much of a frame as is taken at once; return whether that is all of it.
+        """Send the part of a frame that is accepted immediately; return whether that is all of it.
 
-        The buffers must not change before :meth:`finish` has sent the rest, which goes out before
+        The buffers must not change before :meth:`finish` has sent the rest, which is sent before
         any other frame.
         """
         size = sum(len(b) for b in buffers)
@@ -171,7 +171,7 @@ class EagerOutbox(Outbox):
             raise self._break_off(error) from error
 
     def finish(self) -> None:
-        """Send what is left of the frames that were begun."""
+        """Send the rest of all frames that were begun."""
         try:
             with self._lock:
                 self._send_rest()
@@ -183,13 +183,13 @@ class EagerOutbox(Outbox):
         super()._send_frame(buffers, size)
 
     def _send_rest(self) -> None:
-        """Send all that was begun before; the caller holds the lock."""
+        """Send all pending bytes; the caller holds the lock."""
         while self._unsent:
             self._send_all(self._unsent[0])
             self._unsent.popleft()
 
     def _count_as_sent(self, n_bytes: int) -> None:
-        """Take bytes off the front of what is still to be sent."""
+        """Remove sent bytes from the front of the pending buffers."""
         rest = self._unsent[0][n_bytes:]
         if rest:
             self._unsent[0] = rest
@@ -198,7 +198,7 @@ class EagerOutbox(Outbox):
 
 
 class Inbox:
-    """Receiving direction of a socket, for one reader.
+    """Receiving side of a socket, for one reader.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class Inbox:
         self.received = 0
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target`."""
+        """Fill `target` with the next bytes."""
         n = len(target)
         self.received += n
         have = min(n, self._end - self._start)
@@ -224,8 +224,8 @@ class Inbox:
             target[:have] = self._buffer[self._start : self._start + have]
             self._start += have
         while have < n:
-            # Large parts are received in place; small ones by a buffer, several with one system
-            # call.
+            # Large parts are received in place. Small ones go through a buffer, so that one system
+            # call receives several.
             if n - have >= _BUFFER_BYTES:
                 have += self._receive_some(target[have:])
                 continue
@@ -239,19 +239,19 @@ class Inbox:
         """Return whether there is something to read, or the connection has ended."""
         if self._start < self._end:
             return True
-        # TLS may have deciphered more than was asked for.
+        # TLS may have decrypted more bytes than were requested.
         if getattr(self.sock, "pending", lambda: 0)():
             return True
         return _is_ready(self.sock, "read")
 
     def _receive_some(self, target: memoryview) -> int:
-        """Read what has arrived, at least a byte, into `target` from its start; return its size."""
+        """Read at least one byte into the start of `target`; return the number of bytes."""
         since, silent = time.monotonic(), False
         while True:
             try:
                 count = self.sock.recv_into(target)
             except OSError as error:
-                # The kernel's own timeout is a TimeoutError, too, but has a number.
+                # The kernel's own timeout is a TimeoutError as well, but has an errno.
                 if not isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
                     raise _make_lost_error("receiving from", error) from error
                 if self._wait is not None:
@@ -269,10 +269,10 @@ class Inbox:
 
 
 def _is_ready(sock: socket.socket, what: Literal["read", "write"]) -> bool:
-    """Return whether a socket could be read or written without waiting, or with an error."""
+    """Return whether a read or write would return without waiting, or would raise."""
     if sock.fileno() < 0:
         return True
-    if not hasattr(select, "poll"):  # Windows, whose select has no limit of descriptors
+    if not hasattr(select, "poll"):  # Windows, whose select has no limit on descriptors
         read, write = ([sock], []) if what == "read" else ([], [sock])
         return any(select.select(read, write, [], 0))
     poll = select.poll()
@@ -289,7 +289,7 @@ def _set_timeout(sock: socket.socket, seconds: float | None) -> None:
 
 
 def describe_lost_connection(doing: str, error: object) -> str:
-    """Return the message about a worker that is not there any more."""
+    """Return the message for a lost connection to a worker."""
     return (
         f"Lost the connection while {doing} another worker of the fit ({error}). A worker was "
         "probably closed or killed; look at the workers' logs and fit again."
@@ -297,24 +297,24 @@ def describe_lost_connection(doing: str, error: object) -> str:
 
 
 def _make_lost_error(doing: str, error: OSError) -> CommunicationError:
-    """Return the error of a broken connection, which tells a silent host from a closed process."""
+    """Return the error of a broken connection: a silent host has a class of its own."""
     kind = SilentPeerError if error.errno in _UNREACHABLE else CommunicationError
     return kind(describe_lost_connection(doing, error))
 
 
 def tune_socket(sock: socket.socket, settings: ConnectionSettings) -> None:
-    """Send small frames at once, and notice a host that has fallen silent.
+    """Send small frames without delay, and detect a host that has fallen silent.
 
-    A host that lost its power or its cable closes nothing. But the kernel of a living one
-    acknowledges what comes, however busy or stopped its processes are. So a connection counts as
-    silent, and breaks in the end, where no acknowledgement comes: neither of what was sent (TCP's
-    user timeout, RFC 5482) nor, where nothing travels, of probes (keepalive, RFC 1122), whose clock
-    has whole seconds.
+    A host that lost its power or its cable does not close its connections. But the kernel of a
+    running host acknowledges data, however busy or stopped its processes are. So a connection
+    counts as silent, and finally breaks, if acknowledgements stop: either of sent data (TCP's user
+    timeout, RFC 5482) or, on an idle connection, of probes (keepalive, RFC 1122), whose clock has
+    whole seconds.
     """
     broken_after = settings.silence * settings.broken_after
-    # Nothing is waited for to fill a packet (Nagle's algorithm).
+    # Do not delay a packet in order to fill it (Nagle's algorithm).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, others wait for Dask's heartbeats
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere Dask's heartbeats detect it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
@@ -322,9 +322,9 @@ def tune_socket(sock: socket.socket, settings: ConnectionSettings) -> None:
 
 
 def _is_silent(sock: socket.socket) -> bool:
-    """Return whether a probe, or what was sent again, has had no acknowledgement for too long.
+    """Return whether a probe or retransmitted data has had no acknowledgement for too long.
 
-    It comes long before the connection breaks, but one lost packet may be the cause.
+    This happens long before the connection breaks, but may be due to a single lost packet.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -337,32 +337,32 @@ def _is_silent(sock: socket.socket) -> bool:
 
 
 def close_socket(sock: socket.socket) -> None:
-    """Close a socket, whatever others do with it; may be called twice."""
+    """Close a socket, even if other threads use it; may be called twice."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
-#: Words of a ring's header, each in a cache line of its own: bytes written, bytes read, and whether
-#: the reader or the writer sleeps.
+#: Words of a ring's header, each in its own cache line: bytes written, bytes read, and whether the
+#: reader or the writer sleeps.
 _HEAD_WORD, _TAIL_WORD, _READER_ASLEEP, _WRITER_ASLEEP = (
     0,
     WORDS_PER_LINE,
     2 * WORDS_PER_LINE,
     3 * WORDS_PER_LINE,
 )
-#: Bytes of a ring (4 MiB): as many may be on their way.
+#: Bytes of a ring (4 MiB): the most that can be in transit.
 RING_BYTES = 1 << 22
-#: Bytes after which the other side is told (256 KiB), so that it works on them meanwhile, and while
-#: they are still in a cache that both share.
+#: Bytes after which the other side is notified (256 KiB), so that it processes them in parallel,
+#: while they are still in a cache that both share.
 _NOTIFY_BYTES = 1 << 18
-#: Bytes from which a copy lets other threads run meanwhile (32 KiB): letting go of the GIL and
-#: taking it again costs more than a smaller copy.
+#: Smallest copy, in bytes, that releases the GIL (32 KiB): for smaller copies, releasing and
+#: reacquiring it costs more than the copy.
 _LARGE_COPY_BYTES = 1 << 15
 # identity of the machine, process, descriptors of the memory and of both wake pipes (five int64);
 # SHA-256 digest of the token
 _OFFER = struct.Struct("<qqqqq32s")
-#: Answer to an offer that is not taken: zeros, which no token is.
+#: Answer that refuses an offer: zeros, which are never a token.
 _REFUSAL = bytes(TOKEN_BYTES)
 
 
@@ -376,7 +376,7 @@ class Ring:
 
 
 class RingOffer:
-    """New ring, as the caller of a socket offers it; an empty offer where there can be none.
+    """New ring, as the calling side of a socket offers it; empty if no ring is possible.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ class RingOffer:
         False offers nothing.
     """
 
-    #: Bytes of an offer, and of the answer to it.
+    #: Bytes of an offer, and of its answer.
     SIZE, ANSWER = _OFFER.size, TOKEN_BYTES
 
     def __init__(self, allowed: bool) -> None:
@@ -399,7 +399,7 @@ class RingOffer:
         except OSError:
             self.close()
             return
-        # The digest proves which object is meant without giving its token away.
+        # The digest identifies the object without revealing its token.
         self.data = _OFFER.pack(
             identify_machine(), os.getpid(), self._memory,
             ring.reader.descriptor, ring.writer.descriptor,
@@ -407,7 +407,7 @@ class RingOffer:
         )  # fmt: skip
 
     def accept_answer(self, answer: bytes) -> Ring | None:
-        """Return the ring if the answer proves that the other side sees it; None if refused."""
+        """Return the ring if the answer proves that the other side can read it; None if refused."""
         ring, self._ring = self._ring, None
         self.close()
         if answer == _REFUSAL:
@@ -417,14 +417,14 @@ class RingOffer:
         return ring
 
     def close(self) -> None:
-        """Close the descriptor, by which the other side finds the memory, and drop the ring."""
+        """Close the descriptor through which the other side finds the memory, and drop the ring."""
         if self._memory >= 0:
             os.close(self._memory)
         self._memory, self._ring = -1, None
 
 
 def accept_ring_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
-    """Return the ring of an offer where it can be used, and the answer to send."""
+    """Return the ring of an offer, None if it cannot be used, and the answer to send."""
     place, pid, memory, reader, writer, digest = _OFFER.unpack(data)
     if not (allowed and place and place == identify_machine()):
         return None, _REFUSAL
@@ -443,23 +443,23 @@ class RingOutbox(Outbox):
     Parameters
     ----------
     control : socket
-        Socket that the ring was offered on.
+        Socket on which the ring was offered.
     wait : WaitBound or None
-        Bound of each send; None: a minute.
+        Bound of each send; None means one minute.
     ring : Ring
     """
 
-    #: Less than the ring, since answers that were not read yet may lie in it.
+    #: Less than the ring, since it may still hold answers that were not read yet.
     holds = RING_BYTES - (1 << 16)
 
     def __init__(self, control: socket.socket, wait: WaitBound | None, ring: Ring) -> None:
         super().__init__(control, wait)
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
-        #: The same bytes as a memoryview, whose slices are copied faster where they are small.
+        #: The same bytes as a memoryview, whose small slices are copied faster.
         self._small = self._data.data
         # `_head` and `_tail` are this side's copies of the counters, so that shared memory is read
-        # only when the ring seems full; `_posted` is the head that the reader knows.
+        # only when the ring seems full. `_posted` is the head that was last published.
         self._head = self._posted = self._tail = 0
         wait = wait or WaitBound(SEND_SECONDS)
         others = [(self._words, SocketLife(control))]
@@ -483,12 +483,12 @@ class RingOutbox(Outbox):
         while done < n:
             room = self._find_room()
             at = self._head % RING_BYTES
-            # A piece ends at the end of the ring, where the next one begins at its start.
+            # A piece stops at the end of the ring; the next one starts at its beginning.
             take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
             if take < _LARGE_COPY_BYTES:
                 self._small[at : at + take] = buffer[done : done + take]
             else:
-                # NumPy's copy of large pieces lets go of the GIL.
+                # NumPy's copy of large pieces releases the GIL.
                 part = np.frombuffer(buffer, np.uint8, take, done)
                 np.copyto(self._data[at : at + take], part)
             done += take
@@ -497,7 +497,7 @@ class RingOutbox(Outbox):
                 self._publish_head()
 
     def _find_room(self) -> int:
-        """Return the free bytes of the ring; wait for the reader where there are none."""
+        """Return the free bytes of the ring; wait for the reader if it is full."""
         if self._head - self._tail == RING_BYTES:
             self._publish_head()
             self._tail = self._words[_TAIL_WORD]
@@ -508,12 +508,12 @@ class RingOutbox(Outbox):
         return RING_BYTES - (self._head - self._tail)
 
     def _publish_head(self) -> None:
-        """Tell the reader how far the bytes are written, and wake it if it sleeps."""
-        # The bytes are visible before the head that announces them.
+        """Publish the number of bytes written, and wake the reader if it sleeps."""
+        # The bytes must be visible before the head that announces them.
         fence_memory()
         self._words[_HEAD_WORD] = self._posted = self._head
-        # The head is visible before the flag is read. The reader sets its flag first and then looks
-        # at the head again (Dekker's pattern), so that one of the two sees the other.
+        # The head must be visible before the flag is read. The reader sets its flag first and then
+        # reads the head again (Dekker's pattern), so at least one side sees the other's write.
         fence_memory()
         if self._words[_READER_ASLEEP]:
             self._ring.reader.ring()
@@ -527,7 +527,7 @@ class RingInbox(Inbox):
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
-        # As the writer's counters; `_told` is the tail that the writer knows.
+        # As the writer's counters; `_told` is the tail that was last published.
         self._head = self._tail = self._told = 0
         others = [(self._words, SocketLife(control))]
         self._sleeper = SpinningWait(
@@ -535,7 +535,7 @@ class RingInbox(Inbox):
         )
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target`."""
+        """Fill `target` with the next bytes."""
         done, n = 0, len(target)
         self.received += n
         while done < n:
@@ -554,12 +554,12 @@ class RingInbox(Inbox):
 
     def has_arrived(self) -> bool:
         """Return whether there is something to read, or the ring has ended."""
-        # The socket of a ring carries nothing: it can be read once it has ended.
+        # The socket of a ring carries no data: it becomes readable when the ring has ended.
         written = self._head != self._tail or self._words[_HEAD_WORD] != self._tail
         return bool(written) or super().has_arrived()
 
     def _count_ready(self) -> int:
-        """Return the bytes that can be read; wait for the writer where there are none."""
+        """Return the bytes that can be read; wait for the writer if there are none."""
         if self._head == self._tail:
             self._head = self._words[_HEAD_WORD]
             if self._head == self._tail:
@@ -573,8 +573,8 @@ class RingInbox(Inbox):
         return self._head - self._tail
 
     def _publish_tail(self) -> None:
-        """Give the room of the bytes that were read to the writer, and wake it if it sleeps."""
-        fence_memory()  # all reads are over before the writer may write there
+        """Publish the number of bytes read, whose room is free again; wake a sleeping writer."""
+        fence_memory()  # all reads must finish before the writer may write there
         self._words[_TAIL_WORD] = self._told = self._tail
         fence_memory()
         if self._words[_WRITER_ASLEEP]:

@@ -1,14 +1,16 @@
 """Choice of a communicator: shared memory within a host, sockets between hosts.
 
-`choose_communicator` finds out over sockets which ranks see each other's memory. Ranks that are all
-on one host need no sockets (`OneHostMeeting`): all that they need for it they say at the first
-server, where they meet anyhow, in a message or two however many ranks there are; sockets between
-all pairs would be handshakes by the square of their number.
+`choose_communicator` finds out over sockets which ranks can access each other's memory. Ranks that
+are all on one host need no sockets (`OneHostMeeting`): they exchange the necessary data through the
+first server, to which they are connected already, in one or two messages, however many ranks there
+are. Sockets between all pairs would take a number of handshakes that grows with the square of the
+number of ranks.
 
-The collectives in shared memory are made of one move: each rank writes into an area of its own,
-says so, waits until all have, and reads the others' areas. Two areas take turns: a rank that has
-begun a turn has finished reading the one before the last, so an area is free again when its next
-turn comes.
+Each collective in shared memory repeats one operation, a turn: each rank writes into its own area,
+publishes the number of the turn, waits until all ranks have published it, and reads the other
+ranks' areas. Each rank has two areas, used in alternate turns. A rank that has begun a turn has
+finished reading the areas of the turn before the previous one, so an area is free again when it is
+next used.
 """
 
 from __future__ import annotations
@@ -58,12 +60,13 @@ from daskml_dist.comm.shared_memory import (
 from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError
 
-#: Bytes of an area (256 KiB): pieces of this size stay in the processor's cache on their way.
+#: Bytes of an area (256 KiB): pieces of this size stay in the processor's cache until they are
+#: read.
 _AREA_BYTES = 1 << 18
-#: Bytes of a rank's memory: two areas, which take turns.
+#: Bytes of a rank's memory: two areas, used in alternate turns.
 SEGMENT_BYTES = 2 * _AREA_BYTES
-#: Bytes up to which more than two ranks add everything themselves, in one turn (32 KiB): a second
-#: turn costs more than adding each byte on every rank.
+#: Largest array, in bytes, that more than two ranks sum in one turn, each rank the whole of it (32
+#: KiB): below this size, a second turn costs more than adding each byte on every rank.
 _MAX_ONE_TURN_BYTES = 1 << 15
 #: Element of an area that holds messages.
 _BYTE = np.dtype(np.uint8)
@@ -72,21 +75,21 @@ RankMemory = dict[int, tuple[SharedSegment, WakePipe]]
 
 
 class SharedGroup(Communicator):
-    """Communicator of the ranks of one host, which are numbered here by their places among them.
+    """Communicator of the ranks of one host, numbered by their order on this host.
 
     Parameters
     ----------
     rank : int
         Number of this rank among all ranks of the fit.
     places : dict of int to (SharedSegment, WakePipe)
-        Memory and wake pipe of each rank of the host, by its number among all.
+        Memory and wake pipe of each rank of the host, by its number among all ranks.
     lives : mapping of int to PeerLife
-        Signs of life of each other rank of the host.
+        Liveness check of each other rank of the host.
     wait : WaitBound
     close : callable
         Called when the group is closed.
     look : float
-        Seconds to look for the others without sleeping.
+        Seconds to poll for the other ranks before sleeping.
     """
 
     transport = "shared memory"
@@ -118,7 +121,7 @@ class SharedGroup(Communicator):
         alive = [(places[r][0].words, lives[r]) for r in others]
         self._sleeper = SpinningWait(bell, self._words, ASLEEP_WORD, alive, TURN_WORD, wait, look)
 
-    # -- the one move --------------------------------------------------------------------------
+    # -- a turn --------------------------------------------------------------------------------
 
     @property
     def within_host(self) -> Communicator | None:
@@ -126,11 +129,12 @@ class SharedGroup(Communicator):
 
     def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
         """Return the first `n` elements of all ranks' areas of the next turn."""
-        # Even and odd turns have an area each.
+        # Even and odd turns use different areas.
         key = dtype.str, n, self._turn & 1
         views = self._views.get(key)
         if views is None:
-            # A fit has few sizes; solvers whose arrays shrink must not fill the memory with views.
+            # A fit uses few sizes, but solvers whose arrays shrink must not fill the memory with
+            # views.
             if len(self._views) > 100:
                 self._views.clear()
             size = n * dtype.itemsize
@@ -139,15 +143,15 @@ class SharedGroup(Communicator):
         return views
 
     def _finish_turn(self) -> None:
-        """Say that this rank's area is written, and wait until all ranks' are."""
-        # Step 1 of the move: the area is written before the turn's number, which the fences keep in
-        # order.
+        """Publish that this rank's area is written, and wait until all ranks' areas are."""
+        # The area must be visible before the turn's number; the fences keep this order.
         self._turn = turn = self._turn + 1
         fence_memory()
         self._words[TURN_WORD] = turn
         fence_memory()
-        # Who comes while others are missing wakes nobody: the last to come wakes all who sleep, so
-        # that each sleeps once. Of ranks that come at the same time one at least sees all turns.
+        # A rank that arrives early wakes no other: the last to arrive wakes all sleeping ranks, so
+        # each sleeps at most once. If several arrive at the same time, at least one of them sees
+        # that all have.
         if [1 for words, _ in self._others if words[TURN_WORD] < turn]:
             self.wait(turn)
             return
@@ -177,7 +181,7 @@ class SharedGroup(Communicator):
         return _AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
 
     def count_turns(self, turns: int, written: int) -> None:
-        """Count turns that a loop has taken, and the bytes that this rank has written in them."""
+        """Count the turns that a loop has taken, and the bytes that this rank wrote in them."""
         self._turn += turns
         self._count_traffic((self.size - 1) * written)
 
@@ -193,8 +197,8 @@ class SharedGroup(Communicator):
         if out is None:
             out = array if array.flags.writeable else array.copy()
         flat, total = array.reshape(-1), out.reshape(-1)
-        # Small arrays: everyone reads everything, one turn. Large ones: each rank adds a part, two
-        # turns, but every byte is added once on the host in the place of once on each rank.
+        # Small arrays: every rank reads every area, in one turn. Large arrays: each rank adds one
+        # part, in two turns, but every byte is added once on the host instead of once on each rank.
         one_hop = self.size == 2 or array.nbytes <= _MAX_ONE_TURN_BYTES
         reduce = self._sum_in_one_turn if one_hop else self._sum_by_parts
         step = _AREA_BYTES // flat.itemsize
@@ -203,7 +207,7 @@ class SharedGroup(Communicator):
         return out
 
     def _sum_in_one_turn(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add everything on every rank, in rank order."""
+        """Add the whole arrays on every rank, in rank order."""
         views = self._view_areas(piece.dtype, len(piece))
         views[self.rank][...] = piece
         self._finish_turn()
@@ -213,12 +217,12 @@ class SharedGroup(Communicator):
         self._count_traffic((self.size - 1) * piece.nbytes)
 
     def _sum_by_parts(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
-        """Add one part of the piece on each rank (reduce-scatter); then all read the sums."""
+        """Add one part of the piece on each rank (reduce-scatter); then each reads all sums."""
         n = len(piece)
         bounds = [n * r // self.size for r in range(self.size + 1)]
         low, high = bounds[self.rank], bounds[self.rank + 1]
         views = self._view_areas(piece.dtype, n)
-        # The own part need not be shared: this rank reads it in place.
+        # This rank's part need not be shared: it reads that part in place.
         views[self.rank][:low] = piece[:low]
         views[self.rank][high:] = piece[high:]
         self._finish_turn()
@@ -235,9 +239,9 @@ class SharedGroup(Communicator):
         self._count_traffic(2 * (n - (high - low)) * piece.itemsize)
 
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
-        """Add up this rank's range, of which each turn holds a piece from every rank."""
+        """Sum this rank's range; each turn carries a piece of it from every rank."""
         total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
-        # An area has a slot for each rank that a piece is for.
+        # An area has one slot for the piece of each receiving rank.
         slot = _AREA_BYTES // array.itemsize // self.size
         longest = max(b - a for a, b in itertools.pairwise(bounds))
         for start in range(0, longest, slot):
@@ -260,14 +264,14 @@ class SharedGroup(Communicator):
         return total
 
     def _count_traffic(self, size: int) -> None:
-        """Count bytes that this rank has written for others, and has read as many of theirs."""
+        """Count the bytes that this rank wrote for other ranks; it has read as many from them."""
         self.bytes_sent += size
         self.bytes_received += size
 
-    # -- what each rank has --------------------------------------------------------------------
+    # -- values of each rank --------------------------------------------------------------------
 
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the first rank's array; others, of the same shape and dtype, are overwritten."""
+        """Return the first rank's array; other ranks' arrays, of the same form, are overwritten."""
         flat = array.reshape(-1)
         step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
@@ -284,7 +288,7 @@ class SharedGroup(Communicator):
         return array
 
     def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        # One turn, in which an area holds nothing but these numbers.
+        # One turn, in which an area holds only these numbers.
         views = self._view_areas(words.dtype, len(words))
         views[self.rank][...] = words
         self._finish_turn()
@@ -312,16 +316,16 @@ class SharedGroup(Communicator):
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
-        """Give arrays to a lower rank, or take those of a higher one, in a turn of all ranks."""
+        """Send arrays to a lower rank, or receive a higher rank's, in a turn of all ranks."""
         message = [] if to is None else pack_array_parts(arrays)
         had = self._exchange_messages([message], [] if source is None else [source])
         return [] if source is None else unpack_arrays(had[source])
 
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
-        """Return the first rank's bytes, which its areas hold piece by piece."""
+        """Return the first rank's bytes, which pass through its areas piece by piece."""
         data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
-        # Each area begins with the length of the message (int64); the others learn it in the first
-        # turn, which 1 as the length until then brings about.
+        # Each area begins with the length of the message (int64). The other ranks read it in the
+        # first turn; the initial length of 1 makes them take part in that turn.
         done, length, per_turn = 0, 1, _AREA_BYTES - 8
         while done < length:
             area = self._view_areas(_BYTE, _AREA_BYTES)[0]
@@ -344,12 +348,13 @@ class SharedGroup(Communicator):
     def _exchange_messages(
         self, messages: Sequence[Sequence[Any]], sources: list[int]
     ) -> dict[int, NDArray[np.uint8]]:
-        """Return messages of some ranks to this one; each has one for all, or one for each.
+        """Return the messages that `sources` have for this rank.
 
-        A turn holds the lengths of all messages of a rank, and a piece of each.
+        Each rank has one message for all ranks, or one for each. A turn carries the lengths of all
+        messages of a rank, and a piece of each.
         """
-        # Lengths (int64, filled up to a cache line of 64 bytes), and behind them equal slots of
-        # whole cache lines, one for each message.
+        # Area layout: the lengths (int64, padded to a cache line of 64 bytes), then one slot per
+        # message, equal in size and of whole cache lines.
         n = len(messages)
         head = 8 * n + -8 * n % 64
         slot = (_AREA_BYTES - head) // n // 64 * 64
@@ -377,8 +382,8 @@ class SharedGroup(Communicator):
         return had
 
     def close(self) -> None:
-        """Tell the others that this rank is done; the memory goes with its last user."""
-        # Other ranks may sleep, waiting for a turn of this one that will not come.
+        """Announce that this rank is done; the memory is freed with its last user."""
+        # Other ranks may be asleep, waiting for a turn that this rank will not take.
         self._words[ENDED_WORD] = 1
         fence_memory()
         for _, bell in self._others:
@@ -386,18 +391,19 @@ class SharedGroup(Communicator):
         self._close()
 
 
-#: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
+#: Words of a rank: the last turn it has written, whether it sleeps, and whether it is done.
 TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
-#: Bytes that processors pass to each other at a time (two cache lines, which x86 fetches together):
-#: parts that two ranks write lie in different ones, else each write would take them from the other.
+#: Bytes that processors exchange at a time (two cache lines, which x86 fetches together): parts
+#: that two ranks write must not share such a unit, or each write would evict it from the other's
+#: cache.
 _LINE_BYTES = 128
-#: Nanoseconds that a loop looks for the others before it goes to sleep (1 ms): some gradients'
-#: worth.
+#: Nanoseconds that a loop polls for the other ranks before it sleeps (1 ms): the time of a few
+#: gradients.
 _SPIN_NANOSECONDS = 1_000_000
 
 
 class _BufferGroup(Protocol):
-    """Group of ranks, as far as a buffer of gradients needs it."""
+    """Interface of a rank group that a buffer of gradients needs."""
 
     rank: int
 
@@ -415,7 +421,7 @@ def _round_to_lines(size: int) -> int:
 
 
 class _AreaBuffer(SharedBuffer):
-    """Areas of a group as a buffer of gradients, where each rank's lie one after the other.
+    """Buffer of gradients in the areas of a group; the areas of a rank are adjacent.
 
     Parameters
     ----------
@@ -429,7 +435,7 @@ class _AreaBuffer(SharedBuffer):
     size : int
         Bytes of a gradient.
     in_order : bool
-        Whether to add up in the order of lanes; else each rank's first.
+        Whether to add in the order of lanes; otherwise each rank first adds its own lanes.
     """
 
     def __init__(
@@ -441,13 +447,13 @@ class _AreaBuffer(SharedBuffer):
         size: int,
         in_order: bool,
     ) -> None:
-        # In the order of lanes, each lane has a place for its gradient; else each rank has one, for
-        # the sum of its own lanes.
+        # In the order of lanes, each lane has a place for its gradient; otherwise each rank has one
+        # place, for the sum of its lanes.
         writers = lanes if in_order else [own[:1] for own in lanes]
         self._group, self._size = group, size * len(writers[group.rank])
         segments = [segment for segment, _ in places]
-        # Number of the writer, and the addresses of its place in even and odd turns. Odd turns take
-        # the first area, since turn 1 is the first one.
+        # Number of the writer, and the addresses of its place in even and odd turns. Odd turns use
+        # the first area, since turns are counted from 1.
         found = [
             [
                 (
@@ -460,7 +466,7 @@ class _AreaBuffer(SharedBuffer):
             for s, own in zip(segments, writers, strict=True)
         ]
         joined = [place for own in found for place in own]
-        # What a compiled loop needs to meet another rank without Python.
+        # Addresses with which a compiled loop waits for and wakes another rank without Python.
         others = [
             (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), bell.descriptor)
             for rank, (s, bell) in enumerate(places)
@@ -490,25 +496,25 @@ class _AreaBuffer(SharedBuffer):
 
 
 def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
-    """Return the addresses in even turns, and in odd ones."""
+    """Return the addresses used in even turns, and those used in odd turns, as two rows."""
     return np.ascontiguousarray(np.array(places, np.int64).reshape(-1, 3)[:, 1:].T)
 
 
 def choose_communicator(
     peers: PeerGroup, wait: WaitBound, allowed: bool, own_core: bool = False
 ) -> Communicator:
-    """Return the fastest communicator of the same ranks."""
+    """Return the fastest communicator among the ranks of `peers`."""
     try:
         hosts, places = find_shared_memory(peers, allowed)
     except BaseException:
         peers.close()
         raise
-    # What it took to find out is no traffic of the fit.
+    # The traffic of this search does not count as traffic of the fit.
     peers.bytes_sent = peers.bytes_received = 0
-    # Every rank is alone on its host: there is no memory to share.
+    # If every rank is alone on its host, there is no memory to share.
     if len(hosts) == peers.size:
         return peers
-    # Ranks that are alone on their host have no local group; the others share memory there.
+    # A rank that is alone on its host has no local group; the others share memory on theirs.
     local = None
     if len(places) > 1:
         lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}
@@ -520,17 +526,18 @@ def choose_communicator(
 
 
 class TwoLevelGroup(Communicator):
-    """Communicator of several hosts in two levels: within a host, and between hosts' first ranks.
+    """Communicator of several hosts, in two levels: within hosts, and between their first ranks.
 
-    A sum is three steps: each host sums in its memory, the hosts' first ranks sum over the network,
-    and tell the sum to the others of their hosts. So each byte goes over the network once a host.
+    A sum takes three steps: each host sums in its shared memory, the first ranks of the hosts sum
+    over the network, and each sends the sum to the other ranks of its host. So each byte crosses
+    the network once per host.
 
     Parameters
     ----------
     peers : PeerGroup
         All ranks; closed with the communicator.
     local : SharedGroup or None
-        Group of this host; None for a rank that is alone there.
+        Group of this host; None for a rank that is alone on its host.
     hosts : list of list of int
         The ranks of each host.
     """
@@ -570,7 +577,7 @@ class TwoLevelGroup(Communicator):
                 out[...] = total
                 total = out
         if self._local is not None:
-            # The ranks that are no host's first get the sum of all hosts.
+            # All ranks but each host's first get the sum of all hosts.
             total = self._local.broadcast(total)
         self._count_traffic()
         return total
@@ -582,7 +589,7 @@ class TwoLevelGroup(Communicator):
         return self._peers.find_missing_ranks()
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
-        # One array, which other ranks may pass on unread.
+        # One array of bytes, which other ranks forward without unpacking it.
         data = [np.frombuffer(pack_arrays(arrays), np.uint8)]
         if self._local is not None:
             data = [own for (own,) in self._local.allgather(data)]
@@ -597,8 +604,8 @@ class TwoLevelGroup(Communicator):
         return [unpack_arrays(by_rank[rank]) for rank in range(self.size)]
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        """Exchange within the host by its memory, and with ranks of other hosts by sockets."""
-        # Sockets between ranks of a host only tell that both live.
+        """Exchange within the host through its memory, and with other hosts over sockets."""
+        # Sockets between ranks of one host only show that both are alive.
         others = [rank for rank in self._order if rank not in self._here]
         had = self._peers.exchange(arrays, others)
         within = [arrays[rank] for rank in self._here]
@@ -609,7 +616,7 @@ class TwoLevelGroup(Communicator):
         return [had[rank] for rank in range(self.size)]
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
-        """Merge in the order of the hosts, and of the ranks of each."""
+        """Merge in the order of the hosts, and within each host in the order of its ranks."""
         if self._local is not None:
             arrays = self._local.reduce(arrays, merge)
         if self._first is not None:
@@ -643,19 +650,21 @@ class TwoLevelGroup(Communicator):
         self._peers.close()
 
 
-#: Place of a rank that shares no memory: machine, process, and descriptors of memory and pipe.
+#: Place of a rank that shares no memory. The numbers are machine, process, and the descriptors of
+#: memory and pipe.
 _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
 def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], RankMemory]:
-    """Return the ranks of each host, and the memory of those on this one's host."""
-    # A rank that takes no part still calls, with a place of zeros: collectives are of all ranks.
+    """Return the ranks of each host, and the memory of the ranks on this host."""
+    # A rank that shares no memory still makes the calls, with a place of zeros: collectives need
+    # all ranks.
     own = make_rank_memory() if allowed else None
     place = _NOWHERE
     if own is not None:
         place = np.array([identify_machine(), os.getpid(), own[2], own[1].descriptor])
     try:
-        # Step 1: all ranks tell where their memory is; each opens what it can reach.
+        # Step 1: every rank announces where its memory is, and opens the memory that it can reach.
         places = [_check_numbers(arrays) for arrays in peers.allgather([place])]
         seen = {
             rank: pair
@@ -663,31 +672,31 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
             if own is not None
             and (pair := own[:2] if rank == peers.rank else _open_if_local(place))
         }
-        # Zeros stand for memory that this rank does not see.
+        # Zeros mean memory that this rank cannot read.
         read = np.zeros((peers.size, TOKEN_BYTES), np.uint8)
         for rank, (segment, _) in seen.items():
             read[rank] = np.frombuffer(segment.token, np.uint8)
-        # Step 2: all tell which tokens they have read. Only who reads the right token sees the
-        # memory itself, and not another object under the same number.
+        # Step 2: every rank announces the tokens it has read. A rank that read the right token sees
+        # the memory itself, and not another object under the same number.
         tokens = [_check_tokens(arrays, peers.size) for arrays in peers.allgather([read])]
     finally:
         if own is not None:
             os.close(own[2])
-    # Step 3: all ranks have the same tokens, and so group the ranks alike.
+    # Step 3: all ranks have the same tokens, so they all form the same groups.
     hosts = _group_by_host(tokens)
     mine = next(ranks for ranks in hosts if peers.rank in ranks)
     return hosts, {rank: seen[rank] for rank in mine if rank in seen}
 
 
 def _check_numbers(arrays: list[NDArray[Any]]) -> list[int]:
-    """Return the numbers of a rank's memory, as it announced them; raise for anything else."""
+    """Return the four numbers that a rank announced for its memory; raise if they are malformed."""
     if [(a.dtype, a.shape) for a in arrays] != [(_NOWHERE.dtype, _NOWHERE.shape)]:
         raise make_malformed_error("no place of its memory")
     return [int(number) for number in arrays[0]]
 
 
 def _check_tokens(arrays: list[NDArray[Any]], size: int) -> NDArray[np.uint8]:
-    """Return the tokens that a rank has read in the others' memory; raise for anything else."""
+    """Return the tokens that a rank read in other ranks' memory; raise if they are malformed."""
     if [(a.dtype, a.shape) for a in arrays] != [(np.dtype(np.uint8), (size, TOKEN_BYTES))]:
         raise make_malformed_error("no tokens")
     return arrays[0]
@@ -701,14 +710,14 @@ def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
         return q == r or bool(tokens[q][r].any() and (tokens[q][r] == tokens[r][r]).all())
 
     seen = [[r for r in ranks if sees(q, r)] for q in ranks]
-    # Where some ranks see each other only one way, no rank shares memory.
+    # If visibility is one-way between any two ranks, no rank shares memory.
     if any(seen[r] != seen[q] for q in ranks for r in seen[q]):
         return [[r] for r in ranks]
     return [some for rank, some in enumerate(seen) if some[0] == rank]
 
 
 def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
-    """Return new memory, its wake pipe and its descriptor, to close once found, else None."""
+    """Return new memory, its wake pipe and its descriptor; None if the system has none."""
     try:
         bell = WakePipe.make()
         segment, memory = SharedSegment.make(SEGMENT_BYTES)
@@ -723,7 +732,7 @@ def open_rank_memory(pid: int, memory: int, bell: int) -> tuple[SharedSegment, W
 
 
 def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
-    """Return the memory and wake pipe at a place of this machine; None where not reachable."""
+    """Return the memory and wake pipe at a place; None if it is not reachable from here."""
     host, *numbers = place
     if host and host == identify_machine():
         with contextlib.suppress(OSError):
@@ -731,17 +740,18 @@ def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
     return None
 
 
-#: All-gather of small values by way of the first server: takes this rank's, returns all by rank.
+#: All-gather of small values through the first server: takes this rank's value, returns all by
+#: rank.
 TellAll = Callable[[Any], list[Any]]
 
 
 class OneHostMeeting:
-    """Meeting of ranks that may all be on one host; it holds this rank's memory for the others.
+    """Setup of shared memory among ranks that may all be on one host; it holds this rank's memory.
 
     Parameters
     ----------
     allowed : bool
-        Whether this rank takes part.
+        Whether this rank may share memory.
     """
 
     def __init__(self, allowed: bool) -> None:
@@ -763,12 +773,12 @@ class OneHostMeeting:
         wait: WaitBound,
         look: float = SPIN_SECONDS,
     ) -> SharedGroup | None:
-        """Return the communicator of all ranks; None on all where some do not see each other."""
+        """Return the communicator of all ranks; None on all of them if any cannot see another."""
         places = [_check_place(place) for place in places]
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
             return None
         seen = self._open_all_memory(rank, places)
-        # One rank that cannot see another is enough: then all take sockets, together.
+        # If a single rank cannot see another, all ranks use sockets.
         if not all(said is True for said in tell(seen is not None)) or seen is None:
             return None
         return SharedGroup(rank, *seen, wait, look=look)
@@ -776,7 +786,7 @@ class OneHostMeeting:
     def _open_all_memory(
         self, rank: int, places: list[list[Any]]
     ) -> tuple[RankMemory, dict[int, ProcessLife]] | None:
-        """Return memory and lives of all ranks; None where this one does not see them all."""
+        """Return all ranks' memory and liveness checks; None if this rank cannot see them all."""
         assert self._own is not None
         segment, bell, _ = self._own
         found: RankMemory = {rank: (segment, bell)}
@@ -785,8 +795,8 @@ class OneHostMeeting:
             for other, (_, pid, memory, number, token) in enumerate(places):
                 if other == rank:
                     continue
-                # Before its memory is opened by number: while the process lives, its number means
-                # the same.
+                # The process is opened before its memory: while it is alive, its number cannot be
+                # reused.
                 lives[other] = ProcessLife(pid)
                 found[other] = theirs = open_rank_memory(pid, memory, number)
                 if theirs[0].token.hex() != token:
@@ -797,13 +807,13 @@ class OneHostMeeting:
         return found, lives
 
     def close(self) -> None:
-        """Close what the others no longer need to find it."""
+        """Close the descriptor of the memory once the other ranks have opened it."""
         if self._own is not None:
             os.close(self._own[2])
 
 
 def _check_place(place: Any) -> list[Any]:
-    """Return the place that a rank announced; raise for anything else."""
+    """Return the place that a rank announced; raise if it is malformed."""
     kinds = [int, int, int, int, str]
     if not isinstance(place, list | tuple) or [type(part) for part in place] != kinds:
         raise make_malformed_error("no place of its memory")

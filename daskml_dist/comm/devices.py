@@ -1,7 +1,8 @@
-"""All-reduce of arrays that lie on GPUs: NCCL within a host, the host's communicator between them.
+"""All-reduce of arrays on GPUs: NCCL within a host, the host's communicator between hosts.
 
-Which way arrays go is decided by all ranks together, from what each says of itself, so that they
-never part ways. NCCL itself sits behind `DeviceGroup`; all else here is plain Python.
+All ranks choose the route of the arrays together, from what each announces about itself, so that
+they always make the same choice. NCCL itself is behind `DeviceGroup`; everything else here is plain
+Python.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
 from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
 
-#: Oldest version of NCCL that has the calls of nccl4py, 2.23, in NCCL's own numbers.
+#: Oldest version of NCCL with the calls that nccl4py needs: 2.23, as NCCL encodes it.
 _OLDEST_NCCL = 22300
 
 
 class DeviceGroup(Protocol):
-    """Group of the GPUs of one host, which add and share arrays among themselves."""
+    """Group of the GPUs of one host, which sum and broadcast arrays among themselves."""
 
-    #: Bytes sent, and as many received, by this rank.
+    #: Bytes sent by this rank; it receives as many.
     bytes_moved: int
 
     def all_reduce(self, array: Any) -> Any:
@@ -40,31 +41,31 @@ class DeviceGroup(Protocol):
         """Return the array of rank `root`; others, of the same shape and dtype, are overwritten."""
 
     def abort(self) -> None:
-        """Give up what is under way; may be called twice."""
+        """Abandon pending operations; may be called twice."""
 
     def close(self) -> None:
-        """End in order, all ranks; may be called twice, and after :meth:`abort`."""
+        """End the group in order, on all ranks; may be called twice, and after :meth:`abort`."""
 
 
-#: Function that makes the group of a host, from this rank's place in it, the number of its ranks,
+#: Function that makes the group of a host from this rank's place in it, the number of its ranks,
 #: NCCL's identifier of the group, and the bound of its waits.
 MakeGroup = Callable[[int, int, bytes, WaitBound], DeviceGroup]
 
 
-# -- the decision --------------------------------------------------------------------------------
+# -- choice of the route -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Place of a rank, as it tells the others.
+    """Host, GPU and NCCL of a rank, as it announces them to the other ranks.
 
     Parameters
     ----------
     host : str
     gpu : str
-        PCI address of its GPU, by which NCCL tells GPUs apart; empty: it has none.
+        PCI address of its GPU, by which NCCL distinguishes GPUs; empty if it has none.
     nccl : int
-        NCCL's version (22809 is 2.28.9); 0: there is none.
+        NCCL's version (22809 is 2.28.9); 0 if it is missing.
     """
 
     host: str
@@ -73,7 +74,7 @@ class DevicePlace:
 
     @classmethod
     def of_this_process(cls, backend: Backend) -> DevicePlace:
-        """Return this process's place, with the calling thread's GPU if its backend uses one."""
+        """Return this process's place, with the calling thread's GPU if the backend uses one."""
         found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
         return cls(platform.node(), *found)
 
@@ -87,7 +88,7 @@ class DeviceRoute:
     hosts : list of list of int
         The ranks of each host.
     problem : str
-        Why they go through host memory, with the remedy; empty: NCCL takes them.
+        Why arrays go through host memory, with the remedy; empty if NCCL carries them.
     """
 
     hosts: list[list[int]]
@@ -95,7 +96,7 @@ class DeviceRoute:
 
 
 def choose_route(places: list[DevicePlace]) -> DeviceRoute:
-    """Choose the way from what all ranks said; the same list gives the same answer everywhere."""
+    """Choose the route from all ranks' places; the same list gives the same route on every rank."""
     # Ranks of one host, in the order of the ranks.
     by_host: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
@@ -105,8 +106,8 @@ def choose_route(places: list[DevicePlace]) -> DeviceRoute:
 
 
 def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
-    """Return why NCCL cannot take the arrays, with the remedy; empty where it can."""
-    # In the order of what a user would mend first.
+    """Return why NCCL cannot carry the arrays, with the remedy; empty if it can."""
+    # In the order in which a user would fix the problems.
     if any(not place.gpu for place in places):
         return "a worker has no GPU; give every worker one"
     if len(hosts) == len(places):
@@ -133,25 +134,25 @@ def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
 
 
 class DeviceCommunicator(Communicator):
-    """Communicator of device arrays and NumPy's, of all ranks alike.
+    """Communicator of device arrays and NumPy arrays, among the same ranks.
 
-    Sums of device arrays lie on the device. What is gathered, exchanged or merged of them goes
-    through host memory, and comes as NumPy arrays.
+    Sums of device arrays stay on the device. Device arrays that are gathered, exchanged or merged
+    go through host memory, and are returned as NumPy arrays.
 
     Device arrays are summed within each host by its group; then the first ranks of the hosts sum
-    over the network, and tell the others. Without groups they go through host memory. NumPy arrays
-    go the host's way at once.
+    over the network and broadcast the result to the other ranks of their hosts. Without groups they
+    go through host memory. NumPy arrays go directly to the host's communicator.
 
     Parameters
     ----------
     host : Communicator
-        Of the same ranks, for arrays in host memory; closed with this one.
+        Communicator of the same ranks, for arrays in host memory; closed with this one.
     backend : Backend
     route : DeviceRoute
     group : DeviceGroup or None
-        This host's; None where it has one rank, or NCCL is not used.
+        This host's group; None if the host has one rank, or NCCL is not used.
     firsts : Communicator or None
-        Among the first ranks of the hosts, on those; None where there is one host.
+        Communicator of the hosts' first ranks, on those ranks; None if there is one host.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class DeviceCommunicator(Communicator):
         self.sums_on_device = not route.problem
         self._host, self._backend = host, backend
         self._group, self._firsts = group, firsts
-        # What it took to meet is no traffic of the fit.
+        # The traffic of the setup does not count as traffic of the fit.
         self._met = host.bytes_sent, host.bytes_received
 
     @property
@@ -190,14 +191,14 @@ class DeviceCommunicator(Communicator):
         return total
 
     def _sum_through_host(self, communicator: Communicator, array: Any) -> Any:
-        """Return a sum over ranks that is made in host memory."""
+        """Return a sum over ranks that is computed in host memory."""
         return self._backend.to_device(communicator.allreduce(self._backend.to_numpy(array)))
 
     def _sum_by_levels(self, array: Any) -> Any:
-        """Sum within the host on its GPUs, then between the hosts' first ranks; share the sum."""
+        """Sum within the host on its GPUs, then between hosts' first ranks; broadcast the sum."""
         try:
-            # Each host's sum is on all its GPUs; its first rank adds the sums of other hosts, and
-            # only then the others need the new one.
+            # All GPUs of a host have the host's sum. Its first rank adds the sums of other hosts;
+            # only then do the other ranks need the new sum.
             if self._group is not None:
                 array = self._group.all_reduce(array)
             if self._firsts is not None:
@@ -205,14 +206,15 @@ class DeviceCommunicator(Communicator):
             if self._group is not None and len(self.route.hosts) > 1:
                 array = self._group.broadcast(array, 0)
         except BaseException:
-            # What the others of this host have begun ends only when all give it up.
+            # Pending operations of the other ranks of this host only end when all ranks abandon
+            # them.
             self.abort()
             raise
         return array
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
-            # NCCL's sum is on every GPU anyhow: the own range is a part of it.
+            # NCCL computes the sum on every GPU in any case; this rank's range is a part of it.
             own = slice(bounds[self.rank], bounds[self.rank + 1])
             return self.allreduce(array)[own]
         own = self._host.reduce_scatter(array, bounds)
@@ -252,7 +254,7 @@ class DeviceCommunicator(Communicator):
         self.bytes_received = within - received + sum(part.bytes_received for part in parts)
 
     def abort(self) -> None:
-        """Give up what the GPUs have under way; a new generation makes new groups."""
+        """Abandon the GPUs' pending operations; a new generation makes new groups."""
         if self._group is not None:
             self._group.abort()
 
@@ -276,11 +278,11 @@ def make_device_communicator(
 ) -> Communicator:
     """Return a communicator of device arrays, whose route all ranks have agreed on.
 
-    Where no rank has a GPU it is that of the host itself.
+    If no rank has a GPU, the host's communicator itself is returned.
     """
     try:
-        # Step 1: all ranks say what they have. Step 2: each chooses the same route from the same
-        # list. Step 3: all open it, or none does.
+        # Step 1: all ranks announce their places. Step 2: each chooses the same route from the same
+        # list. Step 3: either all ranks open the route, or none does.
         places = _gather_places(host, place or DevicePlace.of_this_process(backend))
         if not any(found.gpu for found in places) and backend.device == "cpu":
             return host
@@ -315,22 +317,22 @@ def _open_group(
     identify: Callable[[], bytes],
     make: MakeGroup,
 ) -> tuple[DeviceGroup | None, str]:
-    """Return this host's group, and why there is none: all ranks have theirs, or none has.
+    """Return this host's group, or None and the reason; all ranks have groups, or none has.
 
-    It is a collective of all ranks: each makes both all-gathers, whatever failed on it before.
+    It is a collective of all ranks: each performs both all-gathers, even if it failed before.
     """
     ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
     group, failure, own = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:
         own, failure = _try_or_report(identify, b"")
-    # NCCL's identifier of each host, which its first rank has made.
+    # NCCL's identifier of each host's group, made by the host's first rank.
     said = host.allgather([np.frombuffer(own, np.uint8)])
     identifier = said[ranks[0]][0].tobytes()
     if len(ranks) > 1 and identifier:
         place = ranks.index(host.rank)
         group, failure = _try_or_report(lambda: make(place, len(ranks), identifier, wait), None)
     try:
-        # All ranks hear of a failure on any of them, and give NCCL up together.
+        # All ranks learn of a failure on any of them, and all give up NCCL together.
         outcomes = host.allgather([np.frombuffer(failure.encode(), np.uint8)])
     except BaseException:
         if group is not None:
@@ -344,7 +346,7 @@ def _open_group(
 
 
 def _try_or_report(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
-    """Return a result and no failure, or else the failure; waits that ended are raised."""
+    """Return a result and no failure, or `otherwise` and the failure; other errors are raised."""
     try:
         return make(), ""
     except CommunicationError as error:

@@ -1,12 +1,12 @@
 """Listener for the sockets of a run, and calls to the listener of another process.
 
-A connection is two channels, one a direction, since a TLS socket must not be read and written at
-the same time. Every socket begins with a proof of both sides (`handshake`). For a channel the
-caller then offers a ring of shared memory, which a listener of the same host and user takes up; the
-socket then only shows that both sides live.
+A connection has two channels, one per direction, since a TLS socket must not be read and written at
+the same time. On every socket both sides first prove themselves (`handshake`). For a channel the
+caller then offers a ring of shared memory, which a listener of the same host and user accepts; the
+socket then only shows that both sides are alive.
 
-Anyone who reaches the port may open a socket, so nothing before the proof can cost much: a
-handshake has one deadline, few are under way at a time, and no failure of one ends the listening.
+Any process that reaches the port may open a socket, so work before the proof must be cheap: a
+handshake has one deadline, few run at a time, and a failed one never stops the listener.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from daskml_dist.comm.handshake import (
 )
 from daskml_dist.errors import CommunicationError
 
-#: Speakers of the words after the handshake proper, by which proofs of the two sides differ.
+#: Senders of the messages after the basic handshake, which make the proofs of the two sides differ.
 CALLER, ANSWER = b"caller", b"answer"
-#: Sockets whose handshake is under way at a time, each with a thread: as many callers as a burst of
-#: honest trainers is, and few enough threads that strangers cannot exhaust the process.
+#: Most sockets in a handshake at a time, each with a thread: enough for a burst of real trainers,
+#: and few enough that unknown callers cannot exhaust the process.
 _MAX_HANDSHAKES = 128
-#: Seconds that a handshake has in any case, far more than an honest one takes; an older one gives
-#: way where there are too many.
+#: Seconds that every handshake is allowed, far more than a real one takes; older ones are evicted
+#: if there are too many.
 _GRACE_SECONDS = 3.0
-#: Seconds between two looks at which half connections have expired.
+#: Seconds between two checks for expired half connections.
 _EXPIRY_SECONDS = 1.0
-#: Seconds to wait where the system has no descriptor or thread left.
+#: Seconds to wait if the system has no descriptor or thread left.
 _PAUSE_SECONDS = 0.05
 
 
@@ -69,9 +69,9 @@ class Credentials:
     secret : bytes
     listen, connect : ssl.SSLContext, optional
     settings : ConnectionSettings
-        How connections behave once they stand.
+        Behaviour of the connections once they are open.
     patience : float
-        Seconds that a whole handshake may take, TLS's included.
+        Seconds that a whole handshake may take, including TLS.
     """
 
     secret: bytes = field(repr=False)
@@ -83,31 +83,31 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Channel:
-    """One direction of a connection: a socket, and a ring where both are on one host."""
+    """One direction of a connection: a socket, and a ring if both sides are on one host."""
 
     sock: socket.socket
     ring: Ring | None = None
 
     def open_inbox(self, wait: WaitBound | None) -> Inbox:
-        """Return the reading side; see `Inbox`."""
+        """Return the reading side."""
         if self.ring is None:
             return Inbox(self.sock, wait)
         return RingInbox(self.sock, wait, self.ring)
 
     def open_outbox(self, wait: WaitBound | None) -> Outbox:
-        """Return the writing side; see `Outbox`."""
+        """Return the writing side."""
         if self.ring is None:
             return Outbox(self.sock, wait)
         return RingOutbox(self.sock, wait, self.ring)
 
     def close(self) -> None:
-        """Close the socket, with which the ring ends too; may be called twice."""
+        """Close the socket, which also ends the ring; may be called twice."""
         close_socket(self.sock)
 
 
 @dataclass(eq=False)
 class _PendingSocket:
-    """Socket that came in and has not proved itself; with TLS its wrapper takes its place."""
+    """Accepted socket that has not proved itself; with TLS, its wrapper replaces it."""
 
     sock: socket.socket
     since: float = field(default_factory=time.monotonic)
@@ -124,18 +124,18 @@ class _HalfConnection:
 
 
 class Listener:
-    """Listener that accepts the sockets of a run and hands on whole connections.
+    """Listener that accepts the sockets of a run and passes on complete connections.
 
     Parameters
     ----------
     host : str
-        Address to bind to; the port is the system's choice.
+        Address to bind to; the system chooses the port.
     credentials : Credentials
     on_pair : callable, optional
-        Called in a thread of its own with the two channels (to read, to write) of a connection,
-        which the listener closes with itself until the call returns.
+        Called in a thread of its own with the two channels (to read, to write) of a connection.
+        Until the call returns, closing the listener closes both.
     on_peer : callable, optional
-        Called with (rank, socket) for the socket of another trainer, which is then the callee's.
+        Called with (rank, socket) for the socket of another trainer, which the callee then owns.
     key : str, default=""
         Name of the listener, which its callers must know.
     announced : str, optional
@@ -144,7 +144,7 @@ class Listener:
     Attributes
     ----------
     endpoint : Endpoint
-        What to tell callers; another one they cannot prove.
+        Endpoint that callers must use; the handshake fails for any other.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class Listener:
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=512)
-        # accept() returns now and then, so that expired halves are closed without a thread of their
-        # own.
+        # accept() returns regularly, so that expired half connections are closed without another
+        # thread.
         self._server.settimeout(_EXPIRY_SECONDS)
         self.port: int = self._server.getsockname()[1]
         self.endpoint = Endpoint(key, announced or host, self.port)
@@ -174,7 +174,7 @@ class Listener:
         #: Sockets of channels, which :meth:`close` closes.
         self._open: set[socket.socket] = set()
         self._closed = False
-        #: Guards all four, and tells that a handshake has ended.
+        #: Guards all four; notified when a handshake has ended.
         self._changed = threading.Condition()
         threading.Thread(target=self._accept, daemon=True, name="daskml-listen").start()
 
@@ -190,7 +190,8 @@ class Listener:
             except TimeoutError:
                 continue
             except OSError:
-                # No descriptor is left, or the caller is gone again: others can still come.
+                # No descriptor is left, or the caller has disconnected: later callers may still
+                # succeed.
                 self._pause()
                 continue
             self._start_handshake(sock)
@@ -202,7 +203,7 @@ class Listener:
                 self._changed.wait(_PAUSE_SECONDS)
 
     def _start_handshake(self, sock: socket.socket) -> None:
-        """Start the handshake of a socket that came in, in a thread of its own."""
+        """Start the handshake of an accepted socket in a thread of its own."""
         guest = _PendingSocket(sock)
         with self._changed:
             self._guests[guest] = None
@@ -216,18 +217,18 @@ class Listener:
             self._pause()
 
     def _make_room(self) -> None:
-        """Wait until one more handshake may begin; the oldest one gives way after its grace."""
+        """Wait until another handshake may begin; evict the oldest one after its grace period."""
         with self._changed:
             while len(self._guests) >= _MAX_HANDSHAKES and not self._closed:
                 oldest = next(iter(self._guests))
-                # Honest callers finish within the grace; a flood of silent ones cannot shut them
-                # out.
+                # Real callers finish within the grace period, so a flood of silent ones cannot keep
+                # them out.
                 left = oldest.since + _GRACE_SECONDS - time.monotonic()
                 if left <= 0 and not oldest.is_evicted:
                     oldest.is_evicted = True
                     close_socket(oldest.sock)
-                # An evicted guest counts until its thread has noticed, so that a burst of callers
-                # cannot start threads faster than those of evicted guests end.
+                # An evicted socket counts until its thread has noticed, so that a burst of callers
+                # cannot start threads faster than the threads of evicted sockets end.
                 self._changed.wait(None if oldest.is_evicted else left)
 
     def _drop_socket(self, guest: _PendingSocket) -> None:
@@ -238,7 +239,7 @@ class Listener:
             self._changed.notify_all()
 
     def _close_expired(self) -> None:
-        """Close the channels whose other half does not come."""
+        """Close the channels whose other half did not arrive in time."""
         before = time.monotonic() - self._credentials.patience
         with self._changed:
             for name, half in list(self._half.items()):
@@ -249,14 +250,14 @@ class Listener:
     # -- one socket ----------------------------------------------------------------------------
 
     def _handle_socket(self, guest: _PendingSocket) -> None:
-        """Pass the handshake of a socket, and hand on the connection that it completes."""
+        """Perform the handshake of a socket, and pass on the connection that it completes."""
         try:
             role, name, channel = self._authenticate(guest)
-        except Exception:  # a stranger, or a caller that is gone: no concern of other callers
+        except Exception:  # an unknown or disconnected caller does not affect the others
             self._drop_socket(guest)
             return
         with self._changed:
-            # An evicted guest is closed already.
+            # An evicted socket is closed already.
             known = not guest.is_evicted and not self._closed
             self._guests.pop(guest, None)
             self._changed.notify_all()
@@ -271,17 +272,17 @@ class Listener:
             channel.close()
 
     def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
-        """Pass the handshake; return the role, name and channel of a caller that proved itself."""
+        """Perform the handshake; return the role, name and channel of the proven caller."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
         tune_socket(guest.sock, credentials.settings)
         if credentials.listen is not None:
-            with self._changed:  # which also closes guests
+            with self._changed:  # close() and eviction use guest.sock, too
                 guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
             do_tls_handshake(guest.sock, deadline)
         role, name, session = receive_hello(guest.sock, deadline, credentials.secret, self.endpoint)
         words = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
-        # Trainers among themselves find shared memory all together (`meeting`), not by socket.
+        # Trainers set up shared memory together (`choosing_communicators`), not per socket.
         if role != PEER:
             ring, answer = accept_ring_offer(words, credentials.settings.shared_memory)
             session.send_words(ANSWER, answer)
@@ -290,20 +291,20 @@ class Listener:
     def _pair_channels(
         self, role: bytes, name: bytes, channel: Channel
     ) -> tuple[Channel, Channel] | None:
-        """Return the channels to read and to write, once both are there, else None."""
+        """Return the channels to read and to write once both have arrived, else None."""
         self._open.add(channel.sock)
-        # The two channels of a connection come as two sockets of one name, in any order.
+        # The two channels of a connection arrive as two sockets of one name, in any order.
         other = self._half.pop(name, None)
         if other is None:
             self._half[name] = _HalfConnection(role, channel)
             return None
-        if other.role == role:  # one end of each direction, or nothing
+        if other.role == role:  # a connection needs one channel per direction
             self._close_channels(channel, other.channel)
             return None
         return (channel, other.channel) if role == UP else (other.channel, channel)
 
     def _serve(self, up: Channel, down: Channel) -> None:
-        """Hand a connection on, in this thread, and forget its sockets once it is over."""
+        """Pass a connection on, in this thread, and forget its sockets afterwards."""
         assert self._on_pair is not None
         try:
             self._on_pair(up, down)
@@ -312,13 +313,13 @@ class Listener:
                 self._open.difference_update((up.sock, down.sock))
 
     def _close_channels(self, *channels: Channel) -> None:
-        """Close channels that are not handed on."""
+        """Close channels that were not passed on."""
         for channel in channels:
             self._open.discard(channel.sock)
             channel.close()
 
     def close(self) -> None:
-        """Stop listening and close every socket that came in; may be called twice."""
+        """Stop listening and close every accepted socket; may be called twice."""
         with self._changed:
             self._closed = True
             for sock in [self._server, *(guest.sock for guest in self._guests), *self._open]:
@@ -332,7 +333,7 @@ class Listener:
 def wrap_in_tls(
     sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False, host: str = ""
 ) -> ssl.SSLSocket:
-    """Return a socket under TLS, whose handshake is still to come."""
+    """Return a TLS socket that has not performed its handshake yet."""
     return context.wrap_socket(
         sock,
         server_side=server_side,
@@ -342,17 +343,17 @@ def wrap_in_tls(
 
 
 def do_tls_handshake(sock: socket.socket, deadline: HandshakeDeadline) -> None:
-    """Make TLS's handshake."""
+    """Perform the TLS handshake."""
     assert isinstance(sock, ssl.SSLSocket)
     deadline.limit_next_call(sock)
     sock.do_handshake()
 
 
 class _ListenerCall:
-    """Call of a listener: one socket, which has sent its hello; closed where anything fails.
+    """Call to a listener on one socket, which has sent its hello; closed if a step fails.
 
-    Its steps are :meth:`verify`, :meth:`offer` and :meth:`channel`, apart from each other so that
-    the two calls of a connection wait for their answers at the same time.
+    Its steps are :meth:`verify`, :meth:`offer` and :meth:`channel`. They are separate so that the
+    two calls of a connection wait for their answers at the same time.
     """
 
     def __init__(
@@ -373,7 +374,7 @@ class _ListenerCall:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Close the call where it fails, and tell that the listener cannot be reached."""
+        """Close the call on an error, and report that the listener cannot be reached."""
         try:
             yield
         except OSError as error:
@@ -386,7 +387,7 @@ class _ListenerCall:
             ) from error
 
     def verify(self) -> tuple[socket.socket, HandshakeSession]:
-        """Return the socket, to a listener that has proved itself."""
+        """Return the socket and the session once the listener has proved itself."""
         assert self._sock is not None
         with self._reaching():
             secret, hello = self._credentials.secret, self._hello
@@ -403,7 +404,7 @@ class _ListenerCall:
             session.send_words(CALLER, offer.data)
 
     def channel(self) -> Channel:
-        """Return the channel, once the offer is answered."""
+        """Return the channel once the offer has been answered."""
         assert self._open is not None
         sock, session, offer = self._open
         try:
@@ -416,7 +417,7 @@ class _ListenerCall:
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:
-        """Close the call where it fails, and tell that a proven listener was lost."""
+        """Close the call on an error, and report that a proven listener was lost."""
         try:
             yield
         except OSError as error:
@@ -432,10 +433,10 @@ class _ListenerCall:
 
 
 def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
-    """Return the two channels of a new connection: the one to send on, the one to receive from."""
+    """Return the two channels of a new connection: one to send on, one to receive from."""
     name = secrets.token_bytes(NAME_BYTES)
     with ExitStack() as failed:
-        # Both channels make each step before either waits for an answer: one round trip for both.
+        # Each step is made on both channels before waiting for an answer: one round trip for both.
         up = _ListenerCall(endpoint, credentials, UP, name)
         failed.callback(up.close)
         down = _ListenerCall(endpoint, credentials, DOWN, name)
@@ -448,7 +449,7 @@ def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel
 
 
 def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket.socket:
-    """Return a new socket, on which trainer `rank` sends to another."""
+    """Return a new socket on which trainer `rank` sends to another trainer."""
     sock, session = _ListenerCall(
         endpoint, credentials, PEER, rank.to_bytes(NAME_BYTES, "big")
     ).verify()

@@ -1,6 +1,6 @@
 """NCCL between the GPUs of one host, in calls that never block.
 
-CuPy and nccl4py are imported where they are used, so that this module loads where there are none.
+CuPy and nccl4py are imported where they are used, so that this module loads without them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from daskml_dist.errors import CommunicationError
 #: Values of NCCL's ncclResult_t.
 _SUCCESS, _IN_PROGRESS = 0, 7
 #: Seconds for which a wait yields without sleeping, longer than a small all-reduce takes; and the
-#: seconds of each sleep after that.
+#: seconds of each sleep afterwards.
 _SPIN_SECONDS, _NAP_SECONDS = 1e-3, 1e-4
 #: Module of nccl4py that imports torch at the first call with an array (`_hide_torch_interop`).
 _TORCH_DOOR = "nccl.core.interop.torch"
-#: Seconds for NCCL to end a communicator, before it is given up.
+#: Seconds for NCCL to end a communicator before it is abandoned.
 _GOODBYE_SECONDS = 5.0
 
 
 class NcclGroup:
-    """Group of GPUs that sum by NCCL, whose calls never block: each wait here has a bound.
+    """Group of GPUs that sum through NCCL, whose calls never block: each wait here has a bound.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class NcclGroup:
 
     @classmethod
     def make(cls, rank: int, size: int, identifier: bytes, wait: WaitBound) -> NcclGroup:
-        """Return the group of a host's ranks, once all have met."""
+        """Return the group of a host's ranks, once all have joined."""
         nccl = import_module("nccl.core")
         with _translate_errors():
             unique = nccl.UniqueId.from_bytes(identifier)
-            # A blocking communicator could not be given up when a worker of the group dies.
+            # A blocking communicator could not be aborted when a worker of the group dies.
             config = nccl.NCCLConfig(blocking=False)
             communicator = nccl.Communicator.init(size, rank, unique, config)
         return cls(communicator, size, wait)
@@ -58,10 +58,10 @@ class NcclGroup:
     def all_reduce(self, array: Any) -> Any:
         """Return the sum over the ranks, in place where `array` is contiguous.
 
-        NCCL adds each part on one rank and copies the sum, so that all get the same bits.
+        NCCL adds each part on one rank and copies the sum, so that all ranks get the same bits.
         """
         operation = import_module("nccl.core").SUM
-        # A ring sends 2 (n - 1) / n of the array from each rank.
+        # A ring sends 2 (n - 1) / n of the array from each of n ranks.
         self.bytes_moved += 2 * (self._size - 1) * array.nbytes // self._size
         return self._call_and_wait(
             lambda own, a, s: own.allreduce(a, a, operation, stream=s), array
@@ -73,7 +73,7 @@ class NcclGroup:
         return self._call_and_wait(lambda own, a, s: own.broadcast(a, a, root, stream=s), array)
 
     def _call_and_wait(self, call: Callable[[Any, Any, int], None], array: Any) -> Any:
-        """Call NCCL in the current stream, and wait for what it does."""
+        """Call NCCL in the current stream, and wait until its work is done."""
         if not array.size:
             return array
         if self._communicator is None:
@@ -83,7 +83,7 @@ class NcclGroup:
         try:
             with _translate_errors(), _hide_torch_interop():
                 call(self._communicator, array, stream)
-            # Nothing else may go to the stream before NCCL has put its work there.
+            # Nothing else may enter the stream before NCCL has enqueued its work there.
             self._wait_until(self._is_settled, what)
             is_done = _record_event()
             self._wait_until(lambda: self._is_settled() and is_done(), what)
@@ -93,7 +93,7 @@ class NcclGroup:
         return array
 
     def _is_settled(self) -> bool:
-        """Return whether NCCL has taken up its work; raise an error of any rank."""
+        """Return whether NCCL has enqueued its work; raise if any rank reported an error."""
         result = int(self._communicator.get_async_error())
         if result not in (_SUCCESS, _IN_PROGRESS):
             raise CommunicationError(
@@ -102,13 +102,13 @@ class NcclGroup:
         return result == _SUCCESS
 
     def _wait_until(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait until a condition holds, within the bound; abort the group where it does not."""
+        """Wait until a condition holds, within the bound; abort the group on an error."""
         since = looked = time.monotonic()
         try:
             with _translate_errors():
                 while not is_done():
                     now = time.monotonic()
-                    # The bound is checked now and then: a check costs more than a look.
+                    # The bound is checked rarely: a check costs more than testing the condition.
                     if now - looked > min(CHECK_SECONDS, self._wait.timeout):
                         self._wait.check(since, what)
                         looked = now
@@ -118,13 +118,13 @@ class NcclGroup:
             raise
 
     def abort(self) -> None:
-        """Give up what is under way; returns within seconds, whatever NCCL does."""
+        """Abandon pending operations; returns within seconds, even if NCCL hangs."""
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             _end_in_thread(communicator.abort)
 
     def close(self) -> None:
-        """Let NCCL finish with the others; where it does not soon, give it up."""
+        """Let NCCL finish on all ranks; abandon it if that takes too long."""
         if self._communicator is None:
             return
         with contextlib.suppress(Exception):
@@ -138,10 +138,10 @@ class NcclGroup:
 
 @contextlib.contextmanager
 def _hide_torch_interop() -> Iterator[None]:
-    """Keep nccl4py from importing torch, which takes seconds, to look whether an array is its.
+    """Keep nccl4py from importing torch, which takes seconds, to check whether an array is torch's.
 
-    A module that is None among those loaded counts as missing; nccl4py then asks CuPy. Where torch
-    is loaded already there is nothing to save.
+    A module that is None in `sys.modules` counts as missing; nccl4py then tries CuPy. If torch is
+    loaded already, hiding it would save nothing.
     """
     if "torch" in sys.modules or _TORCH_DOOR in sys.modules:
         yield
@@ -154,7 +154,7 @@ def _hide_torch_interop() -> Iterator[None]:
 
 
 def _end_in_thread(end: Callable[[], None]) -> None:
-    """Let NCCL end a communicator in a thread of its own: no call of it may hold up a worker."""
+    """End a communicator in a thread of its own, so that a hanging call cannot block a worker."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -167,7 +167,7 @@ def _end_in_thread(end: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Make errors of NCCL and CUDA the package's own; its bindings have no documented class."""
+    """Translate errors of NCCL and CUDA; their bindings have no documented class."""
     try:
         yield
     except Exception as error:
@@ -197,27 +197,27 @@ def find_gpu_and_nccl() -> tuple[str, int]:
 
         runtime = cupy.cuda.runtime
         gpu = str(runtime.deviceGetPCIBusId(runtime.getDevice()))
-    except Exception:  # no CuPy, no driver or no device: all say the same here
+    except Exception:  # no CuPy, driver or device
         return "", 0
     try:
         found = import_module("nccl.core").get_version().libnccl
         major, minor, micro = itertools.islice((*found.version.release, 0, 0), 3)
-    # Not installed; a library that cannot be loaded (OSError, RuntimeError); or another nccl4py,
-    # whose versions have another form (AttributeError): sums go through host memory in each case.
+    # Not installed; a library that cannot be loaded (OSError, RuntimeError); or an nccl4py whose
+    # versions have another form (AttributeError). In each case sums go through host memory.
     except Exception:
         return gpu, 0
     return gpu, major * 10000 + minor * 100 + micro
 
 
 def _prepare_array(array: Any) -> tuple[Any, int]:
-    """Return the array as NCCL takes it, and the handle of the current stream."""
+    """Return the array in the form that NCCL needs, and the handle of the current stream."""
     import cupy
 
     return cupy.ascontiguousarray(array), int(cupy.cuda.get_current_stream().ptr)
 
 
 def _record_event() -> Callable[[], bool]:
-    """Return a function that tells whether all work in the current stream now is done."""
+    """Return a function that reports whether all work now in the current stream is done."""
     import cupy
 
     event = cupy.cuda.Event(disable_timing=True)

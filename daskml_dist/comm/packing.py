@@ -1,9 +1,9 @@
-"""Arrays and objects as bytes that hold data alone, and bounds of messages.
+"""Arrays and objects as bytes that contain only data, and bounds of messages.
 
-An object is split into a tree that JSON can hold, and arrays. It is joined again as one of the
-classes that the reader expects, with values of the types that the class's annotations name; no code
-comes with it. No length that a message announces is believed before `check_array_layout` has held
-it against the `MessageBounds` of the connection.
+An object is split into a tree that JSON can represent, and arrays. The reader rebuilds it as one of
+the classes that it expects, with values of the types in the class's annotations; a message never
+carries code. Every length that a message announces is checked by `check_array_layout` against the
+`MessageBounds` of the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import MessageError
 
-#: Classes whose objects may travel, by their names.
+#: Classes whose objects may be sent, by their names.
 KnownClasses = Mapping[str, type]
 
 
@@ -32,21 +32,21 @@ KnownClasses = Mapping[str, type]
 
 
 def pack_arrays(arrays: list[NDArray[Any]]) -> bytes:
-    """Return arrays of any shapes and dtypes of numbers as bytes."""
+    """Return arrays of any shapes and numeric dtypes as bytes."""
     return b"".join(pack_array_parts(arrays))
 
 
 def pack_array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
-    """Return the bytes of `pack_arrays` in parts, without a copy of the arrays."""
+    """Return the bytes of `pack_arrays` in parts, without copying the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
-    # Layout: length of the JSON text (8 bytes), the text with dtypes and shapes, filled up to a
-    # whole word; then the arrays, each filled up so that the next one is aligned.
+    # Layout: length of the JSON text (8 bytes), the text with dtypes and shapes, padded to a whole
+    # word; then the arrays, each padded so that the next one is aligned.
     parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
     return parts + list_array_bytes(arrays)
 
 
 def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
-    """Return the bytes of each array, filled up to whole words."""
+    """Return the bytes of each array, padded to whole words."""
     parts: list[Any] = []
     for array in arrays:
         if array.size:
@@ -57,13 +57,13 @@ def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
 
 
 def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Undo `pack_arrays`; the arrays are parts of `data`, and aligned as it is."""
+    """Undo `pack_arrays`; the arrays are views of `data`, and aligned as `data` is."""
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
         layout = json.loads(data[8 : 8 + length].tobytes())
         at, arrays = 8 + length + -length % 8, []
         for dtype, shape in layout:
-            # No array may reach beyond the bytes that have come.
+            # No array may extend beyond the received bytes.
             found, size = check_array_layout(dtype, shape, max(0, len(data) - at))
             arrays.append(data[at : at + size].view(found).reshape(shape))
             at += size + -size % 8
@@ -78,30 +78,30 @@ def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
 
 
 def name_classes(classes: Iterable[type]) -> KnownClasses:
-    """Return classes by their names, the same in every process."""
+    """Return classes by qualified name, the same in every process."""
     return {_get_qualified_name(kind): kind for kind in classes}
 
 
 def _get_qualified_name(kind: type) -> str:
-    """Return the name by which a class is known in messages."""
+    """Return the name that identifies a class in messages."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def pack_object(thing: Any, known: KnownClasses) -> bytes:
-    """Return an object as bytes, which `unpack_object` reads; see `split_object`."""
+    """Return an object as bytes for `unpack_object`; see `split_object`."""
     return b"".join(pack_object_parts(thing, known))
 
 
 def pack_object_parts(thing: Any, known: KnownClasses) -> list[Any]:
-    """Return the bytes of `pack_object` in parts, without a copy of the arrays."""
+    """Return the bytes of `pack_object` in parts, without copying the arrays."""
     tree, arrays = split_object(thing, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     return pack_array_parts([text, *arrays])
 
 
 def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
-    """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes."""
-    if isinstance(data, bytes):  # they may lie anywhere, and cannot be written to
+    """Undo `pack_object`; its arrays are views of `data`, unless `data` is a bytes object."""
+    if isinstance(data, bytes):  # bytes are read-only and may be unaligned
         data = np.frombuffer(bytearray(data), np.uint8)
     try:
         text, *arrays = unpack_arrays(data)
@@ -111,20 +111,20 @@ def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
 
 
 def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
-    """Return a tree that JSON can hold, and the arrays that it names."""
+    """Return a tree that JSON can represent, and the arrays that it refers to."""
     arrays: list[NDArray[Any]] = []
     return _build_tree(thing, arrays, known), arrays
 
 
 def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
-    """Return an object as values for JSON, with its arrays appended to `arrays`."""
+    """Return an object as JSON values; append its arrays to `arrays`."""
 
     def each(things: Iterable[Any]) -> list[Any]:
         return [_build_tree(one, arrays, known) for one in things]
 
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
-    # NumPy's scalars travel as Python's, which JSON can write.
+    # NumPy scalars are sent as Python scalars, which JSON can represent.
     if isinstance(thing, np.generic):
         return thing.item()
     if isinstance(thing, np.ndarray):
@@ -135,7 +135,7 @@ def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> 
     if isinstance(thing, tuple | set | frozenset):
         return {"tuple" if isinstance(thing, tuple) else "set": each(thing)}
     if isinstance(thing, dict):
-        # As pairs: keys of JSON objects can be texts alone.
+        # As pairs, since keys of JSON objects must be strings.
         return {"dict": [each(item) for item in thing.items()]}
     name = _get_qualified_name(type(thing))
     if known.get(name) is not type(thing):
@@ -176,16 +176,16 @@ def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) 
     return _CONTAINERS[kind](each(of))
 
 
-#: Containers that JSON lacks, by the names that a tree gives them.
+#: Containers that JSON lacks, by their names in a tree.
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "dict": dict}
 
 
 def _make_object(kind: type, rest: list[Any]) -> Any:
-    """Return an object with its attributes, made without calling its class."""
-    # First the names of the attributes, then their values.
+    """Return an object with its attributes, without calling its class."""
+    # The names of the attributes come first, then their values.
     half = len(rest) // 2
     state = dict(zip(rest[:half], rest[half:], strict=True))
-    # A message cannot leave a field out, or add an attribute that the class does not have.
+    # A message may neither omit a field nor add an attribute that the class lacks.
     if dataclasses.is_dataclass(kind) and state.keys() != {
         f.name for f in dataclasses.fields(kind)
     }:
@@ -201,29 +201,29 @@ def _make_object(kind: type, rest: list[Any]) -> Any:
 
 
 def _find_type_hints(kind: type) -> dict[str, Any]:
-    """Return the types that a class's annotations name."""
+    """Return the types in a class's annotations."""
     found = _known_hints.get(kind)
     if found is None:
         try:
             found = typing.get_type_hints(kind)
-        except NameError:  # annotations of a user's own, for type checkers alone
+        except NameError:  # names that a user's class imports for type checkers only
             found = {}
         _known_hints[kind] = found
     return found
 
 
-#: Type hints of classes; weak, since a notebook makes new classes with each run of a cell.
+#: Type hints by class; weak, since a notebook defines new classes each time a cell runs.
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
 def _matches_hint(value: Any, hint: Any) -> bool:
-    """Return whether a value is of the type that an annotation names, as far as it can be seen."""
+    """Return whether a value has the annotated type, as far as this can be checked."""
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or getattr(hint, "_is_protocol", False):
         return True
     if origin in (types.UnionType, typing.Union):
         return any(_matches_hint(value, one) for one in of)
-    # A whole number passes for a float, as for type checkers (PEP 484).
+    # An integer is accepted for a float, as by type checkers (PEP 484).
     if hint is float:
         return isinstance(value, int | float)
     if hint is int:
@@ -234,36 +234,36 @@ def _matches_hint(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             _matches_hint(key, of[0]) and _matches_hint(one, of[1]) for key, one in value.items()
         )
-    # Hints that are no class, such as a TypeVar, are not checked.
+    # Hints that are not classes, such as a TypeVar, are not checked.
     found = origin or hint
     return not isinstance(found, type) or isinstance(value, found)
 
 
-#: Dtypes of arrays that may travel: plain numbers in this machine's byte order. Objects, which are
-#: pickled, and dtypes with fields are refused.
+#: Dtypes of arrays that may be sent: plain numbers in this machine's byte order. Object dtypes,
+#: which would need pickle, and structured dtypes are refused.
 _WIRE_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?efdbhiqBHIQ"}
-#: Arrays of the snapshot of one lane or server at most: parameters, optimizer state, sums.
+#: Most arrays in the snapshot of one lane or server: parameters, optimizer state, sums.
 _ARRAYS_PER_LANE = 16
-#: Entries of an array along one dimension at most: a larger number cannot be meant (2**48).
+#: Most entries of an array along one dimension (2**48); no array is that long.
 _MAX_DIMENSION = 1 << 48
-#: Rows of parameters in a message at most: four billion, of 17 GB at least.
+#: Most rows of parameters in a message: four billion, at least 17 GB.
 _MAX_ROWS = 1 << 32
-#: Bytes that a message may have whatever the size of the fit (4 KiB), for headers and small facts.
+#: Bytes that a message may have in addition, for headers and small values (4 KiB).
 _SMALL_MESSAGE_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
 class MessageBounds:
-    """Bounds of the frames of a connection, as the fit's layout says.
+    """Bounds of the frames of a connection, from the layout of the fit.
 
     Parameters
     ----------
     dtype : str or dtype
-        Of the parameters.
+        Dtype of the parameters.
     n_rows, width : int
-        Shape of the server's parameters; where trainers hold them, of all parameters.
+        Shape of the server's parameters; if trainers hold them, of all parameters.
     n_lanes : int
-        Lanes of the fit.
+        Number of lanes of the fit.
     """
 
     dtype: Any
@@ -271,17 +271,17 @@ class MessageBounds:
     width: int
     n_lanes: int
 
-    #: Bytes of JSON: the records of some 200,000 passes.
+    #: Most bytes of JSON: the records of about 200,000 passes.
     most_text = 1 << 26
 
     @property
     def most_rows(self) -> int:
-        """Return the most rows of a message: those of a growing table are fewer than its ids."""
+        """Return the most rows in a message; a growing table has fewer rows than possible ids."""
         return min(self.n_rows, _MAX_ROWS)
 
     @property
     def most_packed(self) -> int:
-        """Return the most bytes of a compressed push: twice those of the values."""
+        """Return the most bytes of a compressed push: twice the bytes of the values."""
         itemsize: int = np.dtype(self.dtype).itemsize
         return 2 * self.most_rows * self.width * itemsize + _SMALL_MESSAGE_BYTES
 
@@ -294,14 +294,14 @@ class MessageBounds:
     def most_array(self) -> int:
         """Return the most bytes of an array of a control call.
 
-        One number for each parameter; or, however small the model, the sums of all passes that are
-        open, of which there may be as many as records in a text.
+        Either one number per parameter or, for small models, the sums of all open passes, of which
+        there may be as many as records in the JSON text.
         """
         return max(8 * self.most_rows * self.width + _SMALL_MESSAGE_BYTES, self.most_text)
 
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
-    """Return the dtype and the bytes of an array that is announced."""
+    """Return the dtype and size in bytes of an announced array; raise if it is not allowed."""
     found = _WIRE_DTYPES.get(dtype)
     if found is None:
         raise make_malformed_error(f"an array of dtype {str(dtype)[:20]!r}")
@@ -314,7 +314,7 @@ def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.
 
 
 def make_malformed_error(what: object) -> MessageError:
-    """Return the error of a message that this version would not have sent."""
+    """Return the error for a message that this version would never send."""
     return MessageError(
         f"Another worker of the fit sent {what}. Do all workers have the same version of "
         "daskml_dist, and does no other program use their ports? Fit again."
@@ -325,7 +325,7 @@ IdArray = NDArray[Any]
 
 
 def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
-    """Return several arrays of ids as bytes; objects must be all str or all bytes."""
+    """Return several arrays of ids as bytes; object arrays must be all str or all bytes."""
     arrays: list[IdArray] = []
     for ids in some:
         plain = ids.astype(object) if ids.dtype.kind in "SU" else ids
@@ -338,7 +338,7 @@ def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
 
 
 def _pack_texts(texts: list[Any]) -> list[IdArray]:
-    """Return type, lengths and bytes of some texts."""
+    """Return the type, lengths and bytes of texts."""
     is_bytes = bool(texts) and isinstance(texts[0], bytes)
     parts = texts if is_bytes else [text.encode("utf-8", "surrogatepass") for text in texts]
     lengths = np.array([len(part) for part in parts], np.int64)
@@ -352,7 +352,7 @@ def _encode_name(text: str) -> IdArray:
 
 
 def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
-    """Undo `pack_ids`; texts are objects."""
+    """Undo `pack_ids`; texts become object arrays."""
     arrays = unpack_arrays(packed)
     found: list[IdArray] = []
     for name, lengths, data in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True):
@@ -365,30 +365,30 @@ def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
 
 
 def _unpack_texts(whole: bytes, lengths: IdArray, kind: str) -> IdArray:
-    """Return an array of objects, texts or bytes, from their bytes in a row and their lengths."""
+    """Return an object array of str or bytes, from the joined bytes and their lengths."""
     parts: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
     texts = np.empty(len(parts), object)
     texts[:] = parts if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in parts]
     return texts
 
 
-#: Forms of objects that are remembered at most; a fit sends objects of a few forms.
+#: Most forms of objects that are cached; a fit sends objects of only a few forms.
 _MAX_FORMS = 64
-#: Types of values that are part of a form, since they seldom change from message to message.
+#: Types of values that are part of a form, since they rarely change between messages.
 _PLAIN_TYPES = (type(None), bool, int, str)
 
 
 @dataclass(frozen=True)
 class _ObjectForm:
-    """Form of an object of plain values and arrays."""
+    """Form of an object: its class, its plain values, and which attributes are arrays."""
 
     kind: type
     state: dict[str, Any]
-    #: Number of the array of each attribute that is an array.
+    #: Position in the message of each attribute that is an array.
     arrays: dict[str, int]
 
     def filled(self, arrays: list[NDArray[Any]]) -> Any:
-        """Return an object of this form with other arrays."""
+        """Return an object of this form with the given arrays."""
         thing: Any = object.__new__(self.kind)
         state = vars(thing)
         state.update(self.state)
@@ -398,10 +398,10 @@ class _ObjectForm:
 
 
 class RepeatedObjects:
-    """Packer and unpacker of objects of some classes, which remembers their forms.
+    """Packer and unpacker of objects of some classes, which caches their forms.
 
-    Snapshots of a fit differ in their arrays alone. What stands before the arrays, the text that
-    names classes and attributes, is made or read once for each form.
+    Snapshots of a fit differ only in their arrays. The text before the arrays, which names classes
+    and attributes, is built or parsed once per form.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ class RepeatedObjects:
         if form is None:
             return pack_object_parts(thing, self._known)
         key, arrays = form
-        # The same form was packed before: what stands before its arrays is the same bytes.
+        # If the form was packed before, the bytes before its arrays are the same.
         head = self._heads.get(key)
         if head is None:
             parts = pack_object_parts(thing, self._known)
@@ -431,7 +431,7 @@ class RepeatedObjects:
     def unpack(self, data: NDArray[np.uint8]) -> Any:
         """Return the object that :meth:`pack` packed; its arrays are views of `data`."""
         arrays = unpack_arrays(data)
-        # The text is the key: the same text was understood before, and only its arrays are new.
+        # The text is the key: if it was parsed before, only the arrays are new.
         text = arrays[0].tobytes() if arrays else b""
         form = self._forms.get(text)
         if form is not None and len(arrays) == 1 + len(form.arrays):
@@ -443,14 +443,14 @@ class RepeatedObjects:
 
 
 def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value; where too many are, forget all, since forms seldom change."""
+    """Cache a value; if the cache is full, clear it first, since forms rarely change."""
     if len(known) >= _MAX_FORMS:
         known.clear()
     known[key] = value
 
 
 def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
-    """Return a key of an object's form, and its arrays; None where it holds other things."""
+    """Return a key of an object's form, and its arrays; None if it holds values of other types."""
     if not hasattr(thing, "__dict__"):
         return None
     key: list[Any] = [type(thing)]
@@ -470,7 +470,7 @@ def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
 
 
 def _read_form(thing: Any, text: bytes) -> _ObjectForm:
-    """Return the form of an object that was read from a tree of that text."""
+    """Return the form of an object that was read from the given JSON text."""
     _, *rest = json.loads(text)["object"]
     half = len(rest) // 2
     named = zip(rest[:half], rest[half:], strict=True)

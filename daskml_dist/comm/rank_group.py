@@ -1,9 +1,9 @@
-"""Group of ranks that a user's function meets: collectives of any values, states, parameters.
+"""Group of ranks that run a user's function: collectives of any values, states, parameters.
 
-A `RankGroup` wraps the `Communicator` of a fit's trainers. Each of its calls begins with the ranks
-telling each other which call it is (`Communicator.align`), so that ranks which are at different
-calls, or have returned, raise `RankMismatchError` instead of waiting for each other or summing what
-does not belong together. `RankParameters` are the parameters that servers hold for the function.
+A `RankGroup` wraps the `Communicator` of a fit's trainers. In each of its calls the ranks first
+exchange which call they make (`Communicator.align`). So ranks that make different calls, or have
+returned, raise `RankMismatchError` instead of waiting for each other or summing unrelated arrays.
+`RankParameters` gives access to the parameters that servers hold for the function.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 #: Merges the values of two ranks, the lower rank's first.
 Merge = Callable[[Any, Any], Any]
-#: Sum, or elementwise largest or smallest, or a function that merges two ranks' arrays.
+#: A sum, elementwise maximum or minimum, or a function that merges two ranks' arrays.
 Reduction = Literal["sum", "max", "min"] | Merge
 _MERGES: dict[Any, Merge] = {"max": np.maximum, "min": np.minimum}
-#: Kinds of numbers that can be added up: booleans are counted.
+#: Kinds of numbers that can be summed; booleans are counted.
 _SUMMABLE = "biufc"
 
 #: A value as bytes: the pickle, and the buffers of its arrays, which are not copied.
@@ -56,7 +56,7 @@ PackedValue = Arrays
 
 
 def pack_value(value: Any) -> PackedValue:
-    """Return a value of any kind as arrays of bytes, without copies of the arrays in it."""
+    """Return a value of any type as arrays of bytes, without copying the arrays in it."""
     buffers: list[Any] = []
     text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
@@ -64,21 +64,21 @@ def pack_value(value: Any) -> PackedValue:
 
 
 def unpack_value(packed: PackedValue) -> Any:
-    """Return the value that :func:`pack_value` made bytes of; its arrays can be written to."""
+    """Undo :func:`pack_value`; arrays in the returned value are writable."""
     text, *buffers = packed
-    # What other ranks own, or came as bytes, may be read-only.
+    # Buffers that other ranks own, or that were received as bytes, may be read-only.
     own = [array if array.flags.writeable else array.copy() for array in buffers]
     return cloudpickle.loads(text, buffers=own)
 
 
 def join_packed(packed: PackedValue) -> NDArray[np.uint8]:
-    """Return a packed value as one array: the number and sizes of its parts, then these."""
+    """Return a packed value as one array: the number of its parts, their sizes, then the parts."""
     sizes = np.array([len(packed), *map(len, packed)], np.int64)
     return np.concatenate([sizes.view(np.uint8), *packed])
 
 
 def split_packed(joined: NDArray[np.uint8]) -> PackedValue:
-    """Return the parts of a packed value that :func:`join_packed` made one array of."""
+    """Undo :func:`join_packed`."""
     n = int(joined[:8].copy().view(np.int64)[0])
     begin = 8 * (n + 1)
     sizes = joined[8:begin].copy().view(np.int64)
@@ -101,9 +101,9 @@ class RankGroup:
     n_threads : int
         Threads that the rank may compute with.
     generation : int
-        Number of times that the function was begun again.
+        Number of times that the function was restarted.
     save : callable
-        Takes the state that the function would begin again with, as `join_packed` makes it.
+        Takes the state with which the function would restart, as `join_packed` makes it.
     parameters : RankParameters or None
 
     Attributes
@@ -117,9 +117,9 @@ class RankGroup:
     n_threads : int
         Threads that this rank may compute with.
     generation : int
-        How often the function has been begun again, after losses and changes of the cluster.
+        Number of times that the function was restarted, after losses and changes of the cluster.
     parameters : RankParameters or None
-        Those that servers hold, where `run_together` was given any.
+        Parameters that servers hold, if `run_together` was given a server.
 
     Examples
     --------
@@ -149,7 +149,7 @@ class RankGroup:
         self._save = save
         self._memory = ReusedMemory()
         self._n_calls = 0
-        #: Error by which the group broke: all later calls raise it again.
+        #: Error that broke the group; all later calls raise it again.
         self.failure: TrainingError | None = None
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class RankGroup:
     def has_ended(self) -> bool:
         """Return whether the ranks must restart or end; may be called from any thread.
 
-        Calls of the group raise then; code that waits by other means is to look here.
+        Calls of the group then raise; code that waits by other means must check this.
         """
         return self.failure is not None or self._wait.is_aborted() or self._wait.is_renewed()
 
@@ -204,8 +204,8 @@ class RankGroup:
             found = own
         elif op == "sum":
             flat = np.ascontiguousarray(own).reshape(-1)
-            # Memory of the group, taken again once nobody holds the sum: new pages cost as much as
-            # the sum does.
+            # Memory of the group, reused once no reference to the sum is left: new pages cost as
+            # much as the sum itself.
             room = self._memory.empty(flat.nbytes).view(flat.dtype)
             total = self._run(lambda: self._communicator.allreduce(flat, room))
             found = np.asarray(total).reshape(own.shape)
@@ -309,27 +309,28 @@ class RankGroup:
         """Wait until the function has returned on all ranks; called once by the engine."""
         self._meet("return")
 
-    # -- meeting -------------------------------------------------------------------------------
+    # -- checking the calls --------------------------------------------------------------------
 
     def _meet(self, call: str) -> None:
-        """Wait for all ranks, and make sure that they make the same call."""
+        """Wait for all ranks, and check that they make the same call."""
         if self.failure is not None:
             raise self.failure
         self._n_calls += 1
-        # Ranks that are always on time never wait, and would not hear of an end or a newcomer.
+        # Ranks that are always on time never wait, and would miss the end of the run or a new
+        # generation.
         self._run(lambda: self._wait.check(time.monotonic(), "the other ranks"))
         code = np.array([self._n_calls, zlib.crc32(call.encode())], np.int64)
         codes = self._run(lambda: self._communicator.align(code), call)
         if (codes == codes[0]).all():
             return
-        # All ranks see the same codes, so all tell each other what they are at.
+        # All ranks see the same codes, so on a mismatch all of them exchange their calls.
         told = self._run(lambda: self._communicator.allgather([_as_bytes(call)]))
         calls = [bytes(one[0]).decode() for one in told]
         self.failure = RankMismatchError(_describe_mismatch(calls, codes[:, 0].tolist()))
         raise self.failure
 
     def _run(self, work: Callable[[], Any], call: str = "") -> Any:
-        """Run a step of a collective; remember the error by which the group breaks."""
+        """Run a step of a collective; remember an error that breaks the group."""
         try:
             return work()
         except WaitTimeoutError as error:
@@ -348,7 +349,7 @@ class RankGroup:
 
 
 class RankParameters:
-    """Parameters held by servers, for the function of one rank.
+    """Access of one rank's function to the parameters that servers hold.
 
     Parameters
     ----------
@@ -357,14 +358,14 @@ class RankParameters:
     dtype : str
     connection : ShardedConnection
     lanes : tuple of int
-        Lanes for which the rank speaks.
+        Lanes that the rank represents.
     clock : int
-        Pushes that the servers know of.
+        Pushes that the servers have counted.
 
     Attributes
     ----------
     clock : int
-        Number of pushes of this rank that count.
+        Number of this rank's pushes that are counted.
 
     Examples
     --------
@@ -392,7 +393,7 @@ class RankParameters:
         """Return the parameters by name, once the policy allows it; read-only.
 
         Under ``"sync"`` it waits until all ranks have pushed as often as this one, under ``"ssp"``
-        until the slowest is near enough.
+        until this rank is within the bound of the slowest one.
         """
         self._connection.send(self._lanes, self.clock)
         pulled = self._connection.receive(self._lanes[0])
@@ -448,7 +449,7 @@ def _as_numbers(array: Any) -> NDArray[Any]:
 
 @lru_cache
 def _describe_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    """Return what arrays of all ranks have in common, as errors tell it."""
+    """Return the dtype and shape of an array, as error messages show them."""
     return f"{dtype}{list(shape)}"
 
 
@@ -458,7 +459,7 @@ def _as_bytes(text: str) -> NDArray[np.uint8]:
 
 
 def _name_host(address: str) -> str:
-    """Return the host of a worker's address; "localhost" of one within this process."""
+    """Return the host of a worker's address; "localhost" for a worker within this process."""
     _, _, place = address.rpartition("://")
     if address.startswith("inproc"):
         return "localhost"
@@ -466,7 +467,7 @@ def _name_host(address: str) -> str:
 
 
 def _describe_mismatch(calls: Sequence[str], numbers: Sequence[int]) -> str:
-    """Return the message for ranks that are at different calls."""
+    """Return the error message for ranks that make different calls."""
     doing = "; ".join(
         f"rank {rank} " + ("has returned" if call == "return" else f"is at {call}")
         + f" (call {number})"

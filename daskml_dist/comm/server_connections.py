@@ -1,8 +1,8 @@
-"""Connections of a trainer to its servers: in one process, in another, and to all shards as one.
+"""Connections of a trainer to its servers: in one process, in another, and to all shards.
 
-`connect_to_server` takes the shortest way to a server: without a copy in the same process, else by
-two channels. A `ShardedConnection` splits pushes over all servers and joins their answers;
-`serve_connection` is the server's side of the channels.
+`connect_to_server` chooses the shortest path to a server: direct calls without a copy in the same
+process, else two channels. A `ShardedConnection` splits pushes over all servers and joins their
+answers. `serve_connection` is the server's side of the channels.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from daskml_dist.ps.shard_state import ShardLayout
 
 logger = logging.getLogger(__name__)
 
-#: Operation by which a side announces that it closes the connection: an end of file without it is
-#: a lost peer.
+#: Operation by which a side announces that it closes the connection; an end of file without it
+#: means that the peer was lost.
 _GOODBYE = "bye"
 
 
@@ -75,22 +75,22 @@ class ServerConnection(ABC):
 
     @abstractmethod
     def send(self, request: ServerRequest) -> None:
-        """Send a push or pull; its arrays must not change before its answer, if any, has come."""
+        """Send a push or pull; its arrays must not change until its answer, if any, has arrived."""
 
     @abstractmethod
     def _next_message(self) -> ServerReply | CallPayload:
-        """Wait for the next answer, whichever lane's, or to whichever control call."""
+        """Wait for the next answer, to any lane or to any control call."""
 
     @abstractmethod
     def _has_message(self) -> bool:
-        """Return whether :meth:`_next_message` need not wait, or raises."""
+        """Return whether :meth:`_next_message` would return without waiting, or would raise."""
 
     @abstractmethod
     def ask(self, op: str, payload: CallPayload) -> None:
-        """Make a control call, whose :meth:`answer` is to be taken in turn."""
+        """Send a control call; its :meth:`answer` must be taken later, in order."""
 
     def answer(self) -> CallPayload:
-        """Wait for the answer to the first control call that has had none."""
+        """Wait for the answer to the oldest unanswered control call."""
         while not self._answers:
             self._keep(self._next_message())
         answer = self._answers.popleft()
@@ -98,7 +98,7 @@ class ServerConnection(ABC):
         return _CallAnswer(answer)
 
     def has_answer_to_call(self) -> bool:
-        """Return whether :meth:`answer` need not wait, or raises."""
+        """Return whether :meth:`answer` would return without waiting, or would raise."""
         while not self._answers and self._has_message():
             self._keep(self._next_message())
         return bool(self._answers)
@@ -118,20 +118,20 @@ class ServerConnection(ABC):
 
     def receive(self, lane: int) -> ServerReply:
         """Wait for the answer to the open request of `lane`."""
-        # Answers come in the order in which the policy lets lanes go, not in that of their
+        # Answers arrive in the order in which the policy releases lanes, not in the order of the
         # requests.
         while lane not in self._early:
             self._keep(self._next_message())
         return self._early.pop(lane)
 
     def has_answer(self, lane: int) -> bool:
-        """Return whether the answer to the open request of `lane` has come; never waits for it."""
+        """Return whether the answer to the open request of `lane` has arrived; never waits."""
         while lane not in self._early and self._has_message():
             self._keep(self._next_message())
         return lane in self._early
 
     def _keep(self, message: ServerReply | CallPayload) -> None:
-        """Keep an answer until it is taken; raise for a lane's that is not OK."""
+        """Store an answer until it is taken; raise if a lane's answer is not OK."""
         if isinstance(message, ServerReply):
             raise_for_status(message.status)
             self._early[message.lane] = message
@@ -140,7 +140,7 @@ class ServerConnection(ABC):
 
 
 def raise_for_status(status: int) -> None:
-    """Raise for an answer that is not OK."""
+    """Raise the error of an answer whose status is not OK."""
     if status == ServerStatus.OK:
         return
     if status == ServerStatus.STALE_GENERATION:
@@ -149,7 +149,7 @@ def raise_for_status(status: int) -> None:
 
 
 class _CallAnswer(CallPayload):
-    """Answer to a control call; a key that is missing in it is an error of the peer."""
+    """Answer to a control call; a missing key is an error of the peer."""
 
     def __missing__(self, key: str) -> Any:
         raise make_malformed_error(f"an answer without {key!r}")
@@ -164,27 +164,27 @@ class RemoteConnection(ServerConnection):
     credentials : Credentials
     wait : WaitBound
     bounds : MessageBounds
-        What the server and its trainers may send.
+        Bounds of the messages that the server and its trainers may send.
     """
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials, wait: WaitBound, bounds: MessageBounds
     ) -> None:
         super().__init__()
-        # Two channels: answers come while the next push is still on its way.
+        # Two channels, so that answers can arrive while the next push is being sent.
         up, down = call_listener(endpoint, credentials)
         self._out, self._in = up.open_outbox(wait), down.open_inbox(wait)
         self.transport = "sockets" if up.ring is None else "shared memory"
         self._reader = FrameReader(self._in, bounds, (REPLY, CALL))
         self._n_rows = bounds.n_rows
-        #: Rows that each lane pulled last, which its next push need not name again (`wire`).
+        #: Rows that each lane pulled last, which its next push need not name again (see `wire`).
         self._keys: PulledKeys = {}
         #: Number of rows in each lane's open pull.
         self._asked: dict[int, int] = {}
 
     def send(self, request: ServerRequest) -> None:
-        """Send the request; its arrays are copied on the way."""
-        # The answer is checked against the rows that were asked for.
+        """Send the request; its arrays are copied into the transport."""
+        # The answer is checked against the number of rows that were requested.
         if request.pull:
             wanted = request.pull_index
             self._asked[request.lanes[0]] = self._n_rows if wanted is None else len(wanted)
@@ -192,12 +192,12 @@ class RemoteConnection(ServerConnection):
         self.bytes_pushed = self._out.sent
 
     def _next_message(self) -> ServerReply | CallPayload:
-        # A reply that no lane waits for raises.
+        # A reply that no lane waits for raises an error.
         message: Any = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, ServerReply):
             rows = self._asked.pop(message.lane, None)
-            # An answer of another size, or one that was not asked for, cannot be given to a lane.
+            # An answer of the wrong size, or to no request, cannot be assigned to a lane.
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
                 raise make_malformed_error("an unexpected answer")
@@ -208,12 +208,12 @@ class RemoteConnection(ServerConnection):
         return self._in.has_arrived()
 
     def ask(self, op: str, payload: CallPayload) -> None:
-        """Make a control call."""
+        """Send a control call."""
         self._out.send(encode_call({"op": op, **payload}))
 
     def close(self) -> None:
-        """Say good-bye, so that nobody takes it for a loss, and close both channels."""
-        # The other side may be gone already.
+        """Announce the end, so that it does not count as a loss, and close both channels."""
+        # The other side may have closed already.
         with contextlib.suppress(CommunicationError, RunAbortedError, WaitTimeoutError):
             self._out.send(encode_call({"op": _GOODBYE}))
         self._out.close()
@@ -227,10 +227,10 @@ def serve_connection(
     bounds: MessageBounds,
     on_loss: Callable[[BaseException], None] = lambda _: None,
 ) -> None:
-    """Read frames of one connection until it ends; answers may be sent by any thread.
+    """Read and handle the frames of one connection until it ends; any thread may send answers.
 
-    `on_loss` is called with the error where it ends without a good-bye, or with a frame that has
-    no meaning.
+    `on_loss` is called with the error if the connection ends without a goodbye, or with an invalid
+    frame.
     """
     try:
         _answer_until_goodbye(server, up, down, bounds, on_loss)
@@ -252,8 +252,8 @@ def _answer_until_goodbye(
     bounds: MessageBounds,
     on_silence: Callable[[BaseException], None],
 ) -> None:
-    """Read and answer until a good-bye."""
-    # A trainer may take any time for its next step; but a host answers TCP's probes.
+    """Read and answer messages until a goodbye."""
+    # A trainer may take any time for its next step, but its host always acknowledges TCP's probes.
     wait = None
     if up.ring is None:
         silent = SilentPeerError("The host of a trainer does not acknowledge data.")
@@ -261,18 +261,18 @@ def _answer_until_goodbye(
     out, reader = down.open_outbox(None), FrameReader(up.open_inbox(wait), bounds, (REQUEST, CALL))
 
     def send(message: ServerReply | CallPayload) -> None:
-        # A trainer that is gone does not matter here: its client sees the loss.
+        # A lost trainer needs no handling here: the client detects the loss.
         with contextlib.suppress(CommunicationError):
             out.send(
                 encode_reply(message) if isinstance(message, ServerReply) else encode_call(message)
             )
 
-    # The reading thread must never wait for a send: while the other side sends, it does not read,
-    # and two sides that both send would wait for each other for ever.
+    # The reading thread must never wait for a send. While the other side sends, it does not read,
+    # so two sides that both send would wait for each other for ever.
     queued: queue.SimpleQueue[ServerReply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
-        # Answers that fit the system's buffers never block; larger ones have a thread of their own.
+        # Answers that fit into the system's buffers never block; larger ones are sent by a thread.
         if server.most_answer_bytes > out.holds:
             answer = queued.put
             threading.Thread(
@@ -285,7 +285,7 @@ def _answer_until_goodbye(
 
 
 def _handle_message(server: ShardServer, message: Any, answer: Callable[[Any], None]) -> bool:
-    """Hand a message to the server; return False for a good-bye."""
+    """Pass a message to the server; return False for a goodbye."""
     try:
         if isinstance(message, ServerRequest):
             server.exchange(message, answer)
@@ -294,8 +294,8 @@ def _handle_message(server: ShardServer, message: Any, answer: Callable[[Any], N
         if op != _GOODBYE:
             server.call(op, message, answer)
         return bool(op != _GOODBYE)
-    # What a well-formed message without a meaning can raise in the server. It costs the sender its
-    # connection, not the server its thread.
+    # The errors that a well-formed but meaningless message can raise in the server. It costs the
+    # sender its connection, not the server its thread.
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         logger.warning(
             "A server could not take a message, and closes its connection", exc_info=True
@@ -304,27 +304,27 @@ def _handle_message(server: ShardServer, message: Any, answer: Callable[[Any], N
 
 
 def _send_queued(messages: queue.SimpleQueue[Any], send: Callable[[Any], None]) -> None:
-    """Send messages as they are queued, until None comes; the body of a thread."""
+    """Send messages as they are queued until None arrives; the body of a thread."""
     for message in iter(messages.get, None):
         send(message)
 
 
-#: Servers of this process by their keys; weak, so that a run that ended without a word leaves none.
+#: Servers of this process by their keys; weak, so that a run that ended abruptly leaves none.
 _local_servers: weakref.WeakValueDictionary[str, ShardServer] = weakref.WeakValueDictionary()
 
 
 def publish_server(key: str, server: ShardServer) -> None:
-    """Let trainers of this process find `server`; it is forgotten when it is collected."""
+    """Make `server` available to trainers of this process, until it is garbage-collected."""
     _local_servers[key] = server
 
 
 def count_servers(prefix: str) -> int:
-    """Return how many servers of this process have keys that begin so, and are not over."""
+    """Return how many servers of this process have keys with this prefix and have not ended."""
     return sum(key.startswith(prefix) and not s.is_over for key, s in list(_local_servers.items()))
 
 
 class LocalConnection(ServerConnection):
-    """Connection to a server of this process, whose state machine is called directly."""
+    """Connection to a server of this process, whose methods are called directly."""
 
     def __init__(self, server: ShardServer, wait: WaitBound) -> None:
         super().__init__()
@@ -333,16 +333,16 @@ class LocalConnection(ServerConnection):
         self._messages: queue.SimpleQueue[ServerReply | CallPayload] = queue.SimpleQueue()
 
     def send(self, request: ServerRequest) -> None:
-        """Hand a request over; a push that cannot apply yet is kept by the server as it is."""
+        """Pass a request to the server; a push that must wait is kept there without a copy."""
         self._server.exchange(request, self._messages.put)
-        # Threads of other lanes, and threads that serve other processes, wait for the GIL: they
-        # would else get it only after the interpreter's switch interval (5 ms), many steps of
-        # this lane. A lane alone saves the 50 microseconds.
+        # Release the GIL for threads of other lanes and of connections to other processes. They
+        # would otherwise get it only after the interpreter's switch interval (5 ms), many steps of
+        # this lane. With a single lane, the 50 microseconds are saved.
         if self._server.is_shared:
             time.sleep(0)
 
     def _next_message(self) -> ServerReply | CallPayload:
-        # Raises once waiting has no sense any more.
+        # The check raises once waiting makes no sense any more.
         since = time.monotonic()
         while True:
             try:
@@ -362,7 +362,7 @@ class LocalConnection(ServerConnection):
 
 
 class SoloCommunicator(Communicator):
-    """Communicator of a single trainer: each collective returns its own part."""
+    """Communicator of a single trainer: each collective returns its own data."""
 
     rank = 0
     size = 1
@@ -379,7 +379,7 @@ class SoloCommunicator(Communicator):
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """Return a buffer of the own gradients, where these are in few of the parameters."""
+        """Return a buffer of this trainer's gradients, if they touch few of the parameters."""
         return LocalBuffer(lanes[0]) if n is None else None
 
     def alltoall(self, arrays: Arrays) -> Arrays:
@@ -399,7 +399,7 @@ def connect_to_server(
     endpoint: Endpoint, credentials: Credentials, wait: WaitBound, bounds: MessageBounds
 ) -> ServerConnection:
     """Connect to a server."""
-    # In one process calls go to the server directly: nothing is copied or sent.
+    # Within one process, calls go to the server directly: nothing is copied or sent.
     server = _local_servers.get(endpoint.key)
     if server is not None:
         return LocalConnection(server, wait)
@@ -408,7 +408,7 @@ def connect_to_server(
 
 @dataclass(slots=True)
 class PulledParameters:
-    """Parameters that were pulled, with the clock of the servers and whether the fit ends."""
+    """Pulled parameters, the clock of the servers, and whether the fit ends."""
 
     w: NDArray[Any]
     clock: int
@@ -416,18 +416,18 @@ class PulledParameters:
 
 
 class ShardedConnection:
-    """Connections to all shards as one: it splits pushes and joins pulls. Not thread-safe.
+    """Connections to all shards as one: splits pushes and joins pulls. Not thread-safe.
 
     Parameters
     ----------
     connections : list of ServerConnection
-        One a shard; the first server also holds the ledger.
+        One per shard; the first server also holds the ledger.
     layout : ShardLayout
     generation : int
     compression : Compressor or None
-        Makes pushes smaller. The residual of each lane is kept here, and goes with the lane's next
-        push. It ends with the connection: a new generation may go back to a clock before the steps
-        that the residual belongs to.
+        Compresses pushes. The residual of each lane is kept here and added to the lane's next push.
+        It is dropped with the connection: a new generation may restart from a clock before the
+        steps to which the residual belongs.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class ShardedConnection:
         self._slices = layout.slices()
         self._layout = layout
         self._generation = generation
-        #: Version that each lane pulled last, of each shard.
+        #: Version of each shard that each lane pulled last.
         self._versions: dict[tuple[int, int], int] = {}
         self._compression = compression
         #: Residual of each lane and shard.
@@ -476,17 +476,17 @@ class ShardedConnection:
     ) -> None:
         """Push to, and pull from, every shard; see :class:`ServerRequest` for the parameters.
 
-        With `whole` the push is not compressed, and takes along what earlier ones left out.
+        With `whole` the push is not compressed, and includes the residuals of earlier ones.
         """
         pushes = None if index is None else self._layout.split_index(index)
         pulls = None if pull_index is None else self._layout.split_index(pull_index)
-        # All parts are sent before any answer is waited for.
+        # All parts are sent before any answer is awaited.
         for s, connection in enumerate(self._connections):
-            # Of the rows of shard s: their values, their numbers within it, and the packed values.
+            # For the rows of shard s: their values, their numbers within it, and the packed values.
             part, at, packed = None, None if pushes is None else pushes[s][0], None
             if values is not None:
                 part = values[self._slices[s] if pushes is None else pushes[s][1]]
-            # A push of no rows makes an empty step, with which a residual would be lost.
+            # A push of no rows makes an empty step, which would lose the residual.
             if part is not None and self._compression is not None and rows > 0:
                 part, at, packed = self._compress_part(lanes[0], s, part, at, whole)
             connection.send(
@@ -516,7 +516,7 @@ class ShardedConnection:
         packed: Packed | None,
         progress: NDArray[np.float64] | None,
     ) -> None:
-        """Push values, or packed ones, to one shard alone, and pull from it."""
+        """Push values, plain or packed, to one shard only, and pull from it."""
         version = self._versions.get((lane, s), 0)
         request = ServerRequest(
             (lane,), self._generation, clock, version, rows, values, progress=progress,
@@ -525,15 +525,15 @@ class ShardedConnection:
         self._connections[s].send(request)
 
     def pull_from_shard(self, s: int, lane: int, clock: int) -> None:
-        """Pull from one shard alone."""
+        """Pull from one shard only."""
         self._connections[s].send(ServerRequest((lane,), self._generation, clock))
 
     def has_answer_of_shard(self, s: int, lane: int) -> bool:
-        """Return whether the answer of one shard to a lane has come."""
+        """Return whether the answer of one shard to a lane has arrived."""
         return self._connections[s].has_answer(lane)
 
     def leave_shard(self, s: int, lane: int) -> None:
-        """Tell one shard that a lane is done."""
+        """Notify one shard that a lane is done."""
         self._connections[s].call("leave", {"generation": self._generation, "lanes": [lane]})
 
     def receive_from_shard(self, s: int, lane: int) -> ServerReply:
@@ -551,7 +551,7 @@ class ShardedConnection:
         whole: bool,
     ) -> tuple[NDArray[Any] | None, NDArray[np.int64] | None, Packed | None]:
         """Return the values, index and packed values to send to shard `s`."""
-        # Error feedback: what a compressed push leaves out is added to the lane's next one.
+        # Error feedback: the part that a compressed push omits is added to the lane's next push.
         feedback = self._feedback.get((lane, s))
         if feedback is None:
             assert self._compression is not None
@@ -575,15 +575,15 @@ class ShardedConnection:
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
     def ask(self, op: str, **payload: Any) -> None:
-        """Make a control call to the first server, whose :meth:`answer` is taken later, in turn."""
+        """Send a control call to the first server; its :meth:`answer` is taken later, in order."""
         self._connections[0].ask(op, {"generation": self._generation, **payload})
 
     def answer(self) -> CallPayload:
-        """Wait for the answer to the first call that was asked and has had none."""
+        """Wait for the answer to the oldest unanswered control call."""
         return self._connections[0].answer()
 
     def has_answer_to_call(self) -> bool:
-        """Return whether :meth:`answer` need not wait, or raises."""
+        """Return whether :meth:`answer` would return without waiting, or would raise."""
         return self._connections[0].has_answer_to_call()
 
     def call_all(self, op: str, **payload: Any) -> None:

@@ -1,10 +1,10 @@
 """Memory that two processes of one host and user share, and how one wakes the other.
 
 A segment is an anonymous file (``memfd_create``) that the other process opens through
-``/proc/PID/fd``: it has no name in ``/dev/shm``, so whatever ends a process, nothing is left.
-That both see the same object is proved by a random token read from it, not by a host's name. What
-is opened by a number must be what it is said to be: memory of this user alone, of the size that is
-expected and that nobody can change any more, or a pipe of this user.
+``/proc/PID/fd``. It has no name in ``/dev/shm``, so nothing is left behind however a process ends.
+A random token read from the memory, not a host's name, proves that both processes see the same
+object. A file that is opened by its number is checked: it must be memory of this user alone, of the
+expected size and sealed against changes of size, or a pipe of this user.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ try:
 except ImportError:  # Windows, where no memory file is made, and none is opened
     fcntl = None  # type: ignore[assignment]
 
-#: Bytes of the token that proves a segment.
+#: Bytes of the token that identifies a segment.
 TOKEN_BYTES = 32
-#: Words (of 8 bytes) from one counter to the next: each has a cache line of its own.
+#: Words (of 8 bytes) between two counters, so that each has its own cache line.
 WORDS_PER_LINE = 16
 #: Bytes before the data: the counters, then the token.
 _HEADER_BYTES = 4096
-#: Byte of the header at which the token starts; it is the header's end.
+#: Byte of the header at which the token starts; the token ends the header.
 _TOKEN_START = _HEADER_BYTES - TOKEN_BYTES
-#: Seconds to look without sleeping: about what going to sleep and waking up cost.
+#: Seconds to poll without sleeping: about the cost of falling asleep and waking up.
 SPIN_SECONDS = 30e-6
-#: Seconds to look where each rank has a processor: longer than a step of trainers in lock-step.
+#: Seconds to poll if each rank has a processor: longer than a lock-step step of trainers.
 LONG_SPIN_SECONDS = 1e-3
 
 
 def fence_memory() -> None:
-    """Let all reads and writes before it happen before all after it, on any processor.
+    """Complete all earlier reads and writes before any later one, on any processor.
 
-    Python has no such call. Letting go of a lock and taking it again are two atomic operations
-    that together order everything around them.
+    Python has no such call. Releasing a lock and acquiring it again are two atomic operations that
+    together order all memory accesses around them.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -61,10 +61,10 @@ def fence_memory() -> None:
 
 
 def identify_machine() -> int:
-    """Return a number of this machine, its boot, and this process's namespaces; 0 where unknown.
+    """Return a number of this machine, its boot, and this process's namespaces; 0 if unknown.
 
-    Only for processes with the same number do process numbers mean the same, and cannot the
-    network between them be cut while the memory still works.
+    Only between processes with equal numbers do process ids have the same meaning, and can the
+    network not be cut while the shared memory still works.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -75,21 +75,21 @@ def identify_machine() -> int:
 
 
 def _reopen_descriptor(pid: int, descriptor: int) -> int:
-    """Return a descriptor of this process for another process's file, by Linux's ``/proc``."""
+    """Return a descriptor for another process's file, opened through Linux's ``/proc``."""
     return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _required_seals() -> int:
-    """Return the seals of a memory file whose size nobody can change any more."""
+    """Return the seals that make the size of a memory file immutable."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedSegment:
-    """A mapped piece of memory: 64-bit counters (`words`) and bytes (`data`)."""
+    """Mapped piece of memory: 64-bit counters (`words`) and bytes (`data`)."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         view = memoryview(memory)
-        # Counters are read and written as whole words, which processors never tear.
+        # Counters are read and written as whole words, which processors never split.
         self.words = view[:_TOKEN_START].cast("Q")
         self.token = bytes(view[_TOKEN_START:_HEADER_BYTES])
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
@@ -104,9 +104,10 @@ class SharedSegment:
 
     @classmethod
     def make(cls, size: int) -> tuple[SharedSegment, int]:
-        """Return a new segment of `size` bytes of data, and its descriptor, to close once found.
+        """Return a new segment of `size` bytes of data, and its descriptor.
 
-        Pages that are never touched cost nothing.
+        The caller closes the descriptor once other processes have opened it. Pages that are never
+        touched use no memory.
         """
         if not hasattr(os, "memfd_create"):
             raise OSError("no memfd_create on this system")
@@ -114,7 +115,7 @@ class SharedSegment:
         try:
             os.fchmod(descriptor, 0o600)
             os.ftruncate(descriptor, _HEADER_BYTES + size)
-            # A process dies when memory that it has mapped is cut off: sealed, it cannot be.
+            # A process is killed when memory that it has mapped is truncated; seals prevent that.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _required_seals())
             memory = mmap.mmap(descriptor, _HEADER_BYTES + size)
         except BaseException:
@@ -130,7 +131,7 @@ class SharedSegment:
         try:
             state = os.fstat(descriptor)
             private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
-            # Only memory has seals; to ask another file for them is an error.
+            # Only memory files have seals; querying another file raises an error.
             sealed = (
                 fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _required_seals() == _required_seals()
             )
@@ -142,7 +143,7 @@ class SharedSegment:
 
 
 class WakePipe:
-    """Pipe that a process sleeps at and others ring; both hold it whole."""
+    """Pipe at which one process sleeps and which others write to; each holds both ends."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -152,7 +153,8 @@ class WakePipe:
         """Return a new pipe."""
         ends = os.pipe()
         try:
-            # Both ends in one, so that a pipe whose other holder is gone is merely silent.
+            # Both ends in one descriptor, so that the pipe only goes silent if its other holder
+            # ends.
             return cls(_reopen_descriptor(os.getpid(), ends[0]))
         finally:
             for end in ends:
@@ -168,37 +170,37 @@ class WakePipe:
         return bell
 
     def ring(self) -> None:
-        """Wake the process that sleeps at the pipe; a second call changes nothing."""
+        """Wake the process that sleeps at the pipe; a second call has no effect."""
         with contextlib.suppress(OSError):
             os.write(self.descriptor, b"!")
 
     def silence(self) -> None:
-        """Forget that it rang."""
+        """Discard received wake-ups."""
         with contextlib.suppress(OSError):
             os.read(self.descriptor, 4096)
 
     def __del__(self) -> None:
-        # Not before its last user is gone: the number could belong to another file by then.
+        # Only when no user is left: afterwards the number may belong to another file.
         os.close(self.descriptor)
 
 
 class SpinningWait:
-    """Wait for all other sides to do something: a look for a moment, then sleep.
+    """Wait until all other sides reach a value: it polls for a moment, then sleeps.
 
     Parameters
     ----------
     bell : WakePipe
     words : memoryview
     asleep : int
-        Index of the own word that tells the others to ring.
+        Index of this side's word that makes the others send a wake-up.
     others : sequence of (memoryview, PeerLife)
-        Words and life of each other side.
+        Words and liveness check of each other side.
     awaited : int
-        Index of the word of the others that is waited for.
+        Index of the others' word that must reach the value.
     wait : WaitBound or None
-        Bound of the wait; None: none but the other sides' lives.
+        Bound of the wait; None means only the other sides' ends stop it.
     look : float
-        Seconds to look without sleeping.
+        Seconds to poll without sleeping.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class SpinningWait:
         look: float = SPIN_SECONDS,
     ) -> None:
         self._bell, self._words, self._asleep = bell, words, asleep
-        #: Words and life of each other side, by the descriptor of its life.
+        #: Words and liveness check of each other side, by the check's descriptor.
         self._others = {life.fileno(): (theirs, life) for theirs, life in others}
         self._theirs = [theirs for theirs, _ in others]
         self._gone: set[int] = set()
@@ -224,12 +226,12 @@ class SpinningWait:
             self._poll.register(descriptor, select.POLLIN)
 
     def wait_until(self, value: int) -> bool:
-        """Wait until all others' words are `value` or more; False where one is gone before."""
+        """Wait until all others' words are `value` or more; False if a side ended before."""
         now, index = time.perf_counter, self._awaited
         start = now()
         end = start + self._spin
-        # Step 1: look without sleeping, which is over sooner than a process wakes up where the
-        # other sides are about to come.
+        # Step 1: poll without sleeping. If the other sides are about to arrive, this takes less
+        # time than waking a process.
         coming = self._theirs.copy()
         while now() < end:
             while coming[-1][index] >= value:
@@ -239,23 +241,23 @@ class SpinningWait:
         try:
             return self._sleep_until(value)
         finally:
-            # Looking pays where it is short; else another process wants the processor.
+            # Polling pays if the wait is short; otherwise another process needs the processor.
             self._spin = self._look if now() - start < 3 * self._look else 0.0
 
     def _sleep_until(self, value: int) -> bool:
-        """Sleep until all words reach the value; return False where another side is gone."""
+        """Sleep until all words reach the value; return False if another side ended."""
         since, index = time.monotonic(), self._awaited
         try:
             while True:
-                # Step 2: say that this side sleeps, look once more, and only then sleep: another
-                # side writes its part first and looks at this word second, so that one of both
-                # always sees the other.
+                # Step 2: set the sleep flag, check once more, and only then sleep. The other side
+                # writes its word first and reads this flag second, so at least one side sees the
+                # other's write.
                 self._words[self._asleep] = 1
                 fence_memory()
                 missing = [n for n, (words, _) in self._others.items() if words[index] < value]
                 for number in missing:
                     words, life = self._others[number]
-                    # What it did before it went counts.
+                    # Writes that a side made before it ended still count.
                     if (number in self._gone or life.has_announced_end()) and words[index] < value:
                         return False
                 if not missing:
@@ -265,7 +267,7 @@ class SpinningWait:
             self._words[self._asleep] = 0
 
     def _sleep_once(self, since: float, missing: list[int]) -> None:
-        """Sleep until a wake-up or a check is due, and note who is gone."""
+        """Sleep until a wake-up or until a check is due, and record which sides have ended."""
         heard = [number for number, _ in self._poll.poll(CHECK_SECONDS * 1e3)]
         if self._bell.descriptor in heard:
             self._bell.silence()
@@ -273,26 +275,26 @@ class SpinningWait:
             self._wait.check(since, "the other side of a connection")
         for number in heard or missing:
             if number in self._others and self._others[number][1].is_gone():
-                # The sign of an end stays, and would wake this side for ever.
+                # The signal of an end persists, and would wake this side for ever.
                 self._poll.unregister(number)
                 self._gone.add(number)
 
 
 class PeerLife(Protocol):
-    """Sign that the other side is there; what it did before it went counts."""
+    """Liveness check of another side; its writes before its end still count."""
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when the other side goes."""
+        """Return a descriptor that becomes readable when the other side ends."""
 
     def has_announced_end(self) -> bool:
-        """Return whether a side has said, in the memory itself, that it is done."""
+        """Return whether a side has announced, in the memory itself, that it is done."""
 
     def is_gone(self) -> bool:
-        """Return whether the other side is gone, or this one has closed."""
+        """Return whether the other side has ended, or this one has closed."""
 
 
 class SocketLife:
-    """Life of a socket on which nothing is sent: its end of file is that of the other side.
+    """Liveness check by an idle socket: its end of file is the end of the other side.
 
     Parameters
     ----------
@@ -307,7 +309,7 @@ class SocketLife:
         return self._sock.fileno()
 
     def has_announced_end(self) -> bool:
-        """Return False: the socket alone tells."""
+        """Return False: only the socket shows an end."""
         return False
 
     def is_gone(self) -> bool:
@@ -322,13 +324,13 @@ class SocketLife:
 
 
 class ProcessLife:
-    """Life of a process of this host, and of the one in it who shares the memory.
+    """Liveness check of a process of this host, and of the user of the shared memory in it.
 
     Parameters
     ----------
     pid : int
-        To be given before anything else is opened by this number: while that is found to be
-        the other side's, so is the process.
+        Must be opened before any file of this process is: if such a file then proves to be the
+        other side's, so is the process.
 
     Raises
     ------
@@ -346,7 +348,7 @@ class ProcessLife:
         self._index = 0
 
     def watch(self, own: Any, other: Any, index: int) -> None:
-        """Look, too, at the word in which each side says that it is done."""
+        """Also check the word in which each side announces that it is done."""
         self._words, self._index = (own, other), index
 
     def fileno(self) -> int:
@@ -354,12 +356,12 @@ class ProcessLife:
         return self._descriptor
 
     def has_announced_end(self) -> bool:
-        """Return whether a side is done."""
+        """Return whether either side is done."""
         own, other = self._words
         return bool(own[self._index] or other[self._index])
 
     def is_gone(self) -> bool:
-        """Return whether a side is done, or the process has ended."""
+        """Return whether either side is done, or the process has ended."""
         return self.has_announced_end() or bool(self._poll.poll(0))
 
     def __del__(self) -> None:
@@ -367,19 +369,19 @@ class ProcessLife:
             os.close(self._descriptor)
 
 
-#: Bytes from which a copy lets other threads run meanwhile.
+#: Smallest copy, in bytes, that releases the GIL.
 _LARGE_WRITE_BYTES = 1 << 15
 
 
 class PieceWriter:
-    """Writes buffers one after the other, as far as there is room."""
+    """Writer of buffers, one after the other, into limited space."""
 
     def __init__(self, buffers: Sequence[Any]) -> None:
         self.length = sum(len(buffer) for buffer in buffers)
         self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
 
     def write(self, room: memoryview) -> None:
-        """Fill some room with the next bytes, as far as there are any."""
+        """Fill `room` with the next bytes, as far as any are left."""
         at = 0
         while self._left and at < len(room):
             buffer = self._left.pop()
@@ -391,8 +393,8 @@ class PieceWriter:
 
 
 def _copy_bytes(to: memoryview, source: memoryview) -> None:
-    """Copy bytes between buffers of one length."""
+    """Copy bytes between buffers of equal length."""
     if len(to) < _LARGE_WRITE_BYTES:
         to[:] = source
-    else:  # lets other threads run meanwhile
+    else:  # releases the GIL
         np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))

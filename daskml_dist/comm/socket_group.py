@@ -1,9 +1,10 @@
 """All-reduce among trainers over their own sockets.
 
-Small arrays: everyone sends to everyone and adds in rank order (one hop). Larger ones: each rank
-adds a range of all, in rank order, too, and sends the sum to everyone (two hops). Large arrays: a
-ring of reduce-scatter and all-gather (Patarasuk and Yuan 2009; Horovod). The last two send
-2 (n - 1) / n of the array whatever the number of trainers n. All give all ranks the same bits.
+Small arrays: every rank sends its array to all others and adds them in rank order (one hop). Larger
+ones: each rank adds one range of all arrays, also in rank order, and sends the sum to all others
+(two hops). Large arrays: a ring of reduce-scatter and all-gather (Patarasuk and Yuan 2009;
+Horovod). The last two send 2 (n - 1) / n of the array for n trainers. All three give the same bits
+on all ranks.
 """
 
 from __future__ import annotations
@@ -36,27 +37,30 @@ from daskml_dist.comm.listener import Credentials, Listener, call_peer
 from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
 from daskml_dist.errors import CommunicationError
 
-#: Bytes that a rank sends in all (48 KiB) up to which every other rank gets all of an array: more
-#: would take longer than the second hop of ranges. At 1 Gbit/s, 8 hosts add 8 KiB in 1.5 ms so, and
-#: in 1.0 ms by ranges; 3 hosts 16 KiB in .38 and .19 ms. Two ranks send as much either way.
+#: Most bytes that a rank sends in total (48 KiB) for which every other rank gets the whole array:
+#: larger ones would take longer than the second hop of ranges. At 1 Gbit/s, 8 hosts add 8 KiB in
+#: 1.5 ms this way, and in 1.0 ms by ranges; 3 hosts add 16 KiB in 0.38 and 0.19 ms. Two ranks send
+#: the same amount either way.
 _MAX_MESH_BYTES = 48 << 10
-#: Bytes up to which each rank adds a range (256 KiB), in two hops; larger arrays take a ring.
+#: Largest array, in bytes, of which each rank adds a range (256 KiB), in two hops; larger arrays
+#: take a ring.
 _MAX_RANGE_BYTES = 1 << 18
 #: Bytes that are added at a time (256 KiB), while they are still in the processor's cache.
 _ADD_PIECE_BYTES = 1 << 18
-#: Bytes that are allocated before any of them has arrived (64 MiB): a false length costs no more.
+#: Most bytes that are allocated before any have arrived (64 MiB), which limits the cost of a false
+#: length.
 _TRUSTED_BYTES = 1 << 26
 
 
 def choose_allreduce(size: int, n_bytes: float) -> Literal["mesh", "ranges", "ring"]:
-    """Return how `size` ranks add up arrays of some bytes."""
+    """Return the algorithm with which `size` ranks add arrays of `n_bytes` bytes."""
     if n_bytes > _MAX_RANGE_BYTES:
         return "ring"
     return "mesh" if size == 2 or (size - 1) * n_bytes <= _MAX_MESH_BYTES else "ranges"
 
 
 class PeerListener:
-    """Listener that the other trainers connect to; open before the trainers meet.
+    """Listener to which the other trainers connect; opened before the group is formed.
 
     Parameters
     ----------
@@ -83,7 +87,7 @@ class PeerListener:
             self._came.notify_all()
 
     def open_inbox(self, rank: int, wait: WaitBound) -> Inbox:
-        """Wait for the socket of another trainer."""
+        """Wait for the socket of another trainer, and return its reading side."""
         since = time.monotonic()
         with self._came:
             while rank not in self._sockets:
@@ -92,7 +96,7 @@ class PeerListener:
             return Inbox(self._sockets[rank], wait)
 
     def close(self) -> None:
-        """Close the listener and all that came in."""
+        """Close the listener and all accepted sockets."""
         self._listener.close()
         with self._came:
             self._closed = True
@@ -101,15 +105,15 @@ class PeerListener:
 
 
 class PeerGroup(Communicator):
-    """All-reduce over sockets, one a direction and pair of trainers.
+    """All-reduce over sockets, one per direction and pair of trainers.
 
     Parameters
     ----------
     rank : int
     endpoints : list of Endpoint
-        Where each rank listens.
+        Address at which each rank listens.
     listener : PeerListener
-        This rank's own.
+        This rank's listener.
     credentials : Credentials
     wait : WaitBound
     """
@@ -139,7 +143,7 @@ class PeerGroup(Communicator):
         self._awaited: int | None = None
 
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
-        """Send buffers, and in the background what the system's own buffers do not take."""
+        """Send buffers; a background thread sends the bytes that the system does not accept now."""
         self.bytes_sent += sum(len(buffer) for buffer in buffers) * len(ranks)
         begun = [out for out in map(self._out.__getitem__, ranks) if not out.begin(list(buffers))]
         if not begun:
@@ -160,8 +164,8 @@ class PeerGroup(Communicator):
         self.bytes_received += array.nbytes
 
     def _receive_and_add(self, rank: int, array: NDArray[Any]) -> None:
-        """Add what comes while more of it is on its way."""
-        # Pieces stay in the processor's cache between their arrival and their sum.
+        """Add the bytes of a rank to an array, while more of them arrive."""
+        # Pieces stay in the processor's cache between their arrival and their addition.
         scratch = np.empty(min(len(array), _ADD_PIECE_BYTES // array.itemsize), dtype=array.dtype)
         for start in range(0, len(array), len(scratch)):
             part = array[start : start + len(scratch)]
@@ -215,7 +219,8 @@ class PeerGroup(Communicator):
             self._receive(r, parts[r])
         total = self._add_in_order(parts)
         sending.append(self._send(self._others, _view_bytes(total)))
-        # `out` may be the array itself: a rank's sum comes only once it has this rank's part of it.
+        # `out` may be the array itself. This is safe: another rank's sum arrives only after that
+        # rank has received this rank's part.
         whole = out if out is not None and out.flags.c_contiguous else np.empty_like(array)
         flat = whole.reshape(-1)
         flat[bounds[self.rank] : bounds[self.rank + 1]] = total
@@ -235,10 +240,10 @@ class PeerGroup(Communicator):
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        # Patarasu and Yuan (2009), with the least bytes that any all-reduce can send. The first
-        # size - 1 steps add (reduce-scatter): each chunk goes around and collects every rank's
-        # part. The others copy (all-gather): each finished chunk goes around once more. A chunk is
-        # added up in the order of its ranks around the ring, and all ranks copy its one sum.
+        # Patarasuk and Yuan (2009), with the fewest bytes that any all-reduce can send. The first
+        # size - 1 steps add (reduce-scatter): each chunk goes around the ring and collects every
+        # rank's part. The other steps copy (all-gather): each finished chunk goes around again. A
+        # chunk is summed once, in ring order, and all ranks copy this sum.
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
@@ -264,28 +269,29 @@ class PeerGroup(Communicator):
         return total
 
     def _pair_turns(self) -> list[tuple[int, int]]:
-        """Return the ranks to send to and to hear in each turn, so that no rank has two at once."""
-        # In turn s every rank sends s places ahead and hears from s places behind.
+        """Return the ranks to send to and to receive from in each turn."""
+        # In turn s every rank sends s places ahead and receives from s places behind, so that no
+        # rank sends or receives twice in a turn.
         steps = range(1, self.size)
         return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
 
     # -- from one rank to another --------------------------------------------------------------
 
     def send(self, rank: int, arrays: Arrays) -> None:
-        """Send arrays to a rank that waits for them; in any thread."""
+        """Send arrays to a rank that waits for them; may be called in any thread."""
         frame = _pack_frame(arrays)
         self._out[rank].send(frame)
         with self._counting:
             self.bytes_sent += sum(len(buffer) for buffer in frame)
 
     def receive(self, rank: int) -> Arrays:
-        """Wait for the arrays that a rank sends next."""
+        """Wait for the next arrays that a rank sends."""
         return unpack_arrays(self._receive_frame(rank))
 
-    # -- what each rank has --------------------------------------------------------------------
+    # -- values of each rank --------------------------------------------------------------------
 
     def align(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        # No lengths: the messages of all ranks are of one size.
+        # Lengths are not sent: the messages of all ranks have the same size.
         sending = self._send(self._others, words.data.cast("B"))
         found = np.empty((self.size, len(words)), np.int64)
         found[self.rank] = words
@@ -313,7 +319,7 @@ class PeerGroup(Communicator):
         return [had[r] for r in range(self.size)]
 
     def exchange(self, arrays: Arrays, ranks: list[int]) -> dict[int, NDArray[Any]]:
-        """Give some other ranks what is for them, and take what each of these has for this one."""
+        """Send some other ranks their arrays, and receive the array that each has for this one."""
         had = {}
         for to, source in self._pair_turns():
             sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
@@ -330,7 +336,7 @@ class PeerGroup(Communicator):
         return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
-        """Give arrays to a lower rank, or take those of a higher one."""
+        """Send arrays to a lower rank, or receive a higher rank's."""
         if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
             sending.result()
         return [] if source is None else self.receive(source)
@@ -353,7 +359,7 @@ class PeerGroup(Communicator):
         return self._receive_bytes(rank, int(length[0]))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
-        """Return `length` bytes; memory is taken for at most twice those that have come."""
+        """Return `length` bytes; allocates at most twice the bytes that have arrived."""
         if length < 0:
             raise make_malformed_error(f"{length} bytes")
         data, done = np.empty(min(length, _TRUSTED_BYTES), dtype=np.uint8), 0
@@ -367,18 +373,18 @@ class PeerGroup(Communicator):
             data = more
 
     def among(self, ranks: list[int]) -> PeerGroup:
-        """Return the group of some ranks, this one among them, numbered by their places."""
+        """Return the group of some ranks, with this one, numbered by their order in `ranks`."""
         group = copy.copy(self)
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
-        # The sockets are shared with the whole group: collectives of both never run at one time.
+        # The sockets are shared with the whole group: collectives of both groups never overlap.
         group._others = [place for place in range(group.size) if place != group.rank]
         group._out = {place: self._out[ranks[place]] for place in group._others}
         group._in = {place: self._in[ranks[place]] for place in group._others}
         return group
 
     def control(self, rank: int) -> socket.socket:
-        """Return the socket whose end of file tells that a rank has ended."""
+        """Return the socket whose end of file shows that a rank has ended."""
         return self._in[rank].sock
 
     def close(self) -> None:
@@ -397,32 +403,32 @@ def _view_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def _prefix_length(buffers: Sequence[Any]) -> list[Any]:
-    """Return buffers behind their total length."""
+    """Return buffers, preceded by their total length."""
     return [sum(len(buffer) for buffer in buffers).to_bytes(8, "little"), *buffers]
 
 
 def _pack_frame(arrays: Arrays) -> list[Any]:
-    """Return the buffers of some arrays, behind their total length."""
+    """Return the buffers of some arrays, preceded by their total length."""
     return _prefix_length(pack_array_parts(arrays))
 
 
 def _unwrap_single(arrays: Arrays) -> NDArray[Any]:
-    """Return the only array of a message; raise for any other number."""
+    """Return the only array of a message; raise if there are more or none."""
     if len(arrays) != 1:
         raise make_malformed_error(f"{len(arrays)} arrays for one")
     return arrays[0]
 
 
-#: Bytes of a message (32 KiB) of which the system's buffers between two sockets hold a few.
+#: Size of a message (32 KiB) of which the system's buffers between two sockets hold several.
 _AWAITED_BYTES = 1 << 15
 
 
 class PairMessages:
-    """Messages between pairs of ranks, beside the collectives of a group. Used by one thread.
+    """Messages between pairs of ranks, outside the group's collectives. Used by one thread.
 
-    :meth:`send` does not wait. Each destination has a thread of its own, so that a rank that does
-    not read delays no message to another. All messages are received before the next collective of
-    the group, which uses the same sockets.
+    :meth:`send` does not wait. Each destination has its own thread, so that a rank that does not
+    read delays no message to others. All messages are received before the next collective of the
+    group, which uses the same sockets.
 
     Parameters
     ----------
@@ -431,17 +437,17 @@ class PairMessages:
 
     def __init__(self, peers: PeerGroup) -> None:
         self._peers = peers
-        #: Messages that have arrived, or were sent to the own rank, and are not received yet.
+        #: Messages that have arrived, or that this rank sent to itself, and were not received yet.
         self._come: dict[tuple[int, int], Arrays] = {}
-        #: Thread of each destination, and its sends that are under way, the oldest first.
+        #: Thread of each destination, and its pending sends, oldest first.
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
 
     def send(self, to: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
         """Send arrays, which must not change before :meth:`flush`.
 
-        `awaited`: never more than a few such messages wait to be received, so that the system's
-        buffers hold small ones, which are then sent without another thread.
+        `awaited` states that at most a few such messages are unread at any time. The system's
+        buffers then hold small ones, so they are sent without another thread.
         """
         if to == self._peers.rank:
             self._come[to, name] = arrays
@@ -450,7 +456,7 @@ class PairMessages:
         sending = self._sending.setdefault(to, deque())
         while sending and sending[0].done():
             sending.popleft().result()
-        # Sent by the caller itself: a thread's turn would cost more than the small message.
+        # Sent by the caller itself: switching threads would cost more than the small message.
         if awaited and not sending and sum(array.nbytes for array in arrays) <= _AWAITED_BYTES:
             self._peers.send(to, message)
             return
@@ -462,7 +468,7 @@ class PairMessages:
             raise CommunicationError(describe_lost_connection("sending to", error)) from error
 
     def receive(self, source: int, name: int) -> Arrays:
-        """Wait for the message of that name; others that come before are kept."""
+        """Wait for the message of that name; other messages that arrive first are stored."""
         while (source, name) not in self._come:
             if source == self._peers.rank:
                 raise make_malformed_error(f"no message {name} of its own")
@@ -471,12 +477,12 @@ class PairMessages:
         return self._come.pop((source, name))
 
     def flush(self) -> None:
-        """Wait until all has been sent."""
+        """Wait until everything has been sent."""
         for sending in self._sending.values():
             while sending:
                 sending.popleft().result()
 
     def close(self) -> None:
-        """End the threads; what they are at ends with the group's sockets."""
+        """End the threads; their pending sends end with the group's sockets."""
         for sender in self._senders.values():
             sender.shutdown(wait=False, cancel_futures=True)

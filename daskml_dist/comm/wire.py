@@ -1,11 +1,11 @@
-"""Frames: how requests, replies and control calls look as bytes.
+"""Frames: the byte format of requests, replies and control calls.
 
-A push of the rows that its lane pulled last does not name them again: both ends remember the keys
-of the last pull (key caching; Li et al., "Scaling Distributed Machine Learning with the Parameter
-Server", OSDI 2014, section 3.4).
+A push of the rows that its lane pulled last does not send their numbers again: both ends remember
+the keys of the last pull (key caching; Li et al., "Scaling Distributed Machine Learning with the
+Parameter Server", OSDI 2014, section 3.4).
 
-Frames are data, and nothing that a frame says of itself is believed: every length is held against
-the `MessageBounds` of the connection before memory is taken for it.
+Frames contain only data, and their contents are not trusted: every length is checked against the
+`MessageBounds` of the connection before memory is allocated.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 REQUEST, REPLY, CALL = 1, 2, 3
 
 # kind, pull, lanes, generation, clock, version, rows, loss; then the lengths of progress (-1:
-# none), values, index (-1: none, -2: what was pulled last) and pull_index (-1: none), and how many
-# arrays `packed` has (0: none)
+# none), values, index (-1: none, -2: the rows pulled last) and pull_index (-1: none), and the
+# number of arrays in `packed` (0: none)
 _REQUEST = struct.Struct("<B?HqqqddqqqqB")
 # dtype and length of an array of `packed`
 _ARRAY = struct.Struct("<8sq")
@@ -46,40 +46,40 @@ _REPLY = struct.Struct("<BB?qqqqI")
 # kind, length of the JSON text: dtype and shape of each array, and the tree that names them
 _CALL = struct.Struct("<BI")
 
-#: In the place of a number of rows: there is no such array; the rows of the lane's last pull.
+#: Special numbers of rows: there is no such array; the rows of the lane's last pull.
 _NO_ROWS, _PULLED_LAST = -1, -2
-#: Clocks that a push may tell a lane's progress at: one a pass, so that there are few.
+#: Most clocks at which a push may report a lane's progress: one per pass, so there are few.
 _MOST_CLOCKS = 1 << 16
-#: What a call may bring along besides plain values.
+#: Classes that a call may contain besides plain values.
 _CALL_CLASSES = name_classes(SNAPSHOT_CLASSES)
 
 Buffers = list[Any]
-#: The rows that each lane pulled last; one of each connection at either end.
+#: The rows that each lane pulled last; each end of a connection has one such table.
 PulledKeys = dict[int, NDArray[np.int64]]
 
 
 class _ByteSource(Protocol):
-    """Whatever bytes can be read from exactly."""
+    """Source from which an exact number of bytes can be read."""
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer."""
 
 
 def _view_bytes(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array, without a copy where it is contiguous."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).data.cast("B")
 
 
 def _count_rows(array: NDArray[Any] | None) -> int:
-    """Return the number of rows as a header has it, `_NO_ROWS` for None."""
+    """Return the number of rows for a header; `_NO_ROWS` for None."""
     return _NO_ROWS if array is None else len(array)
 
 
 def encode_request(request: ServerRequest, keys: PulledKeys) -> Buffers:
-    """Return the buffers of a request, header first; updates `keys`, which are the sender's."""
+    """Return the buffers of a request, header first; updates the sender's `keys`."""
     values, index, wanted = request.values, request.index, request.pull_index
     n_index, lane = _count_rows(index), request.lanes[0]
-    # Key caching: the reader has the rows of the lane's last pull, and need not be sent them again.
+    # Key caching: the reader already has the rows of the lane's last pull.
     if index is not None and lane in keys and np.array_equal(index, keys[lane]):
         index, n_index = None, _PULLED_LAST
     if wanted is not None:
@@ -113,8 +113,8 @@ def encode_reply(reply: ServerReply) -> Buffers:
 
 def encode_call(message: CallPayload) -> Buffers:
     """Return the buffers of a control call or answer: plain values, arrays and snapshots."""
-    # Layout of a call: header, JSON text of all dtypes, shapes and the tree, then the arrays'
-    # bytes.
+    # Layout of a call: header, JSON text of all dtypes, shapes and the tree, then the bytes of the
+    # arrays.
     tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
     return [_CALL.pack(CALL, len(text)) + text, *(_view_bytes(a) for a in arrays if a.size)]
@@ -127,9 +127,9 @@ class FrameReader:
     ----------
     source : object with ``read_into(memoryview)``
     bounds : MessageBounds
-        What the frames may hold.
+        Bounds of the frames' contents.
     kinds : container of int
-        Frames that the other side may send.
+        Kinds of frames that the other side may send.
     """
 
     def __init__(
@@ -151,21 +151,21 @@ class FrameReader:
         }
 
     def _read_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Read an array whose size was checked."""
+        """Read an array whose size was checked before."""
         array = np.empty(shape, dtype=dtype)
         if array.size:
             self._source.read_into(array.data.cast("B"))
         return array
 
     def _read_header(self, kind: int) -> tuple[Any, ...]:
-        """Read the rest of a header, whose kind was read, and unpack it."""
+        """Read the rest of a header, after its kind, and unpack it."""
         layout, buffer = self._heads[kind]
         buffer[0] = kind
         self._source.read_into(memoryview(buffer)[1:])
         return layout.unpack(buffer)
 
     def read(self) -> ServerRequest | ServerReply | CallPayload:
-        """Read one frame, whatever it is."""
+        """Read one frame of any allowed kind."""
         self._source.read_into(memoryview(self._kind))
         kind = self._kind[0]
         if kind not in self._kinds:
@@ -180,7 +180,7 @@ class FrameReader:
             raise make_malformed_error(f"a frame that cannot be read ({error!r})") from error
 
     def _read_bytes(self, length: int) -> bytearray:
-        """Read some bytes whose number was checked."""
+        """Read bytes whose number was checked before."""
         data = bytearray(length)
         self._source.read_into(memoryview(data))
         return data
@@ -193,7 +193,7 @@ class FrameReader:
         announced, tree = json.loads(self._read_bytes(length))
         if len(announced) > self._bounds.most_arrays:
             raise make_malformed_error(f"{len(announced)} arrays")
-        # Every announced array is checked before memory is taken for any.
+        # Every announced array is checked before memory is allocated for any.
         for dtype, shape in announced:
             check_array_layout(dtype, shape, self._bounds.most_array)
         arrays = [self._read_array(tuple(shape), dtype) for dtype, shape in announced]
@@ -203,7 +203,7 @@ class FrameReader:
         return message
 
     def _check_row_count(self, n: int) -> int | None:
-        """Return a number of rows that is announced, None for none; raise for too many."""
+        """Return an announced number of rows, None if there is no array; raise if too large."""
         if not _NO_ROWS <= n <= self._bounds.most_rows:
             raise make_malformed_error(f"{n} rows of {self._bounds.most_rows}")
         return None if n == _NO_ROWS else n
@@ -216,7 +216,7 @@ class FrameReader:
         ) = self._read_header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
             raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
-        # The header's counts are within bounds: memory for the lanes may be taken now.
+        # The header's counts are within bounds, so memory for the lanes may be allocated.
         lanes = tuple(self._read_array((n_lanes,), "<i8").tolist())
         if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
             raise make_malformed_error(f"a push of the lanes {lanes[:5]}")
@@ -228,7 +228,7 @@ class FrameReader:
         if wanted is not None:
             self._keys[lanes[0]] = wanted
         packed = self._read_packed(n_packed) if n_packed else None
-        # Values that do not fit their rows would be applied to others.
+        # Values that do not match their rows would be applied to other rows.
         if values is not None and len(values) != self._count_pushed_rows(index):
             raise make_malformed_error(
                 f"{len(values)} rows of values for {self._count_pushed_rows(index)}"
@@ -239,7 +239,7 @@ class FrameReader:
         )  # fmt: skip
 
     def _read_progress(self, n: int, n_lanes: int) -> NDArray[np.float64] | None:
-        """Read what lanes have done, or one lane from clock to clock; None where it is not told."""
+        """Read the progress of lanes, or of one lane clock by clock; None if it is not reported."""
         if n == _NO_ROWS:
             return None
         if n != n_lanes and not (n_lanes == 1 and 2 <= n <= _MOST_CLOCKS):
@@ -247,7 +247,7 @@ class FrameReader:
         return self._read_array((n, 3), np.float64)
 
     def _count_pushed_rows(self, index: NDArray[np.int64] | None) -> int:
-        """Return the rows of the parameters that a push belongs to."""
+        """Return the number of parameter rows that a push covers."""
         return self._bounds.n_rows if index is None else len(index)
 
     def _read_matrix(self, n_rows: int) -> NDArray[Any]:
@@ -255,7 +255,7 @@ class FrameReader:
         return self._read_array((n_rows, self._bounds.width), self._dtype)
 
     def _read_index(self, n: int) -> NDArray[np.int64] | None:
-        """Return rows of the shard, which must be sorted and unique."""
+        """Read row numbers of the shard, which must be sorted and unique."""
         length = self._check_row_count(n)
         if length is None:
             return None
@@ -267,7 +267,7 @@ class FrameReader:
         return index
 
     def _read_packed(self, n_arrays: int) -> Packed:
-        """Read a compressed push, whose arrays together have a bound."""
+        """Read a compressed push, whose arrays have a common bound."""
         arrays, left = [], self._bounds.most_packed
         for _ in range(n_arrays):
             dtype, length = _ARRAY.unpack(self._read_bytes(_ARRAY.size))
@@ -283,6 +283,6 @@ class FrameReader:
         values = None
         if n_values is not None:
             values = self._read_matrix(n_values)
-            # As from a server of the same process, whose lanes share the arrays that they pull.
+            # As from a server in the same process, where lanes share the arrays that they pull.
             values.flags.writeable = False
         return ServerReply(lane, ServerStatus(status), stop, version, clock, values, n_steps)
