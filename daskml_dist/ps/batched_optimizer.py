@@ -1,7 +1,8 @@
-"""Steps of many models at once, each column by its own rate and penalty.
+"""Steps of many models together, each column with its own rate and penalty.
 
-Candidates of a search that differ in rate and penalty alone are columns of one matrix, so that the
-rows are read once for all. Each column takes the same steps as its model would alone.
+Candidates of a search that differ only in rate and penalty are columns of one matrix, so that the
+rows of data are read once for all of them. Each column takes the same steps as its model would
+alone.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from daskml_dist.schedules import Constant
 
 @dataclass(frozen=True, eq=False)
 class BatchedOptimizer(Optimizer):
-    """Optimizer of columns that are models of their own.
+    """Optimizer of a matrix whose columns are independent models.
 
-    The fit's schedule is the number of passes done: it comes in the place of the learning rate, and
-    each column's own schedule turns it into a rate. The fit's penalty has strength 1, and only says
-    which rows are penalised.
+    The fit's schedule returns the number of passes done. It is passed in place of the learning
+    rate, and each column's own schedule turns it into a rate. The fit's penalty has strength 1, and
+    only marks which rows are penalised.
 
     Parameters
     ----------
     each : Optimizer
-        With an `elementwise_update`.
+        Optimizer of each column; must have an `elementwise_update`.
     schedules : tuple of callable
-        Of (step, passes); different ones.
+        Functions of (step, passes), all different.
     schedule_of : ndarray of int of shape (n_columns,)
-        Number of each column's.
+        Number of each column's schedule.
     l1, l2 : ndarray of float64 of shape (n_columns,)
     steps_per_pass : float
     """
@@ -59,13 +60,13 @@ class BatchedOptimizer(Optimizer):
 
     def rates(self, passes: float) -> NDArray[np.float64]:
         """Return the learning rates of all columns after a number of passes."""
-        # Schedules count steps from 1; the fit hands over passes in the place of a rate.
+        # Schedules count steps from 1; the fit passes the number of passes in place of a rate.
         step = round(passes * self.steps_per_pass) + 1
         return np.array([schedule(step, passes) for schedule in self.schedules])[self.schedule_of]
 
     def rates_of(self, passes: Sequence[float]) -> NDArray[np.float64]:
         """Return learning rates of shape (n_steps, n_columns), after the passes of each step."""
-        # Constant rates are worked out once for all steps.
+        # Constant rates are computed once for all steps.
         if all(type(schedule) is Constant for schedule in self.schedules):
             return np.repeat([self.rates(one) for one in passes[:1]], len(passes), axis=0)
         return np.array([self.rates(one) for one in passes])
@@ -90,8 +91,8 @@ class BatchedOptimizer(Optimizer):
         coefficients, kind = self.each.coefficients(step), type(self.each)
         if penalised:
             grad += l1 * l2_strength * w
-        # L1 by the optimizer's own proximal step where it has one, else by soft thresholding after
-        # it.
+        # L1 uses the optimizer's own proximal step if it has one, else soft thresholding after the
+        # step.
         if penalised and self.l1.any():
             strengths = l1 * l1_strength
             if kind.elementwise_update_l1 is not None:

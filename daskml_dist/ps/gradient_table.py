@@ -1,4 +1,4 @@
-"""Table of the lanes' gradients, whose mean an asynchronous step follows."""
+"""Table of the lanes' gradients, whose mean gives the direction of asynchronous steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from daskml_dist.ps.messages import sum_in_lane_order
 
 @dataclass
 class TableEntry:
-    """Sum of gradients, and how many rows and pushes are in it."""
+    """Sum of gradients, with its number of rows and pushes."""
 
     index: NDArray[np.int64] | None
     values: NDArray[Any]
@@ -26,7 +26,7 @@ class TableEntry:
         return TableEntry(self.index, self.values / self.n_pushes, self.rows / self.n_pushes)
 
     def add(self, other: TableEntry, sign: int = 1) -> None:
-        """Add another sum, or take it away."""
+        """Add another sum, or subtract it."""
         values = other.values if sign > 0 else -other.values
         parts = [(0, self.index, self.values), (1, other.index, values)]
         self.index, self.values = sum_in_lane_order(parts, owned={0})
@@ -37,11 +37,11 @@ class TableEntry:
 class GradientTable:
     """Gradients of all lanes in a round, in which each lane has the same weight, fast or slow.
 
-    A round has two phases. First, gradients are only gathered, until there is one of each lane.
-    Then each lane's next push makes a step along the sum of the lanes' mean pushes, once a lane;
-    what comes from a lane that had its step belongs to the next round.
+    A round has two phases. First, gradients are only collected, until there is one from each lane.
+    Then each lane's next push makes a step along the sum of the lanes' mean pushes, once per lane.
+    Later pushes of a lane that had its step belong to the next round.
 
-    Unlike in the paper, a lane that made no step goes on from the present parameters, too.
+    Unlike in the paper, a lane that made no step also continues from the present parameters.
 
     References
     ----------
@@ -50,16 +50,16 @@ class GradientTable:
 
     def __init__(self) -> None:
         self._entries: dict[int, TableEntry] = {}
-        #: Lanes that had their step in this round, and what they have pushed since.
+        #: Lanes that had their step in this round, and their pushes since then.
         self._had_step: set[int] = set()
         self._next_entries: dict[int, TableEntry] = {}
         #: Sum of the mean pushes of all lanes; None in the first phase.
         self._total: TableEntry | None = None
 
     def add(self, lane: int, push: TableEntry, lanes: Collection[int]) -> TableEntry | None:
-        """Take a push; return the gradient of the step that it makes, None where it makes none.
+        """Take a push; return the gradient of the step that it makes, or None if it makes none.
 
-        `lanes` are all that may push, without those that have left.
+        `lanes` are all lanes that may push, without those that have left.
         """
         if lane in self._had_step:
             self._gather(self._next_entries, lane, push)
@@ -68,7 +68,8 @@ class GradientTable:
         self._gather(self._entries, lane, push)
         if any(n not in self._entries for n in lanes):
             return None
-        # Phase 2: one lane's mean changes, so the sum costs the same for any number of lanes.
+        # Phase 2: only one lane's mean changes, so the update costs the same for any number of
+        # lanes.
         if self._total is not None and before is not None:
             self._total.add(before, sign=-1)
             self._total.add(self._entries[lane].mean())
@@ -88,7 +89,7 @@ class GradientTable:
         if lane in entries:
             entries[lane].add(push)
         else:
-            # The sender, in the same process, still holds its own array.
+            # The sender, in the same process, may still use its own array.
             entries[lane] = TableEntry(push.index, push.values.copy(), push.rows)
 
     def _sum_entries(self) -> TableEntry:

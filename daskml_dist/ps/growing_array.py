@@ -1,4 +1,4 @@
-"""Arrays whose rows grow in number, in memory or in a mapped file that has no name."""
+"""Arrays with a growing number of rows, in memory or in a mapped file without a name."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: What a processor fetches at once: rows of as many bytes begin where one does.
+#: Bytes that a processor fetches together; rows of this size are aligned to it.
 _CACHE_LINE_BYTES = 64
 
 
 class GrowingArray:
-    """Matrix whose rows grow in number: in memory, or in a mapped file that has no name.
+    """Matrix with a growing number of rows, in memory or in a mapped file without a name.
 
     Parameters
     ----------
     width : int
     dtype : dtype
     scattered : bool
-        Whether its rows are read at random places mostly.
+        Whether its rows are mostly read in random order.
     """
 
     def __init__(self, width: int, dtype: Any, scattered: bool) -> None:
         self.values: NDArray[Any] = np.empty((0, width), dtype)
         self._scattered = scattered
-        #: Rows for which memory, or the mapped file, has room: the first are `values`.
+        #: Rows for which memory, or the mapped file, has room; `values` are the first of them.
         self._room = self.values
         self._file: int | None = None
-        #: The file as it is mapped now, and whether `values` lie there.
+        #: The current mapping of the file, and whether `values` lie in it.
         self._mapped: mmap.mmap | None = None
         self.is_mapped = False
 
@@ -43,17 +43,17 @@ class GrowingArray:
         return width * self.values.dtype.itemsize
 
     def extend(self, n_rows: int, reserved: int, folder: str | None) -> NDArray[Any]:
-        """Return room for more rows, of which the first are the present ones, to take over.
+        """Return room for more rows, starting with the present ones, to pass to `take_over`.
 
         Parameters
         ----------
         n_rows : int
         reserved : int
-            Rows for which memory is reserved; 0: they go into a mapped file. Once there the array
-            stays there and grows with the file: nothing is copied, and arrays that were given out
-            before are parts of the new one.
+            Rows for which memory is reserved; 0: they go into a mapped file. Once there, the array
+            stays there and grows with the file: nothing is copied, and arrays that were handed out
+            before are views of the same file.
         folder : str or None
-            Of the file.
+            Folder of the file.
         """
         if reserved and n_rows <= len(self._room):
             return self._room
@@ -68,38 +68,39 @@ class GrowingArray:
         return room
 
     def take_over(self, room: NDArray[Any], n_rows: int) -> None:
-        """Hold the first rows of extended room from now on."""
+        """Use the first `n_rows` rows of extended room from now on."""
         self._room, self.values, self.is_mapped = room, room[:n_rows], self._file is not None
 
     def _map(self, size: int, folder: str | None) -> mmap.mmap:
-        """Return the first bytes of the file, mapped; it is made or extended as needed."""
+        """Return a mapping of the file's first bytes, creating or extending the file as needed."""
         if self._file is None:
             # The file has no name once it is open, so the system frees it with its last user.
             with tempfile.TemporaryFile(prefix="daskml-dist-rows-", dir=folder) as file:
                 self._file = os.dup(file.fileno())
             weakref.finalize(self, os.close, self._file)
-        # A write to a mapped page for which the disk has no room would end the process.
+        # Writing to a mapped page without space on the disk would kill the process, so space is
+        # allocated.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file, 0, size)
         os.ftruncate(self._file, size)
         mapped = mmap.mmap(self._file, size)
-        # Where the file is larger than memory, the pages beside one that is read are not wanted.
+        # If the file is larger than memory, reading ahead of a random row would only waste memory.
         if self._scattered and hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)
         self._mapped = mapped
         return mapped
 
     def release_pages(self) -> None:
-        """Let go of the pages of the file that are in memory; they stay in the file."""
-        # What was written is not lost: the mapping is shared.
+        """Release the pages of the file that are in memory; they stay in the file."""
+        # Written data is not lost: the mapping is shared with the file.
         if self._mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _reserve_memory(n_rows: int, reserved: int, like: NDArray[Any]) -> NDArray[Any]:
-    """Return zeros for some rows at least, and for more if the system reserves as much memory.
+    """Return zeros for at least `n_rows` rows, and for `reserved` if the system allows it.
 
-    Memory that was never written to is not committed, and is not paid for.
+    Pages that are never written to are not committed, so reserving them costs nothing.
     """
     row_bytes = like.shape[1] * like.dtype.itemsize
     try:
@@ -107,7 +108,7 @@ def _reserve_memory(n_rows: int, reserved: int, like: NDArray[Any]) -> NDArray[A
     except MemoryError:
         reserved = n_rows
         memory = np.zeros(reserved * row_bytes + _CACHE_LINE_BYTES, np.uint8)
-    # From the start of a cache line on, so that rows of 64 bytes never lie in two.
+    # Aligned to a cache line, so that rows of 64 bytes never straddle two.
     skipped = -memory.ctypes.data % _CACHE_LINE_BYTES
     memory = memory[skipped : skipped + reserved * row_bytes]
     return memory.view(like.dtype).reshape(reserved, like.shape[1])

@@ -1,7 +1,7 @@
-"""A shard of a table whose rows are made when their ids first come.
+"""Shard of a table whose rows are created when their ids first appear.
 
-To all other rooms the table is a matrix of ``2**62`` rows, which a layout divides among servers by
-ranges of ids; the shard holds the rows that were touched.
+To the rest of the package the table is a matrix of ``2**62`` rows, which a layout divides among
+servers by ranges of ids. The shard holds the rows that were touched.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from daskml_dist.ps.shard_state import HeldRows, ShardSnapshot, ShardState
 
 
 class GrowingShard(Shard):
-    """Shard of the ids from `start` on, with room for those that have come.
+    """Shard of the ids from `start` on, with rows for the ids that have appeared.
 
     Parameters
     ----------
     rule : UpdateRule
     table : GrowingTable
     state : ShardState
-        Rows of an earlier fit, with their ids; taken over.
+        Rows of an earlier fit, with their ids; taken over without a copy.
     start : int
         First id of the shard.
     """
@@ -44,14 +44,15 @@ class GrowingShard(Shard):
         self._n_grown = self._store.n_grown
         given = replace(state, w=self._store.w, opt_state=self._store.state, ids=None, held=None)
         super().__init__(rule, given)
-        #: Step of the store at the last snapshot of which a standby has got what changed; -1: none.
+        #: Step of the store at the last snapshot whose changes were sent to a standby; -1 if none
+        #: was.
         self._sent_step = -1
-        #: Rows that trainers hold, as one of them last handed them over; replaced as a whole.
+        #: Rows that trainers hold, as one of them last stored them; replaced as a whole.
         self.held: HeldRows | None = state.held
         self._expire_after = table.expire_after
 
     def take(self, index: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the rows of some ids; those that have no row yet are as they begin."""
+        """Return a copy of the rows of some ids; initial values for ids without a row."""
         return self._store.read(index + self._start)
 
     def apply(
@@ -61,14 +62,14 @@ class GrowingShard(Shard):
         index: NDArray[np.int64] | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Apply one step to the rows of some ids, which are made where they are not there."""
+        """Apply one step to the rows of some ids; missing rows are created."""
         assert index is not None
         step = self.version + 1
-        # A look at all rows, once in as many steps as they may lie untouched.
+        # Expiring scans all rows, so it is done only once in `expire_after` steps.
         if self._expire_after is not None and step % self._expire_after == 0:
             self._store.expire(step)
         slots = self._store.slots_for_update(index + self._start, step)
-        # A store that has grown has other arrays than those that the steps write to.
+        # After growing, the store has other arrays than those to which the steps are bound.
         if self._store.n_grown != self._n_grown:
             self._bind_store()
         # Ids that were not seen often enough have no row yet.
@@ -78,25 +79,26 @@ class GrowingShard(Shard):
         super().apply(grad, rows, slots, scale)
 
     def _bind_store(self) -> None:
-        """Bind the steps to the arrays that hold the rows now."""
+        """Bind the steps to the arrays that now hold the rows."""
         self._n_grown = self._store.n_grown
         self.w, self.opt_state = self._store.w, self._store.state
         self.change_rule(self.rule)
 
     def _bind_steps(self) -> list[Any]:
-        """Return no steps of all rows: a gradient is of few of them."""
+        """Return no dense steps: a gradient of a table always touches few rows."""
         self._few = None
         return []
 
-    # A snapshot has the rows that changed since the one before. To go back, rows are kept as they
-    # were when they first changed after it (`RowStore.mark`): no snapshot costs a copy of a table.
+    # A snapshot contains the rows that changed since the previous one. To go back, the old content
+    # of a row is copied when the row first changes after a snapshot (`RowStore.mark`), so no
+    # snapshot costs a copy of the table.
 
     def snapshot(self) -> ShardSnapshot:
-        """Return a copy of everything."""
+        """Return a copy of the whole state."""
         return self._describe(self._store.copy_all())
 
     def _describe(self, table: RowChanges) -> ShardSnapshot:
-        """Return a snapshot of the present counts, and of a table."""
+        """Return a snapshot of the present counts with the given rows."""
         nothing = np.empty((0, self.w.shape[1]), self.w.dtype)
         return ShardSnapshot(
             nothing, {}, self.version, self._first_step, self.rows, self._rate_sum, None, None, 0,
@@ -104,41 +106,41 @@ class GrowingShard(Shard):
         )  # fmt: skip
 
     def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
-        """Return what has changed since the last snapshot, or all rows, and mark this place."""
+        """Return the changes since the last snapshot, or all rows, and mark this place."""
         changes = self._store.changed_since(-1 if whole else self._sent_step)
         self._sent_step = changes.step
         self._store.mark(place, most)
         return self._describe(changes)
 
     def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
-        """Take over what has changed since the last snapshot, and mark its place."""
+        """Apply the changes since the last snapshot, and mark its place."""
         assert snapshot.table is not None
         self._store.apply_changes(snapshot.table)
         self._store.mark(place, most)
         self._take_counts(snapshot)
 
     def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
-        """Return the snapshot of a place with all rows."""
+        """Return the snapshot of a place, with all rows."""
         return replace(snapshot, table=self._store.content_at(place))
 
     def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
-        """Go back to a place that was marked."""
+        """Go back to a marked place."""
         self._store.go_back(place)
         self._take_counts(snapshot)
 
     def _take_counts(self, snapshot: ShardSnapshot) -> None:
-        """Take up the counts of a snapshot whose rows are there."""
+        """Take the counts of a snapshot, after its rows have been restored."""
         self.version, self._first_step = snapshot.version, snapshot.first_step
         self.rows, self._rate_sum = snapshot.rows, snapshot.rate_sum
         self.held = snapshot.held
         self._bind_store()
 
     def published(self) -> NDArray[Any]:
-        """Raise: no answer can hold all rows."""
+        """Raise an error: no answer can hold all rows."""
         raise NotImplementedError("a growing table is read by its ids")
 
     def state(self, copy: bool = True) -> ShardState:
-        """Return a copy of everything a later fit needs, in the order of the ids."""
+        """Return a copy of everything that a later fit needs, sorted by id."""
         slots = self._store.sorted_slots()
         return ShardState(
             self._store.gather(slots),
@@ -153,14 +155,14 @@ class GrowingShard(Shard):
 def make_shard(
     rule: UpdateRule, table: GrowingTable | None, state: ShardState, start: int = 0
 ) -> Shard:
-    """Return the shard of the parameters from row `start` on, of a table or of all rows."""
+    """Return the shard of the parameters from row `start` on, as a table or a plain matrix."""
     if table is None:
         return Shard(rule, state, start)
     return GrowingShard(rule, table, state, start)
 
 
 def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -> NDArray[Any]:
-    """Return the values with which the rows of sorted ids begin."""
+    """Return the initial values of the rows of sorted ids."""
     settings = RowStoreSettings(
         len(table.scales), {}, dtype=np.dtype(dtype).name, seed=table.seed, scale=table.scales,
         own_field=MODEL_FIELD,
@@ -171,7 +173,7 @@ def draw_initial_rows(ids: NDArray[np.int64], table: GrowingTable, dtype: Any) -
 def find_sorted_ids(
     wanted: NDArray[np.int64], ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which ids are among sorted ones, and where they stand there."""
+    """Return which of the wanted ids are among sorted ids, and their positions there."""
     at = np.searchsorted(ids, wanted)
     known = at < len(ids)
     known[known] = ids[at[known]] == wanted[known]
@@ -181,7 +183,7 @@ def find_sorted_ids(
 def look_up_rows(
     wanted: NDArray[np.int64], ids: NDArray[np.int64], w: NDArray[Any], table: GrowingTable
 ) -> NDArray[Any]:
-    """Return the rows of sorted ids in a table of sorted ids; new ones are as in their first step.
+    """Return the rows of sorted ids in a table of sorted ids; unknown ids have initial values.
 
     Parameters
     ----------
@@ -198,10 +200,10 @@ def look_up_rows(
 
 
 def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
-    """Return the rows of an earlier fit as a store's content; no step has touched them yet."""
+    """Return the rows of an earlier fit as the content of a store, with no steps so far."""
     ids = state.ids
     assert ids is not None
-    # A state without the optimizer's, as of another optimizer, begins anew.
+    # If the state has no optimizer state, as from another optimizer, it gets the initial one.
     kept = state.opt_state or {
         name: np.full((len(ids), width), settings.state_start[name], settings.dtype)
         for name, width in settings.state_widths.items()
@@ -213,11 +215,12 @@ def _make_content(state: ShardState, settings: RowStoreSettings) -> RowChanges:
 def _make_store_settings(
     rule: UpdateRule, table: GrowingTable, like: NDArray[Any]
 ) -> RowStoreSettings:
-    """Return the settings of a store of rows like these."""
+    """Return the settings of a store for rows of the same width and dtype as `like`."""
     width = like.shape[1]
     zero, one = (rule.init(np.full((1, width), value, like.dtype)) for value in (0, 1))
     for name, array in zero.items():
-        # Rows are made by the server, one at a time: their state must not depend on their values.
+        # A server creates rows one at a time, so their initial state must not depend on their
+        # values.
         if not np.array_equal(array, one[name]) or array.min() != array.max():
             (group,) = rule.groups
             raise InvalidParameterError(

@@ -1,9 +1,9 @@
-"""The pass ledger: lanes report their passes, records are made of them, and the end is decided.
+"""Pass ledger: collects the lanes' reports of passes, makes records, and decides on the end.
 
-Lanes at a pace of their own may be in different passes, so several passes may be open. A pass is
-closed once every lane has reported it, in the order of passes; its record is then complete, and the
-stopping rule looks at it. Rows and losses that servers apply are counted by the server, the rest is
-in the lanes' reports (`PassReport`).
+Lanes at their own pace may be in different passes, so several passes may be open. A pass is closed
+once every lane has reported it, in the order of passes. Its record is then complete, and the
+stopping rule is applied to it. Rows and losses that servers apply are counted by the server; the
+rest is in the lanes' reports (`PassReport`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PassRecord = dict[str, Any]
 
 @dataclass
 class PassStoppingRule:
-    """scikit-learn's rule: stop after `n_iter_no_change` passes without progress by `tol`.
+    """Stopping rule of scikit-learn: after `n_iter_no_change` passes without progress by `tol`.
 
     Parameters
     ----------
     max_iter : int
-        Passes at most.
+        Most passes.
     tol : float or None
         None: always make `max_iter` passes.
     n_iter_no_change : int
     use_score : bool
-        Whether progress is the validation score's (early stopping) or the training loss's.
+        Whether progress is measured by the validation score (early stopping) or the training loss.
     """
 
     max_iter: int
@@ -44,9 +44,10 @@ class PassStoppingRule:
     converged: bool = False
 
     def update(self, record: PassRecord) -> bool:
-        """Take the record of a pass; True when the fit ends with it."""
+        """Take the record of a pass; return whether the fit ends with it."""
         if self.tol is not None:
-            # Scores grow and losses fall as a fit progresses: both are minimised here.
+            # Scores grow and losses fall as a fit progresses; negated scores are minimised like
+            # losses.
             value = -record["val_score"] if self.use_score else record["loss"]
             self.stale_passes = self.stale_passes + 1 if value > self.best - self.tol else 0
             self.best = min(self.best, value)
@@ -56,10 +57,10 @@ class PassStoppingRule:
 
 @dataclass
 class PassReport:
-    """Report of some lanes on one pass; sums over these lanes, but for `busy`.
+    """Report of some lanes on one pass; sums over these lanes, except for `busy`.
 
-    Rows, losses and steps that servers have seen pushed are not in it: these are counted as they
-    are applied, so that none is counted twice or lost with a trainer.
+    Rows, losses and steps that were pushed to servers are not included: servers count them as they
+    apply them, so that none is counted twice or lost with a trainer.
     """
 
     lanes: list[int]
@@ -68,25 +69,25 @@ class PassReport:
     steps: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
-    #: Of each lane, the seconds that it computed since its last report, and its steps meanwhile: at
-    #: its own pace a lane may have made others than those of the pass.
+    #: For each lane, the seconds that it computed since its last report, and its steps in that
+    #: time. A lane at its own pace may have made other steps than those of the pass.
     busy: list[float] = field(default_factory=list)
     busy_steps: list[int] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
-    #: Those of the lanes that made steps, where each round draws some.
+    #: The lanes that made steps, if each round draws some.
     clients: list[int] = field(default_factory=list)
-    #: Scores of the model after the pass, where all lanes report together.
+    #: Scores of the model after the pass, if all lanes report together.
     scores: list[float] = field(default_factory=list)
 
     def add_validation(self, sums: list[float]) -> None:
-        """Add the sums of other held-out rows; none where there were none."""
+        """Add the sums of further held-out rows; empty if there were no rows."""
         known = self.validation or [0.0] * len(sums)
         self.validation = [a + b for a, b in zip(known, sums, strict=True)] if sums else known
 
 
 @dataclass(slots=True)
 class _PassSums:
-    """Sums of a pass, of what lanes have reported or of what the server has applied."""
+    """Sums of a pass, either reported by lanes or applied by the server."""
 
     loss: float = 0.0
     rows: float = 0.0
@@ -104,15 +105,15 @@ class _PassSums:
 class _OpenPass:
     """Pass that some lanes have not reported yet.
 
-    Lanes at a pace of their own may be hundreds of passes apart, all of which are open. So reports
-    are added up as they come: what a snapshot holds of a pass is a few numbers.
+    Lanes at their own pace may be hundreds of passes apart, and all these passes are open. So
+    reports are added up as they arrive, and a snapshot holds only a few numbers per pass.
     """
 
-    #: Bit mask of the lanes that have not reported it, by their places in the ledger.
+    #: Bit mask of the lanes that have not reported it, by their positions in the ledger.
     missing: int
     reported: _PassSums = field(default_factory=_PassSums)
     counted: _PassSums = field(default_factory=_PassSums)
-    #: Sums over held-out rows, a row for each lane: they are added up in the order of lanes.
+    #: Sums over held-out rows, one row per lane, so that they are added in lane order.
     validation: NDArray[np.float64] | None = None
     clients: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -120,21 +121,21 @@ class _OpenPass:
 
 @dataclass(frozen=True)
 class OpenPassesSnapshot:
-    """Copy of the open passes of a ledger, as few arrays: it travels to the standby all the time.
+    """Copy of a ledger's open passes as a few arrays, since it is often sent to the standby.
 
     Parameters
     ----------
     numbers : array of int64, of length n
     missing : list of int
-        Masks of lanes.
+        Bit masks of lanes.
     sums : array of shape (n, 10), float64
-        Those of reports, then those of the server.
+        Sums of the reports, then sums of the server.
     validation : array of shape (m, n_lanes, n_statistics), float64
-        Of those m passes that have some.
+        For the m passes that have validation sums.
     validated : list of int
         Numbers of these passes.
     clients, scores : dict of int to list
-        Of those passes that have some.
+        For the passes that have some.
     """
 
     numbers: NDArray[np.int64]
@@ -175,13 +176,13 @@ class OpenPassesSnapshot:
 
 
 def _make_sums(loss: float, rows: float, steps: float, pushed: float, pulled: float) -> _PassSums:
-    """Return the sums of a pass of a row of floats."""
+    """Return the sums of a pass from a row of floats."""
     return _PassSums(float(loss), float(rows), int(steps), int(pushed), int(pulled))
 
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """Copy of a ledger at one moment, without its records, of which it has the number."""
+    """Copy of a ledger at one moment; of its records it only has the number."""
 
     rule: PassStoppingRule
     n_records: int
@@ -192,29 +193,29 @@ class LedgerSnapshot:
     staleness: list[int]
 
 
-#: Classes of the objects in the snapshot of a ledger, which may travel between processes.
+#: Classes of the objects in a ledger's snapshot, which may be sent between processes.
 LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, PassStoppingRule, OpenPassesSnapshot)
 
 
 class PassLedger:
-    """Ledger of passes. Not thread-safe: the server that holds it guards it.
+    """Ledger of passes. Not thread-safe: the server that owns it holds a lock.
 
     Parameters
     ----------
     lanes : list of int
     rule : PassStoppingRule
     lockstep : bool
-        Whether the lanes step together: their steps are then the same steps.
+        Whether the lanes step together; a step of all lanes then counts once.
     score : callable or None
-        Makes the validation score of summed statistics; None without a validation set.
+        Computes the validation score from summed statistics; None without a validation set.
     on_record : callable
         Called with each record; must not block.
     first_pass : int, default=0
-        Passes made before.
+        Number of passes made before.
     score_names : tuple of str, default=()
-        Keys of the scores that passes are reported with; the first is ``eval_score`` too.
+        Keys of the scores in pass reports; the first is also ``eval_score``.
     describe_pass : callable or None
-        Returns further entries of the record of a pass, by its number, which replace others.
+        Returns further entries of the record of a pass, by its number, which may replace others.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class PassLedger:
         self._describe_pass = describe_pass
         self.rule = rule
         self.records: list[PassRecord] = []
-        #: Seconds that each lane has computed, and the steps that it made meanwhile.
+        #: Seconds that each lane has computed, and the steps that it made in that time.
         self.lane_seconds: dict[int, tuple[float, int]] = {}
         self._first_pass = first_pass
         self._score_names = score_names
@@ -246,16 +247,16 @@ class PassLedger:
         self._on_record = on_record
         self._open: dict[int, _OpenPass] = {}
         self._since = time.perf_counter()
-        #: Staleness of pushes in versions: its sum, its largest value, and the numbers of pushes of
-        #: staleness 0, 1, 2 to 3, 4 to 7, ...
+        #: Staleness of pushes in versions: its sum, its largest value, and the numbers of pushes
+        #: with staleness 0, 1, 2 to 3, 4 to 7, ...
         self._staleness: list[int] = [0, 0]
 
     def start_clock(self) -> None:
-        """Begin to time the first pass."""
+        """Start timing the first pass."""
         self._since = time.perf_counter()
 
     def observe_staleness(self, staleness: int) -> None:
-        """Count a push by how many versions it was behind."""
+        """Count a push by the number of versions that it was behind."""
         # A histogram by powers of two: bit_length() is 0 of 0, 1 of 1, 2 of 2 and 3, ...
         seen, at = self._staleness, 2 + staleness.bit_length()
         seen[0] += staleness
@@ -264,13 +265,13 @@ class PassLedger:
         seen[at] += 1
 
     def _open_pass(self, number: int) -> _OpenPass:
-        """Return a pass that is not closed, opened if need be."""
+        """Return an unclosed pass, opening it if necessary."""
         if number not in self._open:
             self._open[number] = _OpenPass(self._all_lanes)
         return self._open[number]
 
     def count(self, number: int, rows: float, loss: float, steps: int) -> None:
-        """Count what was applied in pass `number`."""
+        """Count rows, losses and steps that a server applied in pass `number`."""
         counted = self._open_pass(number).counted
         counted.rows += rows
         counted.loss += loss
@@ -282,7 +283,7 @@ class PassLedger:
             return
         entry = self._open_pass(number)
         reporting = self._mask(report.lanes)
-        # A report that was sent again after a loss is known already.
+        # A report that was sent again after a loss is already counted.
         if not entry.missing & reporting:
             return
         entry.missing &= ~reporting
@@ -290,7 +291,7 @@ class PassLedger:
         for lane, seconds, steps in zip(report.lanes, report.busy, report.busy_steps, strict=False):
             seconds_before, steps_before = self.lane_seconds.get(lane, (0.0, 0))
             self.lane_seconds[lane] = seconds_before + seconds, steps_before + steps
-        # Passes close in their order, though fast lanes report later ones before.
+        # Passes close in order, although fast lanes may report later ones early.
         while (at := self.n_passes + 1) in self._open and not self._open[at].missing:
             self._close_pass(at, self._open.pop(at), age)
 
@@ -309,13 +310,14 @@ class PassLedger:
         if report.validation:
             if entry.validation is None:
                 entry.validation = np.zeros((len(self.lanes), len(report.validation)))
-            # In the row of the first of the lanes, so that arrival does not show in the last digit.
+            # In the row of the first of these lanes, so that the order of arrival does not affect
+            # the last digit.
             entry.validation[self._places[min(report.lanes)]] = report.validation
         entry.clients += report.clients
         entry.scores = report.scores or entry.scores
 
     def _join_steps(self, some: int, others: int) -> int:
-        """Return the steps of two parts of a pass: in lock-step, lanes make the same steps."""
+        """Return the steps of two parts of a pass; in lock-step, lanes make the same steps."""
         return max(some, others) if self._lockstep else some + others
 
     @property
@@ -324,14 +326,14 @@ class PassLedger:
         return float(sum(p.reported.rows + p.counted.rows for p in self._open.values()))
 
     def renew(self) -> None:
-        """Forget the reports of open passes: in lock-step, all lanes make them again."""
+        """Forget the reports of open passes: in lock-step, all lanes report them again."""
         if self._lockstep:
             for number, entry in self._open.items():
                 self._open[number] = _OpenPass(self._all_lanes, counted=entry.counted)
 
     def snapshot(self) -> LedgerSnapshot:
         """Return a copy of everything but the records."""
-        # The time of the pass so far, not its begin: another machine has another clock.
+        # The elapsed time of the pass, not its start: other machines have other clocks.
         elapsed = time.perf_counter() - self._since
         return LedgerSnapshot(
             replace(self.rule), len(self.records), self.stopped, self._last_pass,
@@ -339,7 +341,7 @@ class PassLedger:
         )  # fmt: skip
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
-        """Restore the ledger of a snapshot; later records are dropped."""
+        """Restore the ledger from a snapshot; later records are dropped."""
         del self.records[snapshot.n_records :]
         self.rule, self.stopped = replace(snapshot.rule), snapshot.stopped
         self._last_pass = snapshot.last_pass
@@ -348,10 +350,11 @@ class PassLedger:
         self._staleness = list(snapshot.staleness)
 
     def ends_with(self, number: int) -> bool:
-        """Return whether lanes that have made pass `number` make no other.
+        """Return whether lanes that have made pass `number` make no further one.
 
-        In lock-step all get the same answer, also one that asks again later. A lane that has gone
-        back to an earlier pass makes the rest again, so that nothing is lost with who had made it.
+        In lock-step all lanes get the same answer, even if one asks again later. A lane that has
+        been reset to an earlier pass makes the rest again, so that no lost lane's passes are
+        missing.
         """
         if self._last_pass is None:
             return self.stopped and not self._lockstep
@@ -371,7 +374,7 @@ class PassLedger:
         self.stopped = True
 
     def _close_pass(self, number: int, entry: _OpenPass, age: float) -> None:
-        """Make the record of a pass that all lanes have reported, and decide on the end."""
+        """Make the record of a pass that all lanes have reported; decide whether the fit ends."""
         now = max(self._since, time.perf_counter() - age)
         reported, counted = entry.reported, entry.counted
         rows = reported.rows + counted.rows
@@ -396,18 +399,18 @@ class PassLedger:
             record["eval_score"] = record.get(self._score_names[0])
         if self._describe_pass is not None:
             record.update(self._describe_pass(number))
-        # The next pass is timed from here, and its staleness counted anew.
+        # The next pass is timed from here, and its staleness counted from zero.
         self._since, self._staleness = now, [0, 0]
         self.records.append(record)
         if self.rule.update(record):
             self.stopped = True
-        # The first pass that closes after the decision to stop is the last for all lanes.
+        # The first pass that closes after the decision to stop is the last one for all lanes.
         if self.stopped and self._last_pass is None:
             self._last_pass = number
         self._on_record(record)
 
     def _score_validation(self, sums: NDArray[np.float64] | None) -> float | None:
-        """Return the validation score of all lanes; None without one, NaN without held-out rows."""
+        """Return all lanes' validation score: None without validation, NaN without rows for it."""
         if self._score is None:
             return None
         return math.nan if sums is None else self._score(sums.sum(axis=0))

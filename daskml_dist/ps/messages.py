@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.compression import Packed
 
-#: Number of a lane, the rows (None: all) that its gradient belongs to, and the gradient.
+#: Number of a lane, the rows (None: all) to which its gradient belongs, and the gradient.
 LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
 #: Payload of a control call and of its answer: plain values, arrays, and snapshots under "blob".
@@ -21,7 +21,7 @@ CallReply = Callable[[CallPayload], None]
 
 
 class ServerStatus(IntEnum):
-    """Kind of a server's answer."""
+    """Status of a server's answer."""
 
     OK = 0
     ABORTED = 1
@@ -35,29 +35,29 @@ class ServerRequest:
     Parameters
     ----------
     lanes : tuple of int
-        The lanes that it speaks for; the answer goes to the first.
+        Lanes that the message represents; the answer goes to the first.
     generation : int
-        Membership in which it was made; another one is refused.
+        Generation in which it was made; a server in another generation refuses it.
     clock : int
-        Steps that the lanes have finished once the push counts.
+        Number of steps that the lanes have finished with this push.
     version : int
-        Version of the shard that the gradient was computed at.
+        Version of the shard at which the gradient was computed.
     rows : float
         Rows in the gradient sum.
     loss : float
         Sum of the losses of these rows.
     values : ndarray of shape (n, width), optional
-        Gradient SUM over the lanes' rows; None for a pull alone.
+        SUM of the gradients over the lanes' rows; None for a pull only.
     index : ndarray of int64 of shape (n,), optional
-        The shard's rows that `values` belong to; None: all.
+        Rows of the shard to which `values` belong; None: all.
     pull : bool
-        Whether an answer is wanted.
+        Whether an answer is expected.
     pull_index : ndarray of int64, optional
-        The rows wanted; None: all.
+        Rows to return; None: all.
     progress : ndarray of float64 of shape (n, 3), optional
-        Where lanes push together but step apart: clock, and rows and loss since the last push,
-        of each. Where a lane's push is of many steps: the clock at which they begin, and the clock,
-        rows and loss at the end of each pass among them, and of the push.
+        If lanes push together but step separately: clock, and rows and loss since the last push, of
+        each lane. If a lane's push covers many steps: first the clock before them, then the clock,
+        rows and loss at the end of each pass among them and at the push.
     owned : bool
         Whether the server may overwrite `values`, of which it has the only reference.
     packed : Packed, optional
@@ -89,15 +89,15 @@ class ServerReply:
         First lane of the request.
     status : ServerStatus
     stop : bool
-        Whether the fit has reached its end (lanes at their own pace stop on it).
+        Whether the fit has reached its end (lanes at their own pace then stop).
     version : int
-        Version of the values.
+        Version of the returned parameters.
     clock : int
-        Clock that the lanes go on from; larger than their own where a round closed without them.
+        Clock from which the lanes continue; larger than their own if a round closed without them.
     values : ndarray of shape (n, width) or None
         Read-only parameters.
     n_steps : int
-        Steps that the lane should make up to its next push; 0: as many as so far.
+        Steps that the lane should make before its next push; 0: as many as before.
     """
 
     lane: int
@@ -112,13 +112,14 @@ class ServerReply:
 def sum_in_lane_order(
     parts: list[LaneGradient], owned: Container[int] = ()
 ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
-    """Add gradients in the order of their lanes, whatever the order of their arrival."""
-    # Sums of floats depend on their order: that of the lanes does not change from run to run.
+    """Add gradients in lane order, independent of the order of arrival."""
+    # Sums of floats depend on their order; lane order is the same in every run.
     parts = sorted(parts, key=lambda part: part[0])
     lane, first, values = parts[0]
-    # Dense gradients, or a single one: no indices to merge.
+    # Dense gradients, or a single one, have no indices to merge.
     if first is None or len(parts) == 1:
-        # The sum is made in place: a sender in the same process still holds its own array.
+        # The sum is made in place, unless the sender is in the same process and still uses the
+        # array.
         total = values if lane in owned else values.copy()
         for _, _, values in parts[1:]:
             total += values

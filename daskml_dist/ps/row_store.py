@@ -1,12 +1,12 @@
-"""Storage of a growing embedding table within a shard: rows by 64-bit ids that come and go.
+"""Storage of a growing embedding table within a shard: rows by 64-bit ids, created and removed.
 
-A row lies in a slot of arrays that double when they are full, and a hash index leads from its id to
-the slot. An id gets a row at its n-th sighting; a row that no step has touched for long goes, and
-the oldest rows go where there is no room. Initial values follow from seed, id and column alone:
-they are the same in every shard, on every machine and in any order of arrival, and an id without a
-row can be read. Equal calls make equal bits.
+A row occupies a slot of arrays that double when they are full; a hash index maps its id to the
+slot. An id gets a row at its n-th sighting. A row that no step has touched for long is removed, and
+so are the oldest rows if space runs out. Initial values depend only on seed, id and column: they
+are the same in every shard, on every machine and in any order of arrival, and an id without a row
+can be read. Equal calls give bit-identical results.
 
-Importing this module loads no numba; the first store does.
+Importing this module does not load numba; creating the first store does.
 """
 
 from __future__ import annotations
@@ -30,70 +30,69 @@ from daskml_dist.ps.growing_array import GrowingArray
 from daskml_dist.ps.id_index import IdIndex, Ids, as_plain_ids, load_kernels
 from daskml_dist.ps.waiting_ids import SightingLog, WaitingIds
 
-#: Dtypes in which rows are computed, and those in which they may be stored in their place.
+#: Dtypes in which rows are computed, and smaller ones in which they may be stored.
 _DTYPES, _HALF_DTYPES = ("float32", "float64"), ("float16", "bfloat16")
-#: Rows for which a store has room at first; it doubles from there.
+#: Initial number of rows for which a store has room; it doubles from there.
 _FIRST_CAPACITY = 1 << 10
-#: Times the rows of a growing array for which memory is reserved: it is copied at each third
-#: doubling alone, which would take longer than all else that makes rows.
+#: Memory is reserved for this multiple of the rows of a growing array, so that it is copied only at
+#: every third doubling. Copies would otherwise take most of the time of creating rows.
 _RESERVED_GROWTH = 8
-#: Entries that array operations without a compiled loop take at once, so that their temporary
-#: arrays stay small beside a large table.
+#: Entries that array operations without a compiled loop process at a time, so that their temporary
+#: arrays stay small compared to a large table.
 _BLOCK_ENTRIES = 1 << 20
-#: Share of all rows that are evicted at once: finding the oldest looks at every row, which rows
-#: that are made later then need not pay for.
+#: Share of all rows that are evicted together: finding the oldest rows scans every row, so the cost
+#: is spread over many new rows.
 _EVICTED_SHARE = 1 / 16
-#: Removed ids that are remembered at least, for changes since a step; more where the table is
-#: larger.
+#: Fewest removed ids that are logged, to report changes since a step; more if the table is larger.
 _MIN_LOGGED_IDS = 1 << 16
-#: Bytes of mapped files that may be in memory whatever the bound: letting go of them more often
-#: would take longer than the steps.
+#: Bytes of mapped files that may always be in memory, whatever the bound: releasing pages more
+#: often would take longer than the steps.
 _LEAST_MAPPED_BYTES = 1 << 28
-#: Ids that may wait for each row of a table whose size is bounded.
+#: Ids that may wait, per row of a table whose size is bounded.
 _WAITING_PER_ROW = 4
 
 
 @dataclass(frozen=True)
 class RowStoreSettings:
-    """Settings of a store of rows.
+    """Settings of a row store.
 
     Parameters
     ----------
     width : int
         Entries of a row.
     state_widths : dict of str to int
-        Arrays of the optimizer's state by name: entries of a row (`width`, or 1 for a state of
-        whole rows).
+        Arrays of the optimizer's state by name, with the entries per row (`width`, or 1 for a state
+        of whole rows).
     dtype : {"float32", "float64"}
-        Of the rows that are given out, and of the state.
+        Dtype of the rows that are returned, and of the state.
     seed : int
     scale : float or tuple of float of length `width`
-        Standard deviation of the normal initial values; one for each column, where they differ: a
-        column of 0 begins at 0.
+        Standard deviation of the normal initial values; a tuple gives one for each column. A column
+        of 0 begins at 0.
     state_start : dict of str to float
-        Initial value of each array of the state; 0 where it is not named.
+        Initial value of each array of the state; 0 if it is not named.
     admit_after : int
         Sighting at which an id gets its row.
     expire_after : int, optional
-        Steps without a sighting after which a row goes; None: never.
+        Steps without a sighting after which a row is removed; None: never.
     max_rows : int, optional
-        Rows for which there is room; of ids that wait for one, four times as many stay at most.
+        Most rows; at most four times as many ids may wait for a row.
     memory_bytes : int, optional
-        Bytes of the arrays beyond which they lie in mapped files, the widest first; of these files
-        as many bytes are in memory, or 256 MiB. (The index of the ids, 21 to 43 bytes a row, and
-        waiting ids stay in memory.)
+        Most bytes of the arrays in memory; beyond it they are in mapped files, the widest arrays
+        first. Of these files, up to the same number of bytes are in memory, or 256 MiB if that is
+        more. (The index of the ids, 21 to 43 bytes per row, and waiting ids always stay in memory.)
     folder : str, optional
-        Where mapped files lie; None: the system's temporary folder. They have no names, so nothing
-        is left of them whatever ends the process.
+        Folder of the mapped files; None: the system's temporary folder. The files have no names, so
+        nothing is left of them however the process ends.
     evict : bool
-        Whether the rows that were touched longest ago go where there is no room; else a row that
-        finds none is an error.
+        Whether the rows that were touched longest ago are removed if there is no room; otherwise a
+        row without room is an error.
     own_field : int, optional
-        Field of ids that belong to a model and not to the data: their rows begin at 0, and are
-        there from the first sighting on.
+        Field of ids that belong to the model and not to the data: their rows begin at 0, and exist
+        from the first sighting on.
     storage : {"float32", "float64", "float16", "bfloat16"}, optional
-        What rows are stored as; None: as `dtype`. Halves (of a float32 `dtype`) are rounded to
-        nearest even whenever a row is written; the state is not.
+        Format in which rows are stored; None: `dtype`. Half precision (for a float32 `dtype`) is
+        rounded to nearest even whenever a row is written; the state is not rounded.
     """
 
     width: int
@@ -146,13 +145,13 @@ class RowStoreSettings:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the array that holds rows; bfloat16 is held as its bits."""
+        """Return the dtype of the array that stores rows; bfloat16 is stored as its bits."""
         name = self.storage or self.dtype
         return np.dtype(np.uint16 if name == "bfloat16" else name)
 
 
 def _check_int(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Check that a setting is a whole number within bounds."""
+    """Check that a setting is an integer within bounds."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         bound = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -161,27 +160,27 @@ def _check_int(name: str, value: Any, least: int, most: int | None = None) -> No
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of a store of rows after a step, or its whole content.
+    """Changes of a row store after a step, or its whole content.
 
     Parameters
     ----------
     since : int
-        Step after which it happened; -1: this is the whole content.
+        Step after which the changes happened; -1: this is the whole content.
     step : int
-        Last step of the store that it comes from.
+        Last step of the store that the changes come from.
     ids, touched : ndarray of int64 of shape (n,)
-        Rows that were touched, in no order, and the step that touched each last.
+        Rows that were touched, in any order, and the last step that touched each.
     w : ndarray of shape (n, width)
-        These rows as they are stored.
+        These rows in stored form.
     state : dict of str to ndarray
     removed : ndarray of int64
-        Ids whose rows are gone and that do not wait, some of them perhaps before.
+        Ids that have no row any more and do not wait; some may be gone longer.
     waiting_ids, waiting_sightings : ndarray of int64
-        Ids that were seen and have no row; step of the last sighting and count, in one number.
+        Ids that were seen and have no row; last step and count of sightings, in one number.
     waiting_floor : int
-        Ids that were seen before this step alone wait no longer.
+        Ids whose last sighting is before this step do not wait any more.
     n_expired, n_evicted, n_refused : int
-        Totals.
+        Total counts.
     """
 
     since: int
@@ -201,21 +200,20 @@ class RowChanges:
 
 @dataclass
 class _Epoch:
-    """Log of what was there before each change since a mark, in the order of the changes.
+    """Undo log since a mark: the content before each change, in the order of the changes.
 
     Parameters
     ----------
     place : int
-        Name of the mark.
+        Number of the mark.
     step : int
-        Last step of an update before it.
+        Last step of an update before the mark.
     counts : tuple of int
-        Floor of what waits, and totals of rows that have gone, at the mark.
+        The waiting ids' floor, and the counts of removed and refused rows, at the mark.
     entries : list of tuple
-        Kind, ids, and what there was before: of ``"rows"`` steps, rows and state; of ``"made"``
-        nothing.
+        Kind, ids, and previous content: for ``"rows"`` steps, rows and state; for ``"made"`` None.
     sightings : list of tuple
-        Of ids that wait.
+        Previous sightings of waiting ids.
     """
 
     place: int
@@ -228,8 +226,7 @@ class _Epoch:
 class RowStore:
     """Rows of a growing table by id, with their optimizer state.
 
-    Not thread-safe: the server that holds it guards it.
-
+    Not thread-safe: the server that owns it holds a lock.
     Parameters
     ----------
     settings : RowStoreSettings
@@ -237,15 +234,14 @@ class RowStore:
     Attributes
     ----------
     w : ndarray of shape (capacity, width)
-        Rows by slot, as they are stored. This and the other arrays are replaced where the store
-        grows.
+        Stored rows by slot. This and the other arrays are replaced when the store grows.
     state : dict of str to ndarray of shape (capacity, state width)
     ids, touched : ndarray of int64 of shape (capacity,)
-        Id of each slot, and the step that touched its row last; -1 where a slot is free.
+        Id of each slot, and the last step that touched its row; -1 for a free slot.
     n_grown : int
-        Times that the arrays were replaced.
+        Number of times that the arrays were replaced.
     n_expired, n_evicted, n_refused : int
-        Rows that have expired, and were evicted, so far; sightings that found no room for a row.
+        Rows that have expired or were evicted so far; sightings for which no row had room.
     """
 
     def __init__(self, settings: RowStoreSettings) -> None:
@@ -268,23 +264,23 @@ class RowStore:
         }
         most = None if settings.max_rows is None else _WAITING_PER_ROW * settings.max_rows
         self._index, self._waiting = IdIndex(), WaitingIds(settings.admit_after, most)
-        #: Slots that were given back, the next one last; those from `_n_used` on were never used.
+        #: Slots that were freed, the next to reuse last; slots from `_n_used` on were never used.
         self._free: Ids = np.empty(0, np.int64)
         self._n_used = 0
-        #: Last step of an update; steps do not fall.
+        #: Last step of an update; steps never decrease.
         self._step = -1
-        #: Step and ids of removals, and the step since which all of them are logged.
+        #: Step and ids of removals, and the step since which all removals are logged.
         self._removals: deque[tuple[int, Ids]] = deque()
         self._n_logged, self._logged_since = 0, 0
         self.n_expired = self.n_evicted = self.n_refused = 0
-        #: Bytes of mapped pages that may have come into memory since they were let go.
+        #: Upper bound of the bytes of mapped pages in memory since they were last released.
         self._page_bytes = 0
-        #: Marks that the store can go back to, and what has changed since each.
+        #: Marks to which the store can go back, and the changes since each.
         self._epochs: deque[_Epoch] = deque()
         self._take_views()
 
     def _take_views(self) -> None:
-        """Take over arrays that have been replaced."""
+        """Refresh the views after arrays have been replaced."""
         self.w = self._arrays["w"].values
         self.ids: Ids = self._arrays["ids"].values[:, 0]
         self.touched: Ids = self._arrays["touched"].values[:, 0]
@@ -308,17 +304,17 @@ class RowStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Ids:
-        """Return the slot of each id; -1 where it has no row."""
+        """Return the slot of each id; -1 if it has no row."""
         return self._index.find(as_plain_ids(ids), self.touched)[0]
 
     def read(self, ids: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the rows of sorted ids; one without a row has its initial values, and gets no row.
+        """Return the rows of sorted ids; for an id without a row its initial values, creating none.
 
         Parameters
         ----------
         ids : ndarray of int64 of shape (n,)
         out : ndarray of shape (n, width), optional
-            Where the rows are written.
+            Array into which the rows are written.
         """
         ids = _check_ids(ids)
         self._bound_pages(len(ids))
@@ -333,14 +329,14 @@ class RowStore:
         return rows
 
     def _bound_pages(self, n_rows: int) -> None:
-        """Let go of mapped pages before those of some more rows could take too much memory.
+        """Release mapped pages before those of `n_rows` more rows could take too much memory.
 
-        Pages of a mapped file that are in memory count as a process's own where its size is
-        watched, as Dask's nannies do.
+        Pages of a mapped file that are in memory count as memory of the process, for example for
+        Dask's nannies, which watch its size.
         """
         arrays = [*self._arrays.values(), *self._state_arrays.values()]
         mapped = [array for array in arrays if array.is_mapped]
-        # At worst each row lies in a page of its own.
+        # In the worst case each row lies in its own page.
         self._page_bytes += n_rows * len(mapped) * mmap.PAGESIZE
         if self._page_bytes > max(self.settings.memory_bytes or 0, _LEAST_MAPPED_BYTES):
             self._page_bytes = 0
@@ -348,7 +344,7 @@ class RowStore:
                 array.release_pages()
 
     def gather(self, slots: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the rows of slots in the dtype of the settings; zeros where a slot is negative."""
+        """Return the rows of slots in the dtype of the settings; zeros for negative slots."""
         if self.settings.stored_dtype == self.settings.dtype:
             return _gather(self.w, slots, out)
         rows = self._decode(_gather(self.w, slots))
@@ -359,15 +355,15 @@ class RowStore:
         return out
 
     def scatter(self, slots: Ids, rows: NDArray[Any]) -> None:
-        """Write rows into their slots, rounded to what they are stored as; none where negative."""
+        """Write rows into their slots, rounded to the stored form; negative slots are skipped."""
         _scatter(self.w, slots, self._encode(np.asarray(rows, self.settings.dtype)))
 
     def gather_state(self, slots: Ids) -> dict[str, NDArray[Any]]:
-        """Return the optimizer state of the rows of slots; zeros where a slot is negative."""
+        """Return the optimizer state of the rows of slots; zeros for negative slots."""
         return {name: _gather(array, slots) for name, array in self.state.items()}
 
     def scatter_state(self, slots: Ids, state: Mapping[str, NDArray[Any]]) -> None:
-        """Write the optimizer state of the rows of slots; none where a slot is negative."""
+        """Write the optimizer state of the rows of slots; negative slots are skipped."""
         for name, rows in state.items():
             _scatter(self.state[name], slots, np.asarray(rows, self.settings.dtype))
 
@@ -379,7 +375,7 @@ class RowStore:
             yield self.ids[part], self.gather(part)
 
     def sorted_slots(self) -> Ids:
-        """Return the slots of all rows, in the order of their ids."""
+        """Return the slots of all rows, sorted by id."""
         slots = self._live_slots()
         return slots[np.argsort(self.ids[slots])]
 
@@ -388,7 +384,7 @@ class RowStore:
         return self._find_touched(0, None)
 
     def _find_touched(self, least: int, bound: int | None) -> Ids:
-        """Return the slots of rows that a step from `least` on, and below `bound`, touched last."""
+        """Return the slots of rows last touched by a step from `least` on and below `bound`."""
         found = [np.empty(0, np.int64)]
         for start in range(0, self._n_used, _BLOCK_ENTRIES):
             touched = self.touched[start : min(start + _BLOCK_ENTRIES, self._n_used)]
@@ -401,19 +397,19 @@ class RowStore:
     # -- initial values and storage --------------------------------------------------------------
 
     def _draw_into(self, ids: Ids, places: Ids, rows: NDArray[Any]) -> None:
-        """Write the initial values of the ids at some places into the rows of these places."""
+        """Write the initial values of the ids at `places` into the rows at these places."""
         load_kernels().draw_rows(ids, places, self._seed, self.settings.scales, rows)
         if self.settings.own_field is not None:
             rows[places[self._find_own(ids[places])]] = 0
 
     def _draw(self, ids: Ids) -> NDArray[Any]:
-        """Return the initial values of ids, rounded to what rows are stored as."""
+        """Return the initial values of ids, rounded to the stored form."""
         rows = np.empty((len(ids), self.settings.width), np.float32)
         self._draw_into(ids, np.arange(len(ids)), rows)
         return self._decode(self._encode(rows.astype(self.settings.dtype, copy=False)))
 
     def _find_own(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return which ids belong to a model."""
+        """Return which ids belong to the model."""
         own_field = self.settings.own_field
         if own_field is None:
             return np.zeros(len(ids), np.bool_)
@@ -421,10 +417,10 @@ class RowStore:
         return found
 
     def _encode(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return rows as they are stored."""
+        """Return rows in stored form."""
         if self.settings.storage == "bfloat16":
             return _round_to_bfloat16(rows)
-        # Beyond float16's 65504 lies infinity.
+        # Values beyond float16's 65504 become infinite.
         with np.errstate(over="ignore", invalid="ignore"):
             return rows.astype(self.settings.stored_dtype, copy=False)
 
@@ -437,21 +433,21 @@ class RowStore:
     # -- updates ---------------------------------------------------------------------------------
 
     def slots_for_update(self, ids: Ids, step: int) -> Ids:
-        """Return the slot of each sorted id, whose row step number `step` is about to change.
+        """Return the slot of each sorted id, for an update of its row by step number `step`.
 
-        Ids without a row are counted as seen. One that was seen often enough gets a row with
-        initial values and state, the lowest ids first where not all find room.
+        Ids without a row are counted as seen. An id that was seen often enough gets a row with
+        initial values and state; if not all find room, the lowest ids do.
 
         Parameters
         ----------
         ids : ndarray of int64 of shape (n,)
         step : int
-            No less than in the call before.
+            At least the step of the previous call.
 
         Returns
         -------
         ndarray of int64 of shape (n,)
-            -1 where an id has no row, yet or for lack of room.
+            -1 if an id has no row, yet or for lack of room.
         """
         ids = _check_ids(ids)
         if not max(self._step, 0) <= step <= MOST_STEPS:
@@ -480,19 +476,19 @@ class RowStore:
         return slots
 
     def _touch(self, slots: Ids, step: int) -> None:
-        """Note the step that touches rows; those that none has since the last mark are logged."""
+        """Record the step that touches rows; first log rows untouched since the last mark."""
         first = slots[self.touched[slots] <= self._epochs[-1].step]
         self._log_rows(first)
         self.touched[slots] = step
 
     def _find_due(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Return which ids without a row are due for one, at this sighting."""
+        """Return which ids without a row get one at this sighting."""
         due = self._find_own(ids)
         due[~due] = self._waiting.count(ids[~due], step)
         return due
 
     def _make_rows(self, ids: Ids, step: int) -> Ids:
-        """Make rows of ids that have none; return their slots."""
+        """Create rows for ids that have none; return their slots."""
         slots = self._take_slots(len(ids))
         self._log_made(ids)
         self._index.insert(ids, slots)
@@ -501,7 +497,7 @@ class RowStore:
         for name, array in self.state.items():
             array[slots] = self.settings.state_start.get(name, 0.0)
         if self.w.dtype == np.float32:
-            # Written where they stay.
+            # Written directly to their place in the store.
             self._draw_into(self.ids, slots, self.w)
         else:
             self.scatter(slots, self._draw(ids))
@@ -509,7 +505,7 @@ class RowStore:
         return slots
 
     def _take_slots(self, n: int) -> Ids:
-        """Return free slots; the store grows where there are too few."""
+        """Return free slots; the store grows if there are too few."""
         if self.n_rows + n > self.capacity:
             self._grow(self.n_rows + n)
         n_reused = min(n, len(self._free))
@@ -520,7 +516,7 @@ class RowStore:
         return np.concatenate([reused, fresh])
 
     def _grow(self, n_rows: int) -> None:
-        """Make room for a number of rows, by doubling."""
+        """Make room for `n_rows` rows, by doubling the capacity."""
         settings, before = self.settings, self.capacity
         capacity = max(before, _FIRST_CAPACITY)
         while capacity < n_rows:
@@ -529,9 +525,9 @@ class RowStore:
             capacity = max(min(capacity, settings.max_rows), n_rows)
         arrays = [*self._arrays.values(), *self._state_arrays.values()]
         reserved = min(settings.max_rows or math.inf, _RESERVED_GROWTH * capacity)
-        # Narrow arrays stay in memory longest: they are written as often as wide ones, and in a
-        # file each row that is written costs a page. What lies in a file stays there, since
-        # capacities only grow.
+        # Narrow arrays stay in memory longest: they are written as often as wide ones, and each row
+        # written to a file costs a page. An array in a file stays there, since capacities only
+        # grow.
         arrays.sort(key=lambda array: array.row_bytes)
         n_bytes = list(accumulate(capacity * array.row_bytes for array in arrays))
         most = math.inf if settings.memory_bytes is None else settings.memory_bytes
@@ -548,7 +544,7 @@ class RowStore:
                 f"({n_bytes[-1]:,} bytes): {where} has no room ({error}). Set max_rows or "
                 "expire_after, or name a folder on a larger disk and memory_bytes."
             ) from error
-        # All or none: where one finds no room, the store goes on as it was.
+        # All arrays grow or none: if one finds no room, the store continues unchanged.
         for array, room in zip(arrays, rooms, strict=True):
             array.take_over(room, capacity)
         self._take_views()
@@ -558,7 +554,7 @@ class RowStore:
     # -- removals --------------------------------------------------------------------------------
 
     def _make_room(self, n: int, step: int) -> int:
-        """Return how many of `n` more rows have room; rows expire, then are evicted, for them."""
+        """Return how many of `n` more rows have room; expires, then evicts rows for them."""
         most = self.settings.max_rows
         if most is None or self.n_rows + n <= most:
             return n
@@ -576,13 +572,13 @@ class RowStore:
         return min(n, most - self.n_rows)
 
     def _evict(self, n: int, step: int) -> None:
-        """Drop the `n` rows that were touched longest ago, lower ids first; none of this step."""
+        """Remove the `n` rows touched longest ago, lower ids first; none touched in this step."""
         slots = self._find_touched(0, step)
         if n < len(slots):
             touched = self.touched[slots]
             last = np.partition(touched, n - 1)[n - 1]
             older, tied = slots[touched < last], slots[touched == last]
-            # By ids, since slots are not the same in a store that is kept equal by changes.
+            # Ordered by id, since replicas of a store have equal ids but different slots.
             n_tied = n - len(older)
             tied = tied[np.argpartition(self.ids[tied], n_tied - 1)[:n_tied]]
             slots = np.sort(np.concatenate([older, tied]))
@@ -590,7 +586,7 @@ class RowStore:
         self.n_evicted += len(slots)
 
     def expire(self, step: int) -> int:
-        """Drop rows, and ids that wait, not seen for `expire_after` steps; return how many rows."""
+        """Remove rows and waiting ids unseen for `expire_after` steps; return how many rows."""
         if self.settings.expire_after is None:
             return 0
         bound = int(step) - self.settings.expire_after
@@ -601,7 +597,7 @@ class RowStore:
         return len(slots)
 
     def _remove(self, slots: Ids, step: int) -> None:
-        """Drop the rows of slots, at a step."""
+        """Remove the rows of slots, at a step."""
         if not len(slots):
             return
         self._log_rows(slots)
@@ -619,19 +615,19 @@ class RowStore:
     # -- changes ---------------------------------------------------------------------------------
 
     def changed_since(self, step: int) -> RowChanges:
-        """Return what happened after a step: rows touched, ids removed, sightings counted.
+        """Return the changes after a step: rows touched, ids removed, sightings counted.
 
-        Rows of a step must be written before changes are taken in it. Where removals since the step
-        are too many to be remembered, this is the whole content.
+        Rows of a step must be written before its changes are taken. If too many removals since the
+        step were logged to remember all, the whole content is returned.
         """
         if step < self._logged_since:
             return self.copy_all()
         slots = self._find_touched(step + 1, None)
-        # Those of the step itself may have come before or after changes were last taken; where a
-        # store has done them already, it does nothing.
+        # Removals of the step itself may have come before or after changes were last taken; for a
+        # store that has already applied them, they have no effect.
         logged = [ids for when, ids in self._removals if when >= step]
         removed = np.unique(np.concatenate(logged)) if logged else np.empty(0, np.int64)
-        # Those that came again are told of as rows, or as waiting.
+        # Ids that returned are reported as rows, or as waiting.
         back = (self.find(removed) >= 0) | self._waiting.contains(removed)
         removed = removed[~back]
         return self._make_changes(slots, removed, int(step))
@@ -641,7 +637,7 @@ class RowStore:
         return self._make_changes(self._live_slots(), np.empty(0, np.int64), -1)
 
     def _make_changes(self, slots: Ids, removed: Ids, since: int) -> RowChanges:
-        """Return the content of slots, and ids that were seen after a step, as changes."""
+        """Return the content of slots, and the ids that were seen after a step, as changes."""
         self._bound_pages(len(slots))
         waiting = self._waiting.since(since)
         return RowChanges(
@@ -651,7 +647,7 @@ class RowStore:
         )  # fmt: skip
 
     def apply_changes(self, changes: RowChanges) -> None:
-        """Take over the changes of another store, so that this one has its content to the bit."""
+        """Apply the changes of another store, so that this one has bit-identical content."""
         if changes.since < 0:
             self.restore(changes)
             return
@@ -663,13 +659,13 @@ class RowStore:
             )
         gone = self.find(np.concatenate([changes.removed, changes.waiting_ids]))
         self._remove(np.sort(gone[gone >= 0]), changes.step)
-        # An id may have got its row, and lost it again, since this store saw it wait.
+        # An id may have got its row and lost it again since this store saw it waiting.
         for ids in map(as_plain_ids, (changes.removed, changes.ids, changes.waiting_ids)):
             self._waiting.remove(ids)
         self._take_over(changes)
 
     def restore(self, changes: RowChanges) -> None:
-        """Replace the content by that of `copy_all`."""
+        """Replace the content by the result of `copy_all`."""
         self._check_changes(changes)
         if changes.since >= 0:
             raise MessageError(
@@ -679,11 +675,11 @@ class RowStore:
         self._clear()
         self.n_grown += 1
         self._take_over(changes)
-        # Removals before are not known; those of this very step are done here and there.
+        # Earlier removals are unknown; removals of this very step are already applied.
         self._logged_since = max(changes.step, 0)
 
     def _take_over(self, changes: RowChanges) -> None:
-        """Write changed rows and what waits."""
+        """Write changed rows and waiting ids."""
         ids = as_plain_ids(changes.ids)
         slots, n_missing = self._index.find(ids, self.touched)
         self._log_rows(slots[slots >= 0])
@@ -712,10 +708,10 @@ class RowStore:
     # -- marks -----------------------------------------------------------------------------------
 
     def mark(self, place: int, most: int) -> None:
-        """Remember the present content under a number, to go back to; of the last `most` such.
+        """Mark the present content with a number, to go back to; keep the last `most` marks.
 
-        What changes later is copied when it first does, so that a mark itself costs nothing. Steps
-        after a mark have other numbers than those before it.
+        Content is copied when it first changes after a mark, so that a mark itself costs nothing.
+        Steps after a mark must have other numbers than those before it.
         """
         last = self._epochs[-1] if self._epochs else None
         if last is not None and (last.place, last.step) == (place, self._step):
@@ -728,7 +724,7 @@ class RowStore:
         self._log_to_last_mark()
 
     def _log_to_last_mark(self) -> None:
-        """Have sightings that change noted in the log of the last mark."""
+        """Make changes of sightings go to the log of the last mark."""
         last = self._epochs[-1]
         self._waiting.log_to(last.sightings, last.step)
 
@@ -738,12 +734,12 @@ class RowStore:
         return [epoch.place for epoch in self._epochs]
 
     def go_back(self, place: int) -> None:
-        """Take up the content that was marked last under a number; later marks are forgotten."""
+        """Restore the content at the last mark of a number; later marks are dropped."""
         if place not in self.marks:
             raise MessageError(
                 f"A store of rows cannot go back to {place}: its marks are {self.marks}."
             )
-        epochs, self._epochs = self._epochs, deque()  # what goes back is not logged
+        epochs, self._epochs = self._epochs, deque()  # the restoring itself is not logged
         self._waiting.log_to(None, -1)
         while True:
             epoch = epochs.pop()
@@ -760,10 +756,10 @@ class RowStore:
         self._log_to_last_mark()
 
     def content_at(self, place: int) -> RowChanges:
-        """Return the whole content as it was when a number was marked."""
+        """Return the whole content as it was at the mark of a number."""
         other = RowStore(self.settings)
         other.restore(self.copy_all())
-        # Entries are not changed by going back, but their lists are.
+        # Going back does not change the entries, but empties their lists.
         other._epochs = deque(
             replace(e, entries=list(e.entries), sightings=list(e.sightings)) for e in self._epochs
         )
@@ -785,18 +781,18 @@ class RowStore:
             self.scatter_state(slots, state)
 
     def _log_rows(self, slots: Ids) -> None:
-        """Copy rows that are about to change or go."""
+        """Log rows that are about to change or to be removed."""
         if self._epochs and len(slots):
             before = self.touched[slots], _gather(self.w, slots), self.gather_state(slots)
             self._epochs[-1].entries.append(("rows", self.ids[slots], before))
 
     def _log_made(self, ids: Ids) -> None:
-        """Note ids that are about to get a row."""
+        """Log ids that are about to get a row."""
         if self._epochs and len(ids):
             self._epochs[-1].entries.append(("made", ids, None))
 
     def _check_changes(self, changes: RowChanges) -> None:
-        """Check that changes are those of a store of the same settings."""
+        """Check that changes come from a store with the same settings."""
         n, settings = len(changes.ids), self.settings
         given = {"w": changes.w, **changes.state}
         wanted = {"w": (n, settings.width)}
@@ -820,7 +816,7 @@ def _hash_seed(seed: int) -> np.uint64:
 
 
 def _check_ids(ids: Ids) -> Ids:
-    """Return ids as an array that the compiled loops take; they must be sorted and not negative."""
+    """Return ids in the form that the compiled loops need; raise if unsorted or negative."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise InvalidDataError(
@@ -835,14 +831,14 @@ def _check_ids(ids: Ids) -> Ids:
 
 
 def _as_words(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of any dtype as whole numbers of 32 bits (or 16): moves are compiled for them."""
+    """Return rows of any dtype as integers of 32 (or 16) bits, for which moves are compiled."""
     plain = np.require(rows, requirements=["C", "A", "W"])
     size = plain.shape[1] * plain.dtype.itemsize
     return plain.view(np.uint16 if size % 4 else np.uint32)
 
 
 def _gather(rows: NDArray[Any], slots: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Return a copy of rows; zeros where a slot is negative."""
+    """Return a copy of the rows of slots; zeros for negative slots."""
     shape = (len(slots), rows.shape[1])
     if out is None:
         out = np.empty(shape, rows.dtype)
@@ -862,7 +858,7 @@ def _scatter(rows: NDArray[Any], slots: Ids, values: NDArray[Any]) -> None:
     load_kernels().scatter_rows(_as_words(rows), as_plain_ids(slots), _as_words(values))
 
 
-# The compiled loops look at no bounds.
+# The compiled loops do not check bounds, so the callers do.
 def _check_rows(values: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> None:
     """Check the shape, dtype and layout of rows that are read from or written to."""
     if values.shape != shape or values.dtype != dtype or not values.flags.c_contiguous:
@@ -873,7 +869,7 @@ def _check_rows(values: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> Non
 
 
 def _check_slots(slots: Ids, rows: NDArray[Any]) -> None:
-    """Check that slots lie within an array."""
+    """Check that slots are within the array."""
     if len(slots) and slots.max() >= len(rows):
         raise InvalidDataError(
             f"Slot {slots.max()} lies beyond the {len(rows)} slots of the store: take slots from "
@@ -885,7 +881,8 @@ def _round_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """Return the bits of float32 numbers rounded to bfloat16, ties to even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     upper = bits >> np.uint32(16)
-    # Half of the last place that stays, less one unless that place is odd, carries where needed.
+    # Round half to even: add half of the last kept digit, or one less if that digit is even; the
+    # carry rounds up.
     rounded = (bits + (upper & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
-    # A carry could make infinity of what is not a number.
+    # The carry could turn NaN into infinity, so NaN is handled separately.
     return np.where(np.isnan(values), upper | np.uint32(0x40), rounded).astype(np.uint16)

@@ -1,8 +1,8 @@
-"""Rule that makes a step of a mean gradient: groups of parameters, and what all groups share.
+"""Rule that turns a mean gradient into a step: groups of parameters, and shared settings.
 
-A `ParameterGroup` is consecutive rows with one optimizer, penalty and rate; an `UpdateRule` has the
-groups of all parameters, the schedule, and what steps share: averaging, clipping, lazy
-regularisation. An `OuterStep` is made of the mean of lanes that step alone.
+A `ParameterGroup` is a range of rows with one optimizer, penalty and rate. An `UpdateRule` has the
+groups of all parameters, the schedule, and settings that all groups share: averaging, clipping,
+lazy regularisation. An `OuterStep` starts from the mean of lanes that train independently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from daskml_dist.schedules import Constant, Schedule
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Consecutive rows of the parameters that are updated alike.
+    """Consecutive rows of the parameters with the same update.
 
     Parameters
     ----------
@@ -37,15 +37,16 @@ class ParameterGroup:
     optimizer : Optimizer
     penalty : Penalty
     n_penalised : int
-        Leading rows of the group that the penalty applies to.
+        Number of leading rows of the group to which the penalty applies.
     rate : float, default=1.0
-        Factor on the learning rate; of sums, on what is added.
+        Factor on the learning rate; for sums, on the amount added.
     buffer : bool, default=False
         Whether the rows are running means, which move by their mean "gradient" itself.
     additive : bool, default=False
         Whether the rows are sums, which move by their summed "gradient".
     rates : tuple of float, default=()
-        Further factors on the learning rate, one for each column of the parameters; empty: none.
+        Further factors on the learning rate, one for each column of the parameters; empty if there
+        are none.
     """
 
     start: int
@@ -60,7 +61,7 @@ class ParameterGroup:
 
     @property
     def descends(self) -> bool:
-        """Return whether the optimizer makes the steps, rather than a plain sum or mean."""
+        """Return whether an optimizer makes the steps, rather than a plain sum or mean."""
         return not (self.buffer or self.additive)
 
     @property
@@ -74,7 +75,7 @@ class ParameterGroup:
         return self.optimizer.state_names if self.descends else ()
 
     def by_column(self, amount: Any, like: Any) -> Any:
-        """Return a rate, or a sum of rates, for each column; as given where all are alike."""
+        """Return a rate, or sum of rates, by column; unchanged if all columns have the same."""
         if not self.rates:
             return amount
         amount = float(amount) if isinstance(amount, float) else amount
@@ -83,20 +84,20 @@ class ParameterGroup:
     def update(
         self, w: Any, grad: Any, opt_state: dict[str, Any], rate: float, number: int, l1: Any
     ) -> None:
-        """Take one step of the optimizer's, each column at its own rate."""
+        """Take one step of the optimizer, each column at its own rate."""
         # Elementwise updates broadcast a rate for each column.
         if not self.rates or self.optimizer.elementwise_update is not None:
             self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
             return
-        for k, factor in enumerate(self.rates):  # it may do anything with a number
+        for k, factor in enumerate(self.rates):  # the update may use the rate in any way
             at = slice(k, k + 1)
             own = {name: array[:, at] for name, array in opt_state.items()}
             strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
             self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
     def part_within(self, start: int, stop: int) -> ParameterGroup:
-        """Return the part of the group in a range of rows, counted from its start; maybe empty."""
-        # The intersection of the group's rows and the range, with the penalised ones leading in it.
+        """Return the part of the group in a range of rows, counted from its start; may be empty."""
+        # The intersection of the group's rows and the range; penalised rows come first in it.
         first, last = max(self.start, start), min(self.stop, stop)
         n_rows = max(last - first, 0)
         penalised = min(max(self.start + self.n_penalised - first, 0), n_rows)
@@ -110,11 +111,11 @@ def make_parameter_groups(
     penalty: Penalty,
     options: Mapping[str, GroupOptions] | None = None,
 ) -> tuple[ParameterGroup, ...]:
-    """Return the groups of a model's parts, in order; neighbours that are updated alike are one."""
+    """Return the groups of a model's parts, in order; neighbours with equal updates are joined."""
     options = options or {}
     names = [part.name for part in parameters.parts]
-    # A pattern without a part is most likely a typing error, which would train with other rates in
-    # silence.
+    # A pattern without a part is most likely a typing error, which would silently train with other
+    # rates.
     for pattern in options:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InvalidParameterError(
@@ -147,7 +148,7 @@ def make_parameter_groups(
             part.buffer,
             part.additive,
         )
-        # Neighbours that are updated alike make one step together, in one kernel or pass.
+        # Neighbours with the same update make one step together, in one kernel or pass.
         last = groups[-1] if groups else None
         if last is not None and _can_join(last, new):
             n_penalised = last.n_penalised + new.n_penalised
@@ -158,15 +159,15 @@ def make_parameter_groups(
 
 
 def _can_join(last: ParameterGroup, new: ParameterGroup) -> bool:
-    """Return whether a group can go on with the rows of another: penalised ones lead in each."""
-    # Equal but for their rows: the dataclass compares optimizer, penalty and rates.
+    """Return whether a group can continue another one, with penalised rows first in the union."""
+    # Equal except for their rows: the dataclass compares optimizer, penalty and rates.
     same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
     return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
 
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """Rule that makes a step of a mean gradient.
+    """Rule that turns a mean gradient into a step.
 
     Parameters
     ----------
@@ -174,27 +175,27 @@ class UpdateRule:
         All rows of the parameters, in order.
     schedule : Schedule
     steps_per_pass : float
-        Steps (applies) in one pass, for schedules that count passes.
+        Steps (updates) in one pass, for schedules that count passes.
     average_after : int or None
         Number of rows seen after which the parameters are averaged (averaged SGD, Polyak and
         Juditsky 1992); None: never.
     coordinates : bool
-        Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
-        all the steps since (lazy regularisation, Carpenter 2008).
+        Whether gradients touch few rows: a row's penalty is then applied when it is touched, for
+        all the steps since it last was (lazy regularisation, Carpenter 2008).
     share : float
-        Share of the fit's steps that the shard makes itself, where several make them.
+        Share of the fit's steps that this shard makes, if several make them.
     clip : float or None
-        Largest norm of the mean gradient of all parameters but buffers (Pascanu, Mikolov and
-        Bengio 2013); longer ones are scaled down to it. Of whole parameters only.
+        Largest norm of the mean gradient of all parameters except buffers and sums (Pascanu,
+        Mikolov and Bengio 2013); longer gradients are scaled down to it. Only for whole parameters.
     outer : OuterStep or None
-        Step towards the mean where lanes meet; None: they take the mean.
+        Step towards the mean at meetings of the lanes; None: lanes take the mean itself.
     flushes : bool
-        Whether numbers too small to be normal count as 0, as in the model's gradients.
+        Whether subnormal numbers count as 0, as in the model's gradients.
     proximal : float
-        Factor on the distance from a replica's anchor, the parameters where lanes met last, that
-        is added to each mean gradient (FedProx, Li et al. 2020).
+        Factor on the distance from a replica's anchor, the parameters at the last meeting of the
+        lanes, which is added to each mean gradient (FedProx, Li et al. 2020).
     noise : GaussianNoise or None
-        Added to the summed gradient of each step (differential privacy).
+        Noise added to the summed gradient of each step (differential privacy).
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -211,13 +212,13 @@ class UpdateRule:
 
     @property
     def only_group(self) -> ParameterGroup:
-        """Return the group that holds all parameters, but for sums beside it."""
+        """Return the group that holds all parameters except sums."""
         (group,) = self._not_beside
         return group
 
     @property
     def _not_beside(self) -> tuple[ParameterGroup, ...]:
-        """Return all groups but the sums that stand beside others."""
+        """Return all groups except sums; all groups if there are only sums."""
         return tuple(group for group in self.groups if not group.additive) or self.groups
 
     @property
@@ -238,21 +239,21 @@ class UpdateRule:
 
     def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
         """Return the initial optimizer state of rows of the parameters, from row `start` on."""
-        # The usual case: the optimizer's own arrays, without a copy.
+        # In the usual case, the optimizer's own arrays without a copy.
         if len(self.groups) == 1 and self.groups[0].descends:
             return self.groups[0].optimizer.init(w)
         opt_state = {name: zeros(w.shape, w.dtype, w) for name in self._group_state_names}
         for group in self.groups:
             at = group.part_within(start, start + w.shape[0]).rows
-            # Groups of several optimizers share one array for each name; rows of a group without it
-            # stay zero.
+            # Groups with different optimizers share one array per name; rows of a group that does
+            # not use it stay zero.
             own = group.optimizer.init(w[at, ...]) if group.descends else {}
             for name, array in own.items():
                 opt_state[name][at, ...] = array
         return opt_state
 
     def with_constant_rates(self, rates: Sequence[float]) -> UpdateRule:
-        """Return the rule at constant rates: one for all columns, or one for each."""
+        """Return the rule with constant rates: one for all columns, or one for each."""
         if len(set(rates)) == 1:
             return replace(self, schedule=Constant(rates[0]))
         # Rates that differ by column become factors of the groups, with a schedule of 1.
@@ -260,7 +261,7 @@ class UpdateRule:
         return replace(self, groups=tuple(groups), schedule=Constant(1.0))
 
     def take_column_at_rate(self, column: int) -> UpdateRule:
-        """Return the rule of one column of the parameters, at its rate."""
+        """Return the rule of one column of the parameters, with its rate."""
         if not any(group.rates for group in self.groups):
             return self
         (rate,) = {group.rates[column] for group in self.groups if group.rates}
@@ -269,14 +270,14 @@ class UpdateRule:
 
     @property
     def of_lanes_alone(self) -> UpdateRule:
-        """Return the rule of lanes whose meetings, and averages, are the servers'."""
+        """Return the rule of lanes whose meetings and averages are made by the servers."""
         return replace(self, outer=None, average_after=None)
 
     @property
     def of_meetings(self) -> UpdateRule:
-        """Return the rule of servers whose gradient is how far lanes came, with the sign changed.
+        """Return the rule of servers whose gradient is the negative progress of the lanes.
 
-        A lane has applied penalties, rates and clipping by itself.
+        The lanes themselves have applied penalties, rates and clipping.
         """
         outer = self.outer or OuterStep(SGD(), 1.0, ())
         nothing = Penalty(0.0, 0.0)
@@ -296,9 +297,10 @@ class UpdateRule:
         )
 
     def scale_to_share(self, share: float) -> UpdateRule:
-        """Return the rule of a replica that sees this share of the rows until replicas meet.
+        """Return the rule of a replica that gets this share of the rows between meetings.
 
-        What its own rows add to sums stands for all rows, so that the mean has what all added.
+        The amounts that it adds to sums are scaled up to all rows, so that the mean over replicas
+        equals the total.
         """
         if not any(group.additive for group in self.groups):
             return self
@@ -315,7 +317,7 @@ class UpdateRule:
 
     @property
     def steps_alone(self) -> bool:
-        """Return whether several steps may be made at once."""
+        """Return whether several steps may be made in one call."""
         if len(self._not_beside) > 1 or self.clip is not None or self.proximal:
             return False
         # Compiled loops take one learning rate for all parameters.
@@ -333,22 +335,22 @@ class UpdateRule:
         )
 
 
-#: Prefix of the names of what outer steps keep.
+#: Prefix of the names of the state of outer steps.
 OUTER_PREFIX = "outer_"
 
 
 @dataclass(frozen=True)
 class OuterSection:
-    """Consecutive rows that an outer step moves alike.
+    """Consecutive rows that an outer step treats in the same way.
 
     Parameters
     ----------
     start, stop : int
         The rows.
     shape : tuple of int or None
-        Shape of the matrix that they are, for optimizers of whole matrices.
+        Shape of these rows as one matrix, for optimizers of whole matrices; else None.
     descends : bool
-        Whether the optimizer makes the step; running means and sums go to the lanes' mean.
+        Whether the optimizer makes the step; running means and sums are set to the lanes' mean.
     """
 
     start: int
@@ -357,12 +359,12 @@ class OuterSection:
     descends: bool
 
     def cut(self, array: Any) -> Any:
-        """Return the section of an array, a view if possible."""
+        """Return the section of an array, as a view if possible."""
         part = array[self.start : self.stop, ...]
         return part if self.shape is None else namespace(array).reshape(part, self.shape)
 
     def put(self, part: Any, array: Any) -> None:
-        """Write a changed section back, where it was no view."""
+        """Write a changed section back, if it was not a view."""
         if self.shape is not None:
             rows = array[self.start : self.stop, ...]
             rows[...] = namespace(array).reshape(part, rows.shape)
@@ -370,11 +372,11 @@ class OuterSection:
 
 @dataclass(frozen=True)
 class OuterStep:
-    """Step of an optimizer from the last meeting towards the mean of the lanes.
+    """Optimizer step from the last meeting of the lanes towards their mean.
 
-    The lanes' mean progress since the last meeting stands for a gradient. All lanes make the same
-    step, so that its state is the same in each, but for what compression left out of the lane's own
-    way.
+    The lanes' mean progress since the last meeting serves as a gradient. All lanes make the same
+    step, so its state is the same in each, except for the residual that compression left out of the
+    lane's own progress.
 
     Parameters
     ----------
@@ -383,7 +385,7 @@ class OuterStep:
     sections : tuple of OuterSection
         All rows of the parameters, in order.
     keeps_residual : bool
-        Whether lanes tell each other of their ways in compressed form.
+        Whether lanes exchange their progress in compressed form.
 
     References
     ----------
@@ -400,29 +402,29 @@ class OuterStep:
     def of(
         cls, policy: Policy, parameters: Parameters, compressed: bool = False
     ) -> OuterStep | None:
-        """Return the outer step of a policy; None where lanes take their mean.
+        """Return the outer step of a policy; None if lanes take their mean.
 
-        Compressed, lanes send how far they came from where they set out, which the step keeps.
+        With compression, lanes send their progress from a starting point, which the step keeps.
         """
         found = policy.outer_optimizer
         if found is None:
             if not compressed:
                 return None
-            # SGD at rate 1 goes to the mean.
+            # SGD at rate 1 moves to the mean.
             return cls(Nesterov(0.0), 1.0, _make_sections(parameters, whole=False), True)
         sections = _make_sections(parameters, found.optimizer.whole_matrices)
         return cls(found.optimizer, found.rate, sections, compressed)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the state: where lanes set out, and the optimizer's own."""
+        """Return the names of the state: the lanes' starting point and the optimizer's state."""
         own = (self._name_of(name) for name in self.optimizer.state_names)
         residual = ("outer_residual",) if self.keeps_residual else ()
         return ("outer_origin", *own, *residual)
 
     def _name_of(self, name: str) -> str:
-        """Return the name under which the state of the optimizer is kept."""
-        # With the optimizer's name: another would take numbers of another meaning for its own.
+        """Return the name under which a state of the optimizer is kept."""
+        # The optimizer's name is part of it, so that another optimizer never takes over this state.
         return f"{OUTER_PREFIX}{self.optimizer.name}_{name}"
 
     def init(self, w: Any) -> dict[str, Any]:
@@ -432,12 +434,12 @@ class OuterStep:
         return {"outer_origin": copy_array(w)} | own | residual
 
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any], number: int) -> None:
-        """Move `w` from where lanes set out, given the mean of where they are.
+        """Move `w` from the last starting point, given the mean of the lanes' parameters.
 
         `number` counts the meetings, from 1.
         """
         origin = opt_state["outer_origin"]
-        progress = origin - mean  # in the place of a gradient, so with the sign of one
+        progress = origin - mean  # the negative progress, as a gradient
         for section in self.sections:
             if not section.descends:
                 section.cut(origin)[...] = section.cut(mean)
@@ -455,14 +457,14 @@ class OuterStep:
 
 
 def _make_sections(parameters: Parameters, whole: bool) -> tuple[OuterSection, ...]:
-    """Return the sections of a model's parameters; each matrix is one, if they must be whole."""
+    """Return the sections of a model's parameters; if `whole`, each matrix is one section."""
     sections: list[OuterSection] = []
     for part in parameters.parts:
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
         size = prod(part.shape)
         if not size:
             continue
-        # Kernels of a convolution are a matrix: a row for each channel that they make.
+        # Kernels of a convolution form a matrix with one row per output channel.
         shape = (part.shape[0], size // part.shape[0]) if part.shape else (1, 1)
         new = OuterSection(rows.start, rows.stop, shape if whole and descends else None, descends)
         last = sections[-1] if sections else None

@@ -1,11 +1,12 @@
-"""The parameter server's state machine: one shard under one policy, and the pass ledger.
+"""State machine of a parameter server: one shard under one policy, and the pass ledger.
 
-It never blocks. Each call hands over a function that takes the answer, called at once or later
-by whichever call made the answer possible. Transports and the Dask actor only carry messages.
+It never blocks. Each call passes a function that takes the answer. That function is called
+immediately, or later by the call that makes the answer possible. Transports and the Dask actor only
+carry messages.
 
-At intervals of updates a server makes a snapshot of itself for its *standby*, a server on another
-worker that only keeps snapshots. A new generation goes on from the present state, or from one of
-these.
+At regular intervals of updates a server makes a snapshot of itself for its *standby*, a server on
+another worker that only keeps snapshots. A new generation continues from the present state, or from
+one of these snapshots.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ class ShardServer:
     policy : Consistency
     lanes : list of int
     shard : Shard or None
-        None where the policy keeps the parameters in the trainers.
+        None if the policy keeps the parameters in the trainers.
     ledger : PassLedger or None
         Present on the first server of a fit.
     n_trainers : int
         Trainers that must have arrived before any may start.
     generation : int
-        That of `standby_generation` for a standby.
+        Current generation; for a standby, that of `standby_generation`.
     clock : int
         Clock at which the lanes start.
     n_steps : int
-        Steps of a lane in a pass.
+        Steps of a lane in one pass.
     compression : Compressor or None
-        What trainers compress their pushes with.
+        Compression that trainers apply to their pushes.
     kept : int
-        Snapshots that are kept.
+        Number of snapshots that are kept.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class ShardServer:
         self._callers = WaitingCallers()
         self._aborted: str | None = None
         self._paused = False
-        #: Of pushes that become due by time; None while there are none.
+        #: Timer for pushes that become due with time; None if there are none.
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
 
     @property
     def most_answer_bytes(self) -> int:
-        """Return the most bytes of parameters in the answers to all lanes at once."""
+        """Return the most bytes of parameters in one answer to every lane."""
         return 0 if self.shard is None else self.shard.w.nbytes * self._n_lanes
 
     @property
@@ -113,20 +114,20 @@ class ShardServer:
 
     @property
     def dropped(self) -> int:
-        """Return the number of pushes that came too late or twice; none was applied."""
+        """Return the number of pushes that were dropped, since they were late or repeated."""
         return self._state.dropped
 
     @property
     def is_over(self) -> bool:
-        """Return whether the server refuses everything for good."""
+        """Return whether the server now refuses all messages permanently."""
         return self._aborted is not None
 
     # -- steps ---------------------------------------------------------------------------------
 
     def exchange(self, request: ServerRequest, reply: Callable[[ServerReply], None]) -> None:
-        """Take a push and/or a pull; `reply` gets the answer once the policy lets the lanes go."""
+        """Handle a push and/or a pull; `reply` is called once the policy releases the lanes."""
         if request.packed is not None:
-            self._decompress_push(request)  # not under the lock: others push meanwhile
+            self._decompress_push(request)  # without the lock: others can push meanwhile
         with self._lock:
             refusal = self._find_refusal(request.generation)
             if refusal is None:
@@ -144,7 +145,7 @@ class ShardServer:
             answer()
 
     def _call_when_due(self) -> None:
-        """See that pushes are applied that become due by time alone; the caller holds the lock."""
+        """Start a timer if pushes become due with time; the caller holds the lock."""
         seconds = self._state.seconds_to_due()
         if seconds is not None and self._timer is None:
             self._timer = threading.Timer(seconds, self._apply_late)
@@ -152,7 +153,7 @@ class ShardServer:
             self._timer.start()
 
     def _apply_late(self) -> None:
-        """Apply the pushes that have become due; the body of a timer's thread."""
+        """Apply the pushes that have become due; runs in the timer's thread."""
         ready: ReadyAnswers = []
         with self._lock:
             self._timer = None
@@ -169,7 +170,7 @@ class ShardServer:
         assert self._compression is not None
         assert request.packed is not None
         n_rows, width = self.shard.w.shape
-        # A push of some rows has the values of these alone.
+        # If the push covers only some rows, it has the values of only these.
         n_rows = n_rows if request.index is None else len(request.index)
         request.values = np.empty((n_rows, width), dtype=self.shard.w.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -177,22 +178,24 @@ class ShardServer:
         request.packed, request.owned = None, True
 
     def _find_refusal(self, generation: int) -> ServerStatus | None:
-        """Return why a message of a generation is refused; None where it is taken."""
+        """Return why a message of a generation is refused; None if it is accepted."""
         if self._aborted is not None:
             return ServerStatus.ABORTED
-        # A message of an earlier membership may be of lanes that have moved, or of a place gone
-        # back from.
+        # A message of an earlier generation may come from lanes that have moved, or from before the
+        # state that the fit was reset to.
         if generation != self.generation or self._paused:
             return ServerStatus.STALE_GENERATION
         return None
 
     def _release_callers(self) -> ReadyAnswers:
-        """Return the answers to all callers that need wait no longer."""
-        # Lanes wait while the standby is behind: else a loss would lose more steps than are kept.
+        """Return the answers to all callers that need not wait any longer."""
+        # Lanes wait while the standby is behind; otherwise a loss would discard more steps than are
+        # kept.
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
-        # Every call may have changed what the policy allows: all waiting pulls are looked at again.
+        # Any call may change which lanes the policy releases, so all waiting pulls are checked
+        # again.
         for request, reply in self._callers.pulls:
             if self._state.may_answer(request):
                 ready.append(partial(reply, self._state.answer(request)))
@@ -204,7 +207,7 @@ class ShardServer:
     # -- control -------------------------------------------------------------------------------
 
     def call(self, op: str, payload: CallPayload, reply: CallReply) -> None:
-        """Take a control call; `reply` gets the answer, at once or once all have called."""
+        """Handle a control call; `reply` gets the answer immediately, or once all have called."""
         with self._lock:
             refusal = self._find_refusal(payload["generation"])
             if refusal is not None:
@@ -215,15 +218,15 @@ class ShardServer:
             answer()
 
     def _on_rendezvous(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Note the arrival of a trainer; all are answered once all are there."""
+        """Register the arrival of a trainer; all are answered once all have arrived."""
         ready = self._callers.add_arrival(payload["rank"], payload["info"], reply, self._n_trainers)
-        # Later generations go on with the clock that runs.
+        # Later generations continue with the running clock.
         if ready and self.ledger is not None and self.generation == 0:
             self.ledger.start_clock()
         return ready
 
     def _on_report(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Take a report on a pass; in lock-step all are answered once the pass is closed."""
+        """Take a report on a pass; in lock-step, all are answered once the pass is closed."""
         ledger, number = self.ledger, payload["pass"]
         assert ledger is not None
         ledger.report(number, PassReport(**payload["report"]))
@@ -232,12 +235,12 @@ class ShardServer:
         return [partial(reply, _make_ok_answer(stop=ledger.ends_with(number)))]
 
     def _on_count_passes(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Tell how many passes all lanes have reported."""
+        """Return the number of passes that all lanes have reported."""
         assert self.ledger is not None
         return [partial(reply, _make_ok_answer(passes=self.ledger.n_passes))]
 
     def _on_report_sums(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Take the reports of sums over all lanes, each a pass, from number `first` on."""
+        """Take the sums over all lanes for several passes, from pass number `first` on."""
         ledger = self.ledger
         assert ledger is not None
         lanes, first, sums = ledger.lanes, payload["first"], payload["sums"]
@@ -247,7 +250,7 @@ class ShardServer:
         return [partial(reply, _make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Let lanes leave, for which no other lane waits any more."""
+        """Remove lanes, so that no other lane waits for them."""
         self._state.leave(payload["lanes"])
         ready: ReadyAnswers = [partial(reply, _make_ok_answer())]
         if self.shard is not None:
@@ -255,15 +258,15 @@ class ShardServer:
         return ready
 
     def _on_store(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Take snapshots of lanes that trainers step by themselves; whole once all are there."""
+        """Take snapshots of lanes that trainers hold; complete once all lanes' are stored."""
         self._snapshots.store(payload["clock"], payload["blob"], self.ledger)
         self._callers.at_store.append(reply)
         return self._release_callers()
 
     def _on_restore(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Give back the lanes' snapshots that this generation goes on from; none at the start.
+        """Return the lanes' snapshots from which this generation continues; empty at the start.
 
-        Of some lanes alone, where these are named.
+        If the call names lanes, only their snapshots are returned.
         """
         lanes = self._snapshots.lanes
         if "lanes" in payload:
@@ -271,12 +274,12 @@ class ShardServer:
         return [partial(reply, _make_ok_answer(blob=lanes))]
 
     def _on_hold(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Keep the rows that trainers hold, for the loss of all of them."""
+        """Store the rows that trainers hold, in case all trainers are lost."""
         self._growing_shard.held = payload["blob"]
         return [partial(reply, _make_ok_answer())]
 
     def _on_take_held(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Give the rows that trainers hold, as they were handed over last."""
+        """Return the rows that trainers hold, as they were last stored."""
         return [partial(reply, _make_ok_answer(blob=self._growing_shard.held))]
 
     @property
@@ -286,14 +289,15 @@ class ShardServer:
         return self.shard
 
     def _on_apply_pending_penalty(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Apply the penalty that is pending for parameters that no gradient touched."""
+        """Apply the pending penalty of parameters that no gradient has touched."""
         if self.shard is not None:
             self.shard.apply_pending_penalty()
         return [partial(reply, _make_ok_answer())]
 
     def _on_keep(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        """Keep a snapshot of the server whose standby this is."""
-        # The standby keeps the records of finished passes, too, which snapshots only count.
+        """Keep a snapshot of the server that this standby belongs to."""
+        # The standby also keeps the records of finished passes; snapshots only contain their
+        # number.
         snapshot, records = payload["blob"]
         self._keep(snapshot)
         if self.ledger is not None:
@@ -303,10 +307,10 @@ class ShardServer:
     # -- snapshots --------------------------------------------------------------------------------
 
     def make_snapshots(self, ship: ShipSnapshot | None, every: int = 1) -> None:
-        """Make a snapshot every so many updates from now on, keep it, and hand it to `ship`.
+        """Make a snapshot every `every` updates from now on, keep it, and pass it to `ship`.
 
-        `ship` must not block, and :meth:`shipped` must be called once the standby has it.
-        None: the snapshots are kept here alone.
+        `ship` must not block, and :meth:`shipped` must be called once the standby has the snapshot.
+        If it is None, the snapshots are only kept here.
         """
         with self._lock:
             self._state.begin_snapshots(ship, every)
@@ -315,7 +319,7 @@ class ShardServer:
             answer()
 
     def stop_shipping(self, ship: ShipSnapshot) -> None:
-        """Stop handing snapshots to `ship`, unless another one has taken its place."""
+        """Stop passing snapshots to `ship`, unless it was replaced by another function."""
         with self._lock:
             if self._snapshots.ships_to(ship):
                 self._snapshots.drop_standby()
@@ -324,7 +328,7 @@ class ShardServer:
             answer()
 
     def shipped(self) -> None:
-        """Count a snapshot that the standby has got."""
+        """Count a snapshot that the standby has received."""
         with self._lock:
             self._snapshots.shipped()
             ready = self._release_callers()
@@ -332,17 +336,17 @@ class ShardServer:
             answer()
 
     def last_snapshot(self) -> ServerSnapshot | None:
-        """Return a snapshot of the present state for the standby, or the last one of the lanes."""
+        """Return a snapshot of the present state, or else the lanes' last snapshot."""
         with self._lock:
             return self._snapshots.kept.last if self.shard is None else self._state.snapshot()
 
     def kept(self) -> dict[int, dict[int, int]]:
-        """Return the clocks at each snapshot that is kept, by its place."""
+        """Return the clocks of each kept snapshot, by its place."""
         with self._lock:
             return self._snapshots.kept.clocks
 
     def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
-        """Return a kept snapshot and the records that belong to it; None if it is kept no more."""
+        """Return a kept snapshot and its records; None if it is not kept any more."""
         with self._lock:
             snapshot = self._snapshots.kept.get(place)
             if snapshot is None:
@@ -359,7 +363,7 @@ class ShardServer:
         if self.shard is not None and snapshot.shard is not None:
             table = snapshot.shard.table
             if table is not None and table.since < 0:
-                kept.clear()  # all rows are replaced, and with them those of earlier places
+                kept.clear()  # all rows are replaced, so those of earlier places are lost
             self.shard.follow(snapshot.at, snapshot.shard, kept.most)
         kept.add(snapshot.without_table())
 
@@ -373,19 +377,19 @@ class ShardServer:
     # -- the client ----------------------------------------------------------------------------
 
     def pause(self, generation: int) -> AvailableSnapshots:
-        """Refuse every message of an earlier generation; return where the server could continue.
+        """Refuse messages of earlier generations; return the states to continue from.
 
-        All callers who wait are told that their generation is stale.
+        All waiting callers get the answer that their generation is stale.
         """
         with self._lock:
-            # A standby and a server without parameters can go on from snapshots alone.
+            # A standby, or a server without parameters, can only continue from snapshots.
             now = None
             clocks = self._snapshots.kept.clocks
             if self.shard is not None and self.generation >= 0:
                 now = self._state.place()
                 clocks[now] = self._state.clocks()
             self.generation, self._paused = generation, True
-            self._snapshots.begin(None, 0)  # no more snapshots are made
+            self._snapshots.begin(None, 0)  # no snapshots are made from now on
             ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
@@ -398,7 +402,7 @@ class ShardServer:
         n_trainers: int | None = None,
         at: int | None = None,
     ) -> None:
-        """Begin a new generation: open rounds are dropped, lanes go on from their clocks."""
+        """Begin a new generation: open rounds are dropped, lanes continue from their clocks."""
         with self._lock:
             self.generation, self._paused = generation, False
             self._n_trainers = n_trainers or self._n_trainers
@@ -410,14 +414,14 @@ class ShardServer:
             answer()
 
     def stand_by(self, generation: int) -> None:
-        """Keep snapshots from now on of the server of a new generation."""
+        """From now on, keep snapshots of the server of a new generation."""
         with self._lock:
             self.generation, self._paused = standby_generation(generation), False
 
     def abort(self, reason: str) -> None:
-        """Refuse everything from now on, and answer whoever waits."""
+        """Refuse all messages from now on, and answer all waiting callers."""
         with self._lock:
-            # The first reason counts.
+            # Only the first reason is kept.
             if self._aborted is not None:
                 return
             self._aborted = reason
@@ -427,7 +431,7 @@ class ShardServer:
             answer()
 
     def stop(self) -> None:
-        """End the fit at the end of the pass that is open."""
+        """End the fit with the pass that is open."""
         with self._lock:
             if self.ledger is not None:
                 self.ledger.stop()
@@ -444,39 +448,39 @@ class ShardServer:
             return None if self.shard is None else self.shard.state()
 
 
-#: Answers that are ready. They are given without the server's lock, since a reply may take long, or
+#: Answers that are ready. They are sent without the server's lock, since a reply may take long, or
 #: call the server again.
 ReadyAnswers = list[Callable[[], Any]]
 
 
 def _make_ok_answer(**answer: Any) -> CallPayload:
-    """Return the answer to a control call that went well."""
+    """Return the answer to a successful control call."""
     return {"status": int(ServerStatus.OK), **answer}
 
 
 class WaitingCallers:
-    """Callers whose answers a server holds back until its state lets them go.
+    """Callers whose answers a server holds back until its state releases them.
 
-    Not thread-safe: the server that holds it guards it.
+    Not thread-safe: the server that owns it holds a lock.
     """
 
     def __init__(self) -> None:
-        #: Pulls, until the policy lets their lanes go.
+        #: Pulls, until the policy releases their lanes.
         self.pulls: list[tuple[ServerRequest, Callable[[ServerReply], None]]] = []
-        #: Trainers that hand over snapshots, until the standby has those before.
+        #: Trainers that store snapshots, until the standby has the previous ones.
         self.at_store: list[CallReply] = []
         self._arrived: dict[int, Any] = {}
         self._at_rendezvous: list[CallReply] = []
         self._at_pass_end: list[tuple[int, CallReply]] = []
 
     def add_arrival(self, rank: int, info: Any, reply: CallReply, n_trainers: int) -> ReadyAnswers:
-        """Take a trainer at a rendezvous; once all are there, each is told of the others.
+        """Register a trainer at a rendezvous; once all have arrived, each gets the others' info.
 
-        They may meet again, as often as they need.
+        A rendezvous may be repeated as often as needed.
         """
         self._arrived[rank] = info
         self._at_rendezvous.append(reply)
-        # No trainer is answered before all have come, so that none waits for one that was never
+        # No trainer is answered before all have arrived, so that none waits for one that was never
         # started.
         if len(self._arrived) < n_trainers:
             return []
@@ -486,20 +490,20 @@ class WaitingCallers:
         return [partial(r, _make_ok_answer(peers=peers)) for r in waiting]
 
     def end_pass(self, number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
-        """Take one that has ended a pass; all are told once the pass is closed."""
+        """Register a lane's trainer that ended a pass; all are answered once the pass is closed."""
         self._at_pass_end.append((number, reply))
         done = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
         self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
         return [partial(r, _make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
 
     def stored(self) -> ReadyAnswers:
-        """Return the answers to trainers that have handed over snapshots."""
+        """Return the answers to trainers that have stored snapshots."""
         ready: ReadyAnswers = [partial(reply, _make_ok_answer()) for reply in self.at_store]
         self.at_store = []
         return ready
 
     def refuse(self, status: ServerStatus) -> ReadyAnswers:
-        """Return answers to all who wait, the same to each."""
+        """Return the same answer to all waiting callers."""
         ready: ReadyAnswers = [
             partial(reply, ServerReply(request.lanes[0], status)) for request, reply in self.pulls
         ]
@@ -510,15 +514,14 @@ class WaitingCallers:
         return ready
 
     def renew(self) -> None:
-        """Forget who has arrived: in a new generation, all come again."""
+        """Forget all arrivals: in a new generation, all trainers arrive again."""
         self._arrived.clear()
 
 
 class ServerState:
-    """State of a server, which it would go on from; snapshots of it are made when due.
+    """State of a server from which it can continue; makes snapshots when they are due.
 
-    Not thread-safe: the server that holds it guards it.
-
+    Not thread-safe: the server that owns it holds a lock.
     Parameters
     ----------
     policy : Consistency
@@ -528,9 +531,9 @@ class ServerState:
     clock : int
         Clock at which the lanes start.
     n_steps : int
-        Steps of a lane in a pass.
+        Steps of a lane in one pass.
     kept : int
-        Snapshots that are kept.
+        Number of snapshots that are kept.
     """
 
     def __init__(
@@ -543,9 +546,9 @@ class ServerState:
         n_steps: int,
         kept: int,
     ) -> None:
-        # Kept lanes build on an answer, which must not be lost with this server.
+        # Kept lanes build on an answer, so an answer must not be lost with this server.
         self.snapshots = SnapshotStore(len(lanes), kept, before_answers=policy.keeps_lanes)
-        #: Pushes that came too late or twice.
+        #: Pushes that were late or repeated.
         self.dropped = 0
         self._policy = policy
         self._shard = shard
@@ -556,17 +559,18 @@ class ServerState:
         self._left: dict[int, int] = {}
         self._pending: dict[int, ServerRequest] = {}
         self._gradients = GradientTable() if policy.gradient_table else None
-        #: Rows (None: all) and parameters that each lane pulled last, where delays are corrected.
+        #: Rows (None: all) and parameters that each lane pulled last, if delays are corrected.
         self._pulled: dict[int, tuple[NDArray[np.int64] | None, NDArray[Any]]] = {}
 
     # -- steps ---------------------------------------------------------------------------------
 
     def accept(self, request: ServerRequest) -> None:
-        """Take a push, and apply what is due with it."""
+        """Take a push, and apply all pushes that it makes due."""
         if self._policy.loop == "shared":
             self._accept_change(request)
             return
-        # The policy's gate counts the push of each lane; it refuses clocks that it has seen.
+        # The policy's gate records the push of each lane; it refuses clocks that it has seen
+        # before.
         accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
         if not all(accepted):
             self.dropped += 1
@@ -575,16 +579,16 @@ class ServerState:
         self.apply_due()
 
     def seconds_to_due(self) -> float | None:
-        """Return in how many seconds pushes are due without another; None: they are not."""
+        """Return the seconds until pushes become due without a new one; None if they do not."""
         return self._gate.seconds_to_due()
 
     def apply_due(self) -> None:
-        """Apply the pushes that the policy's gate says are due."""
-        # A push may complete a round, and the round let another begin.
+        """Apply the pushes that are due according to the policy's gate."""
+        # A push may complete a round, after which the next round may be due as well.
         while group := self._gate.pop_due_lanes():
             pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
             if pushes:
-                # One step along their sum.
+                # One step along the sum of the pushes.
                 shard = self._shard
                 assert shard is not None
                 with flush_denormals(shard.rule.flushes):
@@ -601,14 +605,14 @@ class ServerState:
             self._ledger.observe_staleness(staleness)
             self._count_pushes(self._ledger, pushes, applies)
         if not applies:
-            # Ringmaster ASGD: the lane's step counts, its gradient does not.
+            # Ringmaster ASGD: the lane's step counts, but its gradient is dropped.
             self.dropped += 1
             return
         if self._policy.delay_compensation:
             for push in pushes:
                 if push.rows and staleness:
                     self._compensate_delay(shard, push)
-        # The pushes of a round make one step of their sum, in lane order whichever came first.
+        # The pushes of a round make one step of their sum, in lane order, independent of arrival.
         index, total = sum_in_lane_order(
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
             {p.lanes[0] for p in pushes if p.owned},
@@ -622,13 +626,13 @@ class ServerState:
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
 
     def _count_pushes(self, ledger: PassLedger, pushes: list[ServerRequest], applies: bool) -> None:
-        """Count the steps of pushes in their passes, with rows and losses where these apply."""
+        """Count the steps of pushes in their passes, with rows and losses if they are applied."""
         if pushes[0].progress is None:
             rows = sum(push.rows for push in pushes) if applies else 0.0
             loss = sum(push.loss for push in pushes) if applies else 0.0
             ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
             return
-        # Lanes that step alone are in passes of their own, and a push may be of several.
+        # Lanes that step independently may be in different passes, and a push may span several.
         for push in pushes:
             assert push.progress is not None
             (clock, _, _), *parts = push.progress.tolist()
@@ -640,16 +644,16 @@ class ServerState:
         """Correct a gradient for the updates since its lane pulled (Zheng et al. 2017, eq. 10)."""
         index, old = self._pulled[push.lanes[0]]
         assert push.values is not None
-        # The rows of a sparse batch were pulled for it.
+        # For a sparse batch, only its own rows were pulled.
         moved = (shard.w if index is None else shard.w[index]) - old
-        # Of a sum of n gradients: n (g + c g * g * moved), with the mean g.
+        # For a sum of n gradients with mean g: n (g + c g * g * moved).
         push.values = push.values + self._policy.delay_compensation / push.rows * (
             push.values * push.values * moved
         )
         push.owned = True
 
     def _accept_change(self, request: ServerRequest) -> None:
-        """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
+        """Add changes that a trainer's threads made in their own replica (``"hogwild"``)."""
         shard, progress = self._shard, request.progress
         assert shard is not None
         assert progress is not None
@@ -658,8 +662,8 @@ class ServerState:
         if self._ledger is not None:
             self._ledger.observe_staleness(staleness)
         for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
-            # Hogwild: one message tells of steps that several lanes made in a shared replica; those
-            # that an earlier message told of count no more.
+            # Hogwild: one message reports the steps of several lanes in a shared replica. Steps
+            # that an earlier message reported do not count again.
             steps = int(clock) - self._gate.clock(lane)
             if steps <= 0:
                 continue
@@ -671,21 +675,22 @@ class ServerState:
         self._snapshot_when_due(shard.version)
 
     def _find_pass(self, clock: int) -> int:
-        """Return the pass (from 1) that a clock is in."""
+        """Return the pass (from 1) to which a clock belongs."""
         return (clock - 1) // self._n_steps + 1
 
     def may_answer(self, request: ServerRequest) -> bool:
-        """Return whether the policy lets the lanes of a pull start their next step."""
-        # A lane that joins a generation asks where the server is, though its push may be in a round
-        # that others are waited for.
+        """Return whether the policy allows the lanes of a pull to start their next step."""
+        # A lane that joins a generation needs the server's state, even if its own push is in an
+        # open round that still waits for other lanes.
         joins = self._policy.keeps_lanes and request.values is None
         return joins or self._gate.may_all_proceed(request.lanes)
 
     def answer(self, request: ServerRequest) -> ServerReply:
-        """Return the reply to a pull of lanes that may go."""
+        """Return the reply to a pull whose lanes may continue."""
         shard = self._shard
         assert shard is not None
-        # All rows: one immutable copy for all lanes. Some rows: indexing copies them anyhow.
+        # All rows: one immutable copy shared by all lanes. Some rows: indexing copies them in any
+        # case.
         values = shard.published() if request.pull_index is None else shard.take(request.pull_index)
         lane = request.lanes[0]
         if self._policy.delay_compensation:
@@ -698,13 +703,13 @@ class ServerState:
 
     def _ends_for(self, ledger: PassLedger, request: ServerRequest) -> bool:
         """Return whether the fit has ended for the lanes of a pull."""
-        # Threads that share memory count their messages there.
+        # Threads that share memory count the passes of their messages themselves.
         if self._policy.loop == "shared":
             return ledger.stopped
         return ledger.ends_with(request.clock // self._n_steps)
 
     def leave(self, lanes: Iterable[int]) -> None:
-        """Wait for lanes no more."""
+        """Remove lanes, so that no other lane waits for them."""
         for lane in lanes:
             self._left[lane] = self._gate.clock(lane)
             self._gate.leave(lane)
@@ -714,27 +719,27 @@ class ServerState:
     # -- snapshots --------------------------------------------------------------------------------
 
     def begin_snapshots(self, ship: ShipSnapshot | None, every: int) -> None:
-        """Make a snapshot now and every so many updates; where there is a last one, hand it on."""
+        """Make a snapshot now and every `every` updates; else ship the lanes' last one."""
         self.snapshots.begin(ship, every)
         if self._shard is not None:
-            self._add_snapshot(whole=True)  # another standby gets it
+            self._add_snapshot(whole=True)  # for a new standby
         else:
             self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
-        """Make a snapshot where one is due after an update."""
+        """Make a snapshot if one is due after an update."""
         if self.snapshots.is_due(version):
             self._add_snapshot(whole=False)
 
     def _add_snapshot(self, whole: bool) -> None:
-        """Make a snapshot, to keep and to hand on."""
+        """Make a snapshot, keep it and ship it."""
         self.snapshots.add(self.snapshot(whole))
 
     def snapshot(self, whole: bool = False) -> ServerSnapshot:
-        """Return a snapshot of clocks, ledger and shard; of a table what changed since the last.
+        """Return a snapshot of clocks, ledger and shard; of a table only its latest changes.
 
-        A whole table would take the place of all snapshots that the standby has, one of which may
-        be the only one from which this server and others can go on together.
+        A whole table would replace all snapshots of the standby, one of which may be the only
+        common one from which this server and the others can continue together.
         """
         assert self._shard is not None
         place = self.place()
@@ -743,7 +748,7 @@ class ServerState:
         return ServerSnapshot(place, self.clocks(), shard, ledger)
 
     def place(self) -> int:
-        """Return the present's place among the snapshots."""
+        """Return the place of the present state among the snapshots."""
         assert self._shard is not None
         if self._policy.lockstep:
             return max(self.clocks().values())
@@ -757,16 +762,16 @@ class ServerState:
     # -- generations ---------------------------------------------------------------------------
 
     def renew(self, lanes: Iterable[int], at: int | None) -> None:
-        """Go on from the present, or from the snapshot of a place; open rounds are dropped.
+        """Continue from the present state, or a place's snapshot; open rounds are dropped.
 
-        But for pushes of lanes that send them until they are applied: where workers come and go
-        faster than a round takes, none would ever be whole.
+        Exception: pushes of lanes that resend them until they are applied are kept. Otherwise no
+        round would ever complete if workers come and go faster than a round takes.
         """
         kept = self._pending if at is None and self._policy.keeps_lanes else {}
         clocks = self.clocks() if at is None else self._restore_snapshot(at)
-        # In lock-step, a lane that comes back takes up the others' round.
+        # In lock-step, a lane that returns joins the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
-        # A new gate: open rounds are gone, and every lane joins at the clock that it goes on from.
+        # A new gate drops the open rounds; every lane joins at the clock from which it continues.
         self._gate = self._policy.gate((), first)
         for lane in lanes:
             self._gate.join(lane, clocks.get(lane, first))
@@ -781,7 +786,7 @@ class ServerState:
         self.apply_due()
 
     def _restore_snapshot(self, at: int) -> dict[int, int]:
-        """Restore the snapshot of a place; return the lanes' clocks then."""
+        """Restore the snapshot of a place; return the lanes' clocks in it."""
         snapshot = self.snapshots.kept[at]
         if snapshot.shard is not None:
             assert self._shard is not None

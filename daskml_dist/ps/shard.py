@@ -1,7 +1,7 @@
-"""A shard: a slice of the parameters with its optimizer state and version.
+"""Shard: a slice of the parameters with its optimizer state and version.
 
-The same class is the whole replica of a trainer under the policies without a server, so every
-policy applies updates by the same lines.
+The same class serves as a trainer's whole replica under policies without a server, so the same code
+applies the updates of every policy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from daskml_dist.privacy import NoiseStream
 from daskml_dist.ps.rule import OUTER_PREFIX, ParameterGroup, UpdateRule
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
 
-#: Entries of a slice that is stepped at once on the host: the temporary arrays (128 KiB of float64)
-#: stay in the CPU's cache, and are small enough that malloc in a Dask worker keeps their memory.
+#: Entries of a slice that is stepped at a time on the host: the temporary arrays (128 KiB of
+#: float64) stay in the CPU's cache, and are small enough that malloc in a Dask worker keeps their
+#: memory.
 _SLICE_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class _RowSlice:
-    """Slice of a group's rows that is stepped at once by array operations.
+    """Slice of a group's rows that array operations step together.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ class _RowSlice:
     opt_state : dict of arrays
         Views of their optimizer state.
     n_penalised : int
-        Number of leading rows of the slice that the penalty applies to.
+        Number of leading rows of the slice to which the penalty applies.
     l1 : float or array of shape (n_rows, 1)
         Strength of the l1 penalty; 0.0 where there is none.
     """
@@ -96,7 +97,7 @@ class _GroupSteps:
         self._slices = self._slice_rows(backend.device == "cpu", _make_l1_strengths(group, w))
         self._coordinates = coordinates
         self._backend = backend
-        # The compiled step knows the formulas of built-in optimizers on a device; on the host it
+        # On a device, the compiled step has the formulas of built-in optimizers. On the host it
         # compiles the optimizer's own update, so that any optimizer can be fused there.
         self._can_fuse = (
             group.descends
@@ -110,7 +111,7 @@ class _GroupSteps:
     ) -> None:
         """Take one step; `grad` is a sum over `n_rows` rows of data, and may be overwritten."""
         group = self.group
-        # Buffers are running means, additive rows are sums: neither has an optimizer.
+        # Buffers are running means, additive rows are sums; neither is updated by an optimizer.
         if group.buffer:
             self._w -= grad / n_rows
             return
@@ -121,7 +122,7 @@ class _GroupSteps:
         if fused and self._can_fuse:
             if self._update is None:
                 self._update = self._bind_update(n_rows, learning_rate, step_number)
-            # False: the backend has no kernel for these arrays.
+            # False means that the backend has no kernel for these arrays.
             if self._update(grad, n_rows, learning_rate, step_number):
                 return
         for row_slice in self._slices:
@@ -135,8 +136,8 @@ class _GroupSteps:
         """Take the step of one slice by array operations; `grad` is overwritten."""
         grad /= n_rows
         k = row_slice.n_penalised
-        # The gradient of the L2 penalty joins that of the loss; L1 is the optimizer's proximal
-        # step.
+        # The gradient of the L2 penalty is added to that of the loss; L1 is the optimizer's
+        # proximal step.
         if self._l2 and k == grad.shape[0]:
             grad += self._l2 * row_slice.w
         elif self._l2 and k:
@@ -146,9 +147,9 @@ class _GroupSteps:
         )
 
     def _slice_rows(self, on_host: bool, l1: Any) -> list[_RowSlice]:
-        """Return the slices in which rows are stepped: one, unless steps are elementwise."""
+        """Return the slices in which rows are stepped: one slice unless steps are elementwise."""
         n_rows, width = self._w.shape
-        # An optimizer that looks at all entries (a norm, a matrix) must see the group whole.
+        # An optimizer that uses all entries (a norm, a matrix) needs the whole group.
         is_elementwise = on_host and self.group.optimizer.elementwise_update is not None
         max_rows = max(_SLICE_ENTRIES // width, 1) if is_elementwise else n_rows
         return [
@@ -178,15 +179,15 @@ def _make_l1_strengths(group: ParameterGroup, w: Any) -> Any:
     """Return the l1 strength of each row as a column, or 0.0 if the group has no l1 penalty."""
     if group.penalty.l1 == 0 or not group.descends:
         return 0.0
-    # Always an array, not a float where all rows are penalised: a step must give the same bits
-    # however the rows are sliced.
+    # Always an array, not a float if all rows are penalised: a step must give the same bits however
+    # the rows are sliced.
     strengths = zeros((group.stop - group.start, 1), w.dtype, w)
     strengths[: group.n_penalised, :] = group.penalty.l1
     return strengths
 
 
 def _is_builtin_optimizer(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is one of the package itself: a subclass may step otherwise."""
+    """Return whether an optimizer is built in; a subclass may step differently."""
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
@@ -200,19 +201,19 @@ class TouchedRowSteps:
     """Steps of the rows of a group that a batch touched, with the penalty pending for them.
 
     Rows are penalised lazily: a row that was not touched for some steps gets the penalty of all of
-    them at once, when it is touched again.
+    them when it is next touched.
 
     Parameters
     ----------
     group : ParameterGroup
-        The part of the group that lies in this shard.
+        The part of the group in this shard.
     w : array of shape (n_rows, width)
         All parameters of the shard.
     opt_state : dict of arrays
         The optimizer's state of all parameters of the shard.
     row_rate_sums : ndarray of float64 of shape (n_rows,), or None
-        Sum of the group's learning rates up to which each row has been penalised; None: there is no
-        lazy penalty.
+        Sum of the group's learning rates up to which each row has been penalised; None if there is
+        no lazy penalty.
     backend : Backend
     """
 
@@ -231,16 +232,16 @@ class TouchedRowSteps:
         self._opt_state = {name: opt_state[name][rows] for name in group.state_names}
         self._row_rate_sums = None if row_rate_sums is None else row_rate_sums[rows]
         self._backend = backend
-        #: The backend's compiled step; False: it has none, None: not asked for yet.
+        #: The backend's compiled step; False if it has none, None if not requested yet.
         self._compiled: Any = None
 
     def __call__(
         self, grad: Any, n_rows: float, index: NDArray[np.int64], learning_rate: float,
         step_number: int, rate_sum: float,
     ) -> None:  # fmt: skip
-        """Take one step of the sorted rows `index`; `rate_sum` adds up all rates so far."""
+        """Take one step of the sorted rows `index`; `rate_sum` is the sum of all rates so far."""
         group = self._group
-        # Keep the rows of this group; each other group takes its own.
+        # Keep only the rows of this group.
         if not self._covers_shard:
             own = _find_group_rows(group, index)
             grad, index = grad[own], index[own] - group.start
@@ -275,22 +276,22 @@ class TouchedRowSteps:
         self, grad: Any, index: NDArray[np.int64], learning_rate: float, step_number: int,
         rate_sum: float,
     ) -> None:  # fmt: skip
-        """Take the step on a copy of the rows and write it back, with the compiled step's bits."""
+        """Step a copy of the rows and write it back; bit-identical to the compiled step."""
         w = self._w[index]
         opt_state = {name: array[index] for name, array in self._opt_state.items()}
         group = self._group
-        # Rows are sorted and penalised ones lead: the first k of the touched rows are penalised.
+        # Rows are sorted and penalised rows come first, so the first k touched rows are penalised.
         k = int(np.searchsorted(index, group.n_penalised))
         l1, l2 = group.penalty.l1, group.penalty.l2
         strength: Any = 0.0
         if self._row_rate_sums is not None and (l1 or l2) and learning_rate > 0:
             pending = (rate_sum - self._row_rate_sums[index])[:, None]
             pending[k:] = 0
-            # The pending penalty as a number of steps at the present learning rate.
+            # The pending penalty, as a number of steps at the present learning rate.
             elapsed = (pending / learning_rate).astype(w.dtype)
             strength = l1 * elapsed if l1 else 0.0
             if l2:
-                # Capped, so that the penalty of many missed steps at once does not overshoot zero.
+                # Capped, so that the penalty of many missed steps does not overshoot zero.
                 grad += l2 * np.minimum(elapsed, 1 / (group.by_column(learning_rate, w) * l2)) * w
             self._row_rate_sums[index] = rate_sum
         group.update(w, grad, opt_state, learning_rate, step_number, strength)
@@ -299,24 +300,25 @@ class TouchedRowSteps:
             self._opt_state[name][index] = array
 
 
-#: Rows whose pending penalty is applied together.
+#: Rows whose pending penalty is applied at a time.
 _PENALTY_ROWS = 1 << 18
 
 
 class Shard:
-    """Rows ``start`` to ``start + len(state.w)`` of the parameters, and how they are updated.
+    """Rows ``start`` to ``start + len(state.w)`` of the parameters, and their updates.
 
-    Not thread-safe: threads that share a shard guard it, or mean to race (``"hogwild"``).
+    Not thread-safe: threads that share a shard use a lock, or race on purpose (``"hogwild"``).
 
     Parameters
     ----------
     rule : UpdateRule
     state : ShardState
-        Taken over, not copied.
+        Taken over without a copy.
     start : int, default=0
-        First row in the whole parameters.
+        Number of the shard's first row in the whole parameters.
     backend : Backend or None
-        Of a device where the state lies, or None: the host's. It may have a kernel for whole steps.
+        Backend of the device that holds the state, or None for the host's. It may have a kernel for
+        whole steps.
     """
 
     def __init__(
@@ -338,21 +340,21 @@ class Shard:
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
-        #: Step after which the optimizer began: it counts its steps from there.
+        #: Step at which the optimizer was restarted; it counts its steps from there.
         self._optimizer_since = 0
-        #: Parameters from which `rule.proximal` pulls back; None: none.
+        #: Parameters towards which `rule.proximal` pulls; None if there are none.
         self.anchor: Any = None
         stop = start + state.w.shape[0]
         parts = [group.part_within(start, stop) for group in rule.groups]
-        #: The own part of each group.
+        #: The part of each group in this shard.
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
         self._steps = self._bind_steps()
-        # The package's own make a step to the same bits, one operation at a time or compiled.
+        # Built-in optimizers give the same bits by array operations and compiled.
         self._any_way = all(_is_builtin_optimizer(group.optimizer) for group in self._groups)
-        # Sum of the learning rates so far, and what it was when the penalty of each row was last
-        # applied: the difference is the penalty that is pending (lazy regularisation).
+        # Sum of the learning rates so far, and its value when the penalty of each row was last
+        # applied; the difference is the pending penalty (lazy regularisation).
         self._rate_sum = 0.0
-        #: The rate sum when no penalty was pending in any row; None where it is not known.
+        #: The rate sum at which no row had a pending penalty; None if unknown.
         self._applied_rate_sum: float | None = 0.0
         self._row_rate_sums = np.zeros(len(self.w)) if rule.penalty_is_lazy else None
         self._published: NDArray[Any] | None = None
@@ -363,7 +365,7 @@ class Shard:
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
     def _take_outer_state(self) -> None:
-        """Keep what outer steps of an earlier fit left only where all of it serves this rule."""
+        """Keep the outer-step state of an earlier fit only if all of it suits this rule."""
         outer, found = self.rule.outer, self.opt_state
         needed = () if outer is None else outer.state_names
         theirs = {name for name in found if name.startswith(OUTER_PREFIX)}
@@ -371,8 +373,8 @@ class Shard:
             return
         own = {name: array for name, array in found.items() if name not in theirs}
         fresh = {} if outer is None else outer.init(self.w)
-        # After other policies or optimizers, lanes set out from other parameters than those kept.
-        # What compression left out may be missing, or be there in vain.
+        # After other policies or optimizers, lanes start from other parameters than the stored
+        # ones. The residual of compression may be missing, or be present without need.
         residual = {"outer_residual"}
         if theirs - residual == {*needed} - residual:
             fresh |= {name: found[name] for name in theirs & fresh.keys()}
@@ -381,18 +383,18 @@ class Shard:
         self.opt_state = own | fresh
 
     def _bind_steps(self) -> list[_GroupSteps]:
-        """Return the steps of the groups, in the arrays that hold the parameters now."""
+        """Return the steps of the groups, bound to the arrays that now hold the parameters."""
         few = self.rule.coordinates
-        #: Steps in few rows of each group; None: none has been made.
+        #: Steps of touched rows of each group; None until they are needed.
         self._few: list[TouchedRowSteps] | None = None
         return [
             _GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
         ]
 
     def change_rule(self, rule: UpdateRule) -> None:
-        """Change to another rule, of which penalties alone differ.
+        """Change to a rule that differs only in penalties.
 
-        Of a shard of all parameters.
+        For a shard that holds all parameters.
         """
         stop = self.w.shape[0]
         parts = [group.part_within(0, stop) for group in rule.groups]
@@ -402,23 +404,23 @@ class Shard:
 
     @property
     def _only_group(self) -> ParameterGroup:
-        """Return the only group of the parameters that descends."""
+        """Return the only group of the parameters that is not a sum."""
         (group,) = (group for group in self._groups if not group.additive)
         return group
 
     @property
     def step(self) -> int:
-        """Return the number of steps applied, those of earlier parts of the fit included."""
+        """Return the number of steps applied, including those of earlier parts of the fit."""
         return self._first_step + self.version
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
-        # Where several shards or replicas make the steps of a fit, each sees a share of them.
+        # If several shards or replicas make the steps of a fit, each applies a share of them.
         done = self.step / self.rule.share
         return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
 
     def steps_at_once(self, most: int) -> int:
-        """Return how many of the next `most` steps have the learning rate of the first of them."""
+        """Return how many of the next `most` steps share the learning rate of the first of them."""
         schedule, step, per_pass = self.rule.schedule, self.step, self.rule.steps_per_pass
         first = schedule(step + 1, step / per_pass)
         ahead = range(step + 1, step + most)
@@ -439,12 +441,12 @@ class Shard:
                 self._add_pull_back(grad, rows)
             if self.rule.noise is not None:
                 grad = grad + self._draw_noise()
-            # Clipping scales the gradient before the optimizer sees it.
+            # Clipping scales the gradient before the optimizer uses it.
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
             if index is None:
-                # All rows, group by group. A step is made in the same way in each run: which way,
-                # its number says.
+                # All rows, group by group. The backend decides by the step's number whether to use
+                # the compiled step, so that each run makes a step in the same way.
                 if not self._fused:
                     n_rows, width = self.w.shape
                     self._fused = self._backend.updates_at(
@@ -463,19 +465,19 @@ class Shard:
 
     def _add_pull_back(self, grad: Any, rows: float) -> None:
         """Add the gradient of half the squared distance from the anchor (FedProx)."""
-        # Gradients are sums over rows. Running means and sums are no gradients.
+        # Gradients are sums over rows; running means and sums are not gradients.
         for group in (group for group in self._groups if group.descends):
             at = group.rows
             grad[at, ...] += self.rule.proximal * rows * (self.w[at, ...] - self.anchor[at, ...])
 
     def skip(self, steps: int, rows: float = 0.0) -> None:
-        """Count steps that others make, so that schedules go on."""
+        """Count steps that other lanes make, so that schedules advance."""
         self.version += steps
         self.rows += rows
         self._published = None
 
     def restart_optimizer(self) -> None:
-        """Let the optimizer count its steps from here; its state is a new one."""
+        """Let the optimizer count its steps from now on; its state is new."""
         self._optimizer_since = self.step
 
     @property
@@ -494,7 +496,7 @@ class Shard:
         return rate
 
     def _draw_noise(self) -> NDArray[Any] | None:
-        """Return the noise of the step that was counted last; None where there is none."""
+        """Return the noise of the last counted step; None without noise."""
         if self.rule.noise is None:
             return None
         if self._noise is None:
@@ -508,31 +510,31 @@ class Shard:
 
     @property
     def steps_alone(self) -> bool:
-        """Return whether several steps may be made at once, where the state lies."""
+        """Return whether the backend may make several steps in one call."""
         if not self.on_device:
             return self.rule.steps_alone
         return self.rule.can_run_in_kernels and _is_builtin_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
-        """Return the next step, of no rows, which changes nothing."""
+        """Return the next step, with no rows, which changes nothing."""
         return replace(self._describe_step(0.0, 0.0), number=self._optimizer_step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
-        """Count steps of these numbers of rows that are made at once, and return them."""
+        """Count steps with these numbers of rows, and return them, to be made in one call."""
         return [self._describe_step(n, self._count_step(n)) for n in rows]
 
     def uncount_steps(self, steps: Sequence[Step]) -> None:
-        """Count some of the last of :meth:`next_steps` no more: they were not made."""
+        """Undo the counting of the last steps of :meth:`next_steps`, which were not made."""
         self.version -= len(steps)
         for step in steps:
             self.rows -= step.rows
             self._rate_sum -= step.lr
 
     def _describe_step(self, rows: float, rate: float) -> Step:
-        """Return a step over all rows, without its gradient, as backends take it."""
+        """Return a step over all rows, without its gradient, in the form that backends take."""
         group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        number = max(self._optimizer_step, 1)  # an empty one may be described before the first
+        number = max(self._optimizer_step, 1)  # an empty step may be described before the first
         return Step(
             self.w,
             None,
@@ -550,7 +552,7 @@ class Shard:
         )
 
     def interleave(self) -> NDArray[Any]:
-        """Lay out what each parameter needs side by side, so that it shares a cache line.
+        """Store all numbers of each parameter side by side, so that they share a cache line.
 
         For parameters of width 1 that step by coordinates.
         """
@@ -559,7 +561,7 @@ class Shard:
             np.zeros(len(self.w)) if self._row_rate_sums is None else self._row_rate_sums
         )
         parts = [self.w[:, 0], *(self.opt_state[name][:, 0] for name in names), row_rate_sums]
-        # A power of two numbers per parameter, so that none lies across two cache lines.
+        # A power of two of numbers per parameter, so that none straddles two cache lines.
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part
@@ -570,11 +572,11 @@ class Shard:
 
     @property
     def rate_sum(self) -> float:
-        """Return the sum of all steps' learning rates, by which pending penalties are counted."""
+        """Return the sum of all steps' learning rates, which measures pending penalties."""
         return self._rate_sum
 
     def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
-        """Count batches whose rows were steps of their own, made on :meth:`interleave`'s cells."""
+        """Count batches of which each row was a step, made on :meth:`interleave`'s cells."""
         for n in rows:
             self._rate_sum += n * rate
         self.version += len(rows)
@@ -582,14 +584,14 @@ class Shard:
         self._published = None
 
     def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
-        """Clip the mean gradient to the largest norm; untouched rows add nothing to it."""
+        """Clip the mean gradient to the largest norm; untouched rows contribute zero."""
         xp = namespace(grad)
-        # Running means and sums are no gradients, and have no part in the norm.
+        # Running means and sums are not gradients, and do not count in the norm.
         own = [group for group in self._groups if group.descends]
         at = [group.rows if index is None else _find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
-        # The gradient is a sum over rows: its mean has the norm that is bounded.
+        # The gradient is a sum over rows; the norm of its mean is bounded.
         norm = float(total) ** 0.5 / rows
         assert self.rule.clip is not None
         if norm > self.rule.clip:
@@ -597,7 +599,7 @@ class Shard:
                 part *= self.rule.clip / norm
 
     def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
-        """Add what another process changed (``"hogwild"``), of all rows or of distinct ones."""
+        """Add the changes of another process (``"hogwild"``), of all rows or of distinct ones."""
         if index is None:
             self.w += delta
         else:
@@ -608,7 +610,7 @@ class Shard:
         self._add_to_average()
 
     def apply_pending_penalty(self) -> None:
-        """Apply the penalty that is still pending for untouched rows (coordinates only)."""
+        """Apply the pending penalty of untouched rows (coordinates only)."""
         if self._row_rate_sums is None or self._rate_sum == self._applied_rate_sum:
             return
         self._applied_rate_sum = self._rate_sum
@@ -626,8 +628,8 @@ class Shard:
         for at in row_slices(group.n_penalised, _PENALTY_ROWS):
             if not (penalty.l1 or penalty.l2):
                 break
-            # Lazy regularisation (Carpenter 2008): all steps since the row was last touched at
-            # once. L2 shrinks by the proximal step 1 / (1 + rate * l2), L1 by soft thresholding.
+            # Lazy regularisation (Carpenter 2008): the penalty of all steps since the row was last
+            # touched. L2 shrinks by the proximal step 1 / (1 + rate * l2), L1 by soft thresholding.
             pending = group.by_column((rate_sum - row_rate_sums[at]).astype(w.dtype)[:, None], w)
             w[at] /= 1 + pending * penalty.l2
             if penalty.l1:
@@ -635,23 +637,23 @@ class Shard:
         row_rate_sums[:] = rate_sum
 
     def _add_to_average(self) -> None:
-        """Add the parameters to the sum for their average, if averaging has begun."""
+        """Add the parameters to the sum of their average, if averaging has begun."""
         after = self.rule.average_after
         if after is None or self.rows < after:
             return
-        # Averaged SGD (Polyak and Juditsky 1992): a sum in float64, whatever the dtype of the fit.
+        # Averaged SGD (Polyak and Juditsky 1992): summed in float64, whatever the dtype of the fit.
         if self._sum is None:
             self._sum = zeros(self.w.shape, np.float64, self.w)
         self._sum += self.w
         self._n_summed += 1
 
     def replace(self, w: NDArray[Any], index: NDArray[np.int64] | None = None) -> None:
-        """Take parameters, or some rows of them, from outside; the optimizer state stays."""
+        """Replace the parameters, or some rows of them; the optimizer state stays."""
         self.w[... if index is None else index] = w
         self._published = None
 
     def meet(self, mean: NDArray[Any]) -> None:
-        """Go on from the mean over lanes, by the rule's outer step; the optimizer state stays."""
+        """Continue from the mean over lanes by the rule's outer step; optimizer state stays."""
         if self.rule.outer is None:
             self.replace(mean)
             return
@@ -660,18 +662,18 @@ class Shard:
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
-        """Go on with rows of larger values, where the optimizer keeps units of the features."""
+        """Adapt to rows of larger values, if the optimizer keeps scales of the features."""
         kind: Any = next((g.optimizer for g in self._groups if g.optimizer.uses_scales), None)
         if kind is None:
             return
         opt_state = dict(self.opt_state)
         kind.rescale(self.w, opt_state, largest, norm)
-        for name, array in opt_state.items():  # steps are bound to the arrays that there are
+        for name, array in opt_state.items():  # in place, since steps are bound to the arrays
             self.opt_state[name][...] = array
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:
-        """Return a copy of everything."""
+        """Return a copy of the whole state."""
         return ShardSnapshot(
             copy_array(self.w),
             {name: copy_array(array) for name, array in self.opt_state.items()},
@@ -686,17 +688,17 @@ class Shard:
         )
 
     def snapshot_at(self, place: int, most: int, whole: bool) -> ShardSnapshot:
-        """Return a snapshot to keep as that of a place, one of `most`, and to send to a standby.
+        """Return a snapshot for a place, to keep as one of `most` and to send to a standby.
 
-        One that is not `whole` may have what has changed since the last one alone.
+        If it is not `whole`, it may contain only the changes since the last one.
         """
         return self.snapshot()
 
     def follow(self, place: int, snapshot: ShardSnapshot, most: int) -> None:
-        """Take over what a standby gets as the snapshot of a place; here it is kept as it is."""
+        """Apply a standby's snapshot of a place; a plain shard keeps snapshots as they are."""
 
     def whole_snapshot(self, place: int, snapshot: ShardSnapshot) -> ShardSnapshot:
-        """Return all that a kept snapshot of a place stands for."""
+        """Return the full snapshot of a place from its kept one."""
         return snapshot
 
     def go_back(self, place: int, snapshot: ShardSnapshot) -> None:
@@ -704,7 +706,7 @@ class Shard:
         self.restore(snapshot)
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Restore the shard of a snapshot, which stays as it is."""
+        """Restore the state of a snapshot, which is not changed."""
         self.w = copy_array(snapshot.w)
         self.opt_state = {name: copy_array(array) for name, array in snapshot.opt_state.items()}
         self.version, self._first_step = snapshot.version, snapshot.first_step
@@ -722,16 +724,16 @@ class Shard:
         return self.w[index]
 
     def published(self) -> NDArray[Any]:
-        """Return a read-only copy of the parameters at this version; one copy a version."""
+        """Return a read-only copy of the parameters at this version; one copy per version."""
         if self._published is None:
             self._published = self.w.copy()
             self._published.flags.writeable = False
         return self._published
 
     def state(self, copy: bool = True) -> ShardState:
-        """Apply pending penalties, and return a copy of everything a later fit needs.
+        """Apply pending penalties, and return a copy of everything that a later fit needs.
 
-        Without `copy` the shard's own arrays, which it must not change any more.
+        Without `copy`, the shard's own arrays are returned; the shard must not be used afterwards.
         """
         self.apply_pending_penalty()
         average = None

@@ -1,8 +1,8 @@
-"""State of a shard: what a later fit continues from, a snapshot of it, and how rows are split.
+"""State of a shard: the state from which a later fit continues, snapshots, and row slices.
 
-Parameters are a matrix, which is divided among servers, lanes of columns and stages of pipelines by
-consecutive rows. All arrays of the state have the same rows, so that one slice divides them all
-(`part`), and parts joined in the order of rows are the whole again (`join`).
+The parameters are a matrix, which is divided by consecutive rows among servers, lanes of columns,
+and pipeline stages. All arrays of the state have the same rows, so one slice divides them all
+(`part`), and parts joined in row order give the whole again (`join`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from daskml_dist.ps.row_store import RowChanges
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Rows of a growing table that trainers hold, equal in all of them.
+    """Rows of a growing table that the trainers hold, identical in all of them.
 
     Parameters
     ----------
     ids : ndarray of int64 of shape (n_rows,)
-        In the order in which batches touch them.
+        Ids, in the order in which batches use them.
     w : ndarray of shape (n_rows, width)
     opt_state : dict of str to ndarray
     step : int
-        Steps of the rows, with those of earlier fits.
+        Steps of the rows, including those of earlier fits.
     clock : int
-        Steps of each lane of this fit that are in them.
+        Steps of each lane of this fit that the rows include.
     """
 
     ids: NDArray[np.int64]
@@ -44,7 +44,7 @@ class HeldRows:
 
 
 def copy_held_rows(held: HeldRows) -> HeldRows:
-    """Return a copy, with arrays of its own."""
+    """Return a copy whose parameters and optimizer state are new arrays."""
     opt_state = {name: array.copy() for name, array in held.opt_state.items()}
     return replace(held, w=held.w.copy(), opt_state=opt_state)
 
@@ -55,39 +55,41 @@ class ShardState:
 
     w: NDArray[Any]
     opt_state: dict[str, NDArray[Any]]
-    #: Steps and rows that the parameters were trained by.
+    #: Number of steps, and of rows, that the parameters were trained with.
     step: int = 0
     rows: float = 0.0
     #: Mean of the parameters over `n_averaged` steps (averaged SGD), or None.
     average: NDArray[Any] | None = None
     n_averaged: int = 0
-    #: Outer steps that were made, at meetings of lanes that step alone.
+    #: Number of outer steps, made at meetings of lanes that train independently.
     n_meetings: int = 0
-    #: Sorted ids of the rows of a growing table; None: the rows are all there are.
+    #: Sorted ids of the rows of a growing table; None for a plain matrix.
     ids: NDArray[np.int64] | None = None
-    #: Rows that trainers hold, none of the above: on a server as one of them last handed them over,
-    #: of a trainer as they are. After a fit where their optimizer is another one than the others'.
+    #: Rows that trainers hold, which are not among the rows above: on a server, as a trainer last
+    #: stored them; in a trainer, the current ones. After a fit, only if their optimizer differs
+    #: from the other rows' optimizer.
     held: HeldRows | None = None
 
     def join_held(
         self, held: HeldRows, init: Callable[[NDArray[Any]], dict[str, NDArray[Any]]]
     ) -> ShardState:
-        """Return the state with rows that trainers hold among the others.
+        """Return the state with the rows that trainers hold merged into the others.
 
-        Where these have another optimizer, `init` makes the first state of the others' for them.
+        If they have another optimizer, `init` makes the initial state of the others' for them.
         """
         assert self.ids is not None
         is_theirs = held.opt_state.keys() == self.opt_state.keys()
         order = np.argsort(held.ids)
         ids = held.ids[order]
         at = np.searchsorted(self.ids, ids)
-        # Rows of an earlier fit may be there, from before trainers held them.
+        # Rows of an earlier fit may exist, from before trainers held them.
         stale = at[at < len(self.ids)]
         stale = stale[self.ids[stale] == ids[: len(stale)]]
         at -= np.searchsorted(stale, at)
 
         def join(own: Any, rest: Any) -> Any:
-            # Of the many rows of servers there is one copy, and never two at a time.
+            # The servers' rows may be many, so each array is copied once and there are never two
+            # copies.
             own = np.delete(own, stale, axis=0) if len(stale) else own
             return np.insert(own, at, rest[order], axis=0)
 
@@ -103,15 +105,16 @@ class ShardState:
     @property
     def final(self) -> NDArray[Any]:
         """Return the parameters of a fit that ends here."""
-        # Averaged SGD predicts by the average, and trains on from the parameters themselves.
+        # Averaged SGD predicts by the average, but continues training from the parameters
+        # themselves.
         return self.w if self.average is None else self.average
 
     def with_final_parameters(self, w: NDArray[Any]) -> ShardState:
-        """Return the state with other parameters to end with."""
+        """Return the state with other final parameters."""
         return replace(self, w=w, average=None if self.average is None else w)
 
     def part(self, rows: slice) -> ShardState:
-        """Return a copy of a slice of rows; of a table, of the ids in a range."""
+        """Return a copy of a slice of rows; for a table, of the rows of a range of ids."""
         ids = self.ids
         if ids is not None:
             first, stop = rows.start or 0, rows.stop
@@ -132,8 +135,8 @@ class ShardState:
 
     @staticmethod
     def join(parts: list[ShardState]) -> ShardState:
-        """Return the state of all rows, of those of consecutive slices."""
-        # Counts are those of any part: all shards of a fit make the same steps.
+        """Return the state of all rows, from those of consecutive slices."""
+        # All shards of a fit make the same steps, so the counts of any part are valid.
         first = parts[0]
         concat = namespace(first.w).concat
         return ShardState(
@@ -153,23 +156,23 @@ class ShardState:
 
 @dataclass(frozen=True)
 class StateParts:
-    """States of some ranges of the parameters, by the first row of each."""
+    """States of ranges of the parameters, by the first row of each range."""
 
     parts: dict[int, ShardState]
 
     @staticmethod
     def join(some: Iterable[StateParts]) -> ShardState:
-        """Return the state of all rows, of those of ranges."""
+        """Return the state of all rows, from those of ranges."""
         parts = {start: part for held in some for start, part in held.parts.items()}
         return ShardState.join([parts[start] for start in sorted(parts)])
 
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """Copy of all of a shard at one version; restored, it continues with the same bits.
+    """Copy of a whole shard at one version; once restored, it continues bit-identically.
 
-    Unlike a `ShardState` it leaves the pending penalties of untouched rows as they are, since
-    applying them at another time would change the digits.
+    Unlike a `ShardState` it does not apply the pending penalties of untouched rows, since applying
+    them at another time would change the digits.
     """
 
     w: NDArray[Any]
@@ -177,22 +180,23 @@ class ShardSnapshot:
     version: int
     first_step: int
     rows: float
-    #: Sum of the learning rates so far, and that up to which each row's penalty was applied.
+    #: Sum of the learning rates so far, and its value up to which each row's penalty was applied.
     rate_sum: float
     row_rate_sums: NDArray[np.float64] | None
     #: Sum of the parameters over `n_summed` steps, for their average, or None.
     total: NDArray[np.float64] | None
     n_summed: int
-    #: Outer steps that were made.
+    #: Number of outer steps.
     n_meetings: int = 0
-    #: Rows of a growing table, all or those that have changed since the snapshot before (None: the
-    #: shard has them, and goes back by itself); the arrays above are then empty.
+    #: Rows of a growing table: all of them, or those that have changed since the previous snapshot.
+    #: The arrays above are then empty. None: the shard's row store keeps them, and restores them
+    #: itself.
     table: RowChanges | None = None
-    #: Rows that trainers hold, as one of them last handed them over.
+    #: Rows that trainers hold, as one of them last stored them.
     held: HeldRows | None = None
 
     def part(self, rows: slice) -> ShardSnapshot:
-        """Return the snapshot of a slice of rows; its arrays are views of these."""
+        """Return the snapshot of a slice of rows; its arrays are views."""
         return replace(
             self,
             w=self.w[rows],
@@ -203,7 +207,7 @@ class ShardSnapshot:
 
     @staticmethod
     def join(parts: Sequence[ShardSnapshot]) -> ShardSnapshot:
-        """Return the snapshot of all rows, of those of consecutive slices."""
+        """Return the snapshot of all rows, from those of consecutive slices."""
 
         def joined(arrays: list[Any]) -> Any:
             return None if any(a is None for a in arrays) else np.concatenate(arrays)
@@ -221,7 +225,7 @@ class ShardSnapshot:
 
 def copy_array(array: Any) -> Any:
     """Return a copy of an array of any library."""
-    # Arrays of NumPy and CuPy have the method; the array API standard itself has only `asarray`.
+    # Arrays of NumPy and CuPy have the method; the array API standard only has `asarray`.
     return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)
 
 
@@ -234,7 +238,7 @@ class ShardLayout:
     n_rows, width : int
         Shape of the parameters.
     n_shards : int
-        Wanted number of shards; no more than there are rows are made.
+        Requested number of shards; at most one per row is made.
     """
 
     n_rows: int
@@ -244,23 +248,23 @@ class ShardLayout:
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
         """Return the row boundaries: shard s holds rows bounds[s] to bounds[s + 1]."""
-        # No empty shards: a server without rows would be waited for like any other.
+        # No empty shards: a server without rows would still have to be awaited.
         n_shards = max(1, min(self.n_shards, self.n_rows))
         return np.linspace(0, self.n_rows, n_shards + 1).astype(np.int64)
 
     def slices(self) -> list[slice]:
-        """Return one slice of rows a shard."""
+        """Return one slice of rows per shard."""
         bounds = self.bounds.tolist()
         return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return views of `values` (..., n_rows, width), one a shard."""
+        """Return views of `values` (..., n_rows, width), one per shard."""
         return [values[..., s, :] for s in self.slices()]
 
     def split_index(self, index: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
-        """Split a sorted row index: for each shard the local index, and where it stood."""
+        """Split a sorted row index: for each shard its local index, and the position of that."""
         bounds = self.bounds
-        # The index is sorted, so each shard's rows are a range of it.
+        # The index is sorted, so each shard's rows are a contiguous range of it.
         cuts = np.searchsorted(index, bounds)
         return [
             (index[a:b] - bounds[s], slice(int(a), int(b)))

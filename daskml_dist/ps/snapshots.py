@@ -1,8 +1,9 @@
-"""Snapshots: copies of a server at one moment, from which another one can continue.
+"""Snapshots: copies of a server at one moment, from which another server can continue.
 
-Recovery needs a moment that all servers can go back to (a consistent cut). In lock-step each clock
-is one; otherwise the versions of one server are. A server keeps its last few snapshots itself, for
-the loss of others, and sends each to a standby on another worker, for its own.
+Recovery needs a moment to which all servers can go back (a consistent cut). In lock-step, each
+clock is one; otherwise, each version of a single server is. A server keeps its last few snapshots
+itself, for the loss of other servers, and sends each to a standby on another worker, for its own
+loss.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
 from daskml_dist.ps.row_store import RowChanges
 from daskml_dist.ps.shard_state import HeldRows, ShardSnapshot
 
-#: Snapshots that are kept of one server of several: in lock-step these are one round apart at
-#: most, so the last three of each have one in common.
+#: Snapshots kept per server if there are several: in lock-step, servers are at most one round
+#: apart, so the last three of each have one in common.
 KEPT_SNAPSHOTS = 3
 
 
 def standby_generation(generation: int) -> int:
-    """Return the generation of a server that only keeps snapshots of another one, below 0.
+    """Return the generation of a standby, which only keeps snapshots of another server; below 0.
 
-    A server that was replaced thus cannot send snapshots to its successor's standby.
+    So a server that was replaced cannot send snapshots to its successor's standby.
     """
     return -1 - generation
 
 
 @dataclass(frozen=True)
 class LaneSnapshot:
-    """Copy of a lane that a trainer steps by itself: its sums in the open pass, its parameters.
+    """Copy of a lane that a trainer steps: its sums in the open pass, its parameters.
 
     Parameters
     ----------
     loss, rows : float
     steps : int
     shard : ShardSnapshot or None
-        None where all lanes share the parameters, and another lane has them.
+        None if all lanes share the parameters and another lane's snapshot holds them.
     start : int, default=0
-        First row of the parameters that the shard holds.
+        First parameter row in the shard.
     kept : dict of str to ndarray
-        What the lane has left out of messages that were compressed.
+        Residuals: the parts that the lane left out of compressed messages.
     """
 
     loss: float
@@ -56,13 +57,13 @@ class LaneSnapshot:
 
     @property
     def held(self) -> ShardSnapshot:
-        """Return the parameters of a lane that has some."""
+        """Return the parameters; only for a lane that has them."""
         assert self.shard is not None
         return self.shard
 
 
 def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
-    """Return the lanes with shards that are parts of the parameters joined, in the first lane."""
+    """Return lane snapshots with partial shards joined into one, in the first lane."""
     # Stages of a pipeline and ranges of columns hold parts of the parameters, from row `start` on.
     held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
     if not any(start for start, _ in held):
@@ -81,13 +82,13 @@ class ServerSnapshot:
     Parameters
     ----------
     at : int
-        Its place among the snapshots of a server: the clock of all lanes where they step together,
+        Its place among the snapshots of a server: the clock of all lanes if they step together,
         else the version of the shard.
     clocks : dict of lane to clock
     shard : ShardSnapshot or None
     ledger : LedgerSnapshot or None
     lanes : dict of lane to LaneSnapshot
-        Where trainers hold the parameters.
+        Snapshots of lanes, if trainers hold the parameters.
     """
 
     at: int
@@ -97,13 +98,13 @@ class ServerSnapshot:
     lanes: dict[int, LaneSnapshot] = field(default_factory=dict)
 
     def without_table(self) -> ServerSnapshot:
-        """Return the snapshot without rows of a table, which goes back to them by itself."""
+        """Return the snapshot without a table's rows, which the row store restores itself."""
         if self.shard is None or self.shard.table is None:
             return self
         return replace(self, shard=replace(self.shard, table=None))
 
 
-#: Classes of the objects in a snapshot, which may travel between processes; no others may.
+#: Classes of the objects in a snapshot; only these may be sent between processes.
 SNAPSHOT_CLASSES: tuple[type, ...] = (
     ServerSnapshot,
     LaneSnapshot,
@@ -116,14 +117,14 @@ SNAPSHOT_CLASSES: tuple[type, ...] = (
 
 @dataclass(frozen=True)
 class AvailableSnapshots:
-    """Places that a server could continue from.
+    """Places from which a server could continue.
 
     Parameters
     ----------
     now : int or None
-        Its present place; None for one that cannot go on as it is.
+        Its present place; None if it cannot continue from its present state.
     clocks : dict of int to (dict of lane to clock)
-        Clocks at its present place and at each snapshot that it keeps.
+        Clocks at its present place and at each kept snapshot.
     """
 
     now: int | None
@@ -131,29 +132,29 @@ class AvailableSnapshots:
 
     @property
     def places(self) -> set[int]:
-        """Return all places that the server could go on from."""
+        """Return all places from which the server could continue."""
         return set(self.clocks)
 
 
 class RecentSnapshots:
-    """The last snapshots of a server, by their place.
+    """The last snapshots of a server, by their places.
 
     Parameters
     ----------
     most : int
-        That are kept.
+        Number of snapshots that are kept.
     """
 
     def __init__(self, most: int = KEPT_SNAPSHOTS) -> None:
         self._kept: deque[ServerSnapshot] = deque(maxlen=most)
 
     def add(self, snapshot: ServerSnapshot) -> None:
-        """Keep a snapshot; one of the same place is replaced, the oldest is dropped."""
+        """Keep a snapshot; drop those of the same or later places, and the oldest."""
         self.drop_from(snapshot.at)
         self._kept.append(snapshot)
 
     def drop_from(self, at: int) -> None:
-        """Drop the snapshots of a place and later: the server has gone back."""
+        """Drop the snapshots of a place and later, since the server has gone back."""
         self._kept = deque((kept for kept in self._kept if kept.at < at), self._kept.maxlen)
 
     @property
@@ -167,11 +168,11 @@ class RecentSnapshots:
 
     @property
     def most(self) -> int:
-        """Return how many snapshots are kept."""
+        """Return the number of snapshots that are kept."""
         return self._kept.maxlen or 0
 
     def clear(self) -> None:
-        """Keep none."""
+        """Drop all snapshots."""
         self._kept.clear()
 
     def __getitem__(self, at: int) -> ServerSnapshot:
@@ -183,78 +184,78 @@ class RecentSnapshots:
         return {snapshot.at: snapshot.clocks for snapshot in self._kept}
 
 
-#: Hands a snapshot to the standby; must not block.
+#: Sends a snapshot to the standby; must not block.
 ShipSnapshot = Callable[[ServerSnapshot], None]
-#: Most snapshots in flight to the standby before pulls block. Fewer where trainers hand them over,
-#: since these step on to the next snapshot before they wait; and where they forget what they have
-#: sent once they have an answer.
+#: Most snapshots in flight to the standby before pulls block. Fewer if trainers store them, since
+#: these step on to the next snapshot before they wait; and fewer if lanes discard the data they
+#: sent once it is answered.
 _MAX_UNDER_WAY, _MAX_HANDED_OVER, _MAX_ANSWERED = 2, 1, 1
 
 
 class SnapshotStore:
-    """Keeper of a server's last snapshots, which hands each on to its standby.
+    """Store of a server's last snapshots, which sends each to its standby.
 
-    Not thread-safe: the server that holds it guards it.
+    Not thread-safe: the server that owns it holds a lock.
 
     Parameters
     ----------
     n_lanes : int
-        Lanes whose snapshots make a whole one, where trainers hold the parameters.
+        Number of lanes whose snapshots make a complete one, if trainers hold the parameters.
     most : int
-        Snapshots that are kept.
+        Number of snapshots that are kept.
     before_answers : bool, default=False
-        Whether the standby must have a snapshot before lanes hear of what is in it.
+        Whether the standby must have a snapshot before lanes get answers based on it.
     """
 
     def __init__(self, n_lanes: int, most: int, before_answers: bool = False) -> None:
         self.kept = RecentSnapshots(most)
-        #: The lanes' snapshots that this generation goes on from; none at the start.
+        #: Lane snapshots from which this generation continues; empty at the start.
         self.lanes: dict[int, LaneSnapshot] = {}
         self._n_lanes = n_lanes
-        #: Snapshots of lanes by their clock, until those of all lanes are there.
+        #: Lane snapshots by their clock, until those of all lanes have arrived.
         self._storing: dict[int, dict[int, LaneSnapshot]] = {}
         self._most_under_way = _MAX_ANSWERED if before_answers else _MAX_UNDER_WAY
-        #: Whether trainers hand snapshots over, as they hold the parameters.
+        #: Whether trainers store snapshots, since they hold the parameters.
         self._stored = False
         self._ship: ShipSnapshot | None = None
-        #: Updates from one snapshot to the next; 0: none are made.
+        #: Updates between two snapshots; 0 if none are made.
         self._every = 0
-        #: Snapshots that were shipped and that the standby has not acknowledged.
+        #: Snapshots that were sent and that the standby has not acknowledged.
         self._under_way = 0
 
     @property
     def is_behind(self) -> bool:
-        """Return whether too many snapshots are on their way to the standby to let lanes go."""
+        """Return whether too many snapshots are in flight to the standby to release lanes."""
         return self._under_way >= (_MAX_HANDED_OVER if self._stored else self._most_under_way)
 
     def is_due(self, version: int) -> bool:
-        """Return whether a snapshot is to be made after update number `version`."""
+        """Return whether a snapshot is due after update number `version`."""
         return bool(self._every) and version % self._every == 0
 
     def add(self, snapshot: ServerSnapshot) -> None:
-        """Keep a snapshot of this server, and hand it on."""
+        """Keep a snapshot of this server, and send it to the standby."""
         self.kept.add(snapshot.without_table())
         self._ship_snapshot(snapshot)
 
     def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:
-        """Hand a snapshot on, if there is a standby."""
+        """Send a snapshot to the standby, if there is one."""
         if self._ship is not None:
             self._under_way += 1
             self._ship(snapshot)
 
     def ship_last_snapshot(self) -> None:
-        """Ship the last snapshot, if there is one."""
+        """Send the last snapshot, if there is one."""
         if self.kept.last is not None:
             self._ship_snapshot(self.kept.last)
 
     def store(self, clock: int, lanes: dict[int, LaneSnapshot], ledger: PassLedger | None) -> None:
-        """Take snapshots of lanes at a clock; those of all lanes make one of the server."""
+        """Store snapshots of lanes at a clock; those of all lanes make one of the server."""
         self._stored = True
         stored = self._storing.setdefault(clock, {})
         stored.update(lanes)
-        # A snapshot of the server is whole once every lane has handed over its own at one clock.
+        # A snapshot of the server is complete once every lane has stored its own at one clock.
         if len(stored) == self._n_lanes:
-            # Snapshots of earlier clocks that some lanes never handed over are of no use any more.
+            # Snapshots of earlier clocks that some lanes never stored can no longer be completed.
             self._storing = {c: part for c, part in self._storing.items() if c > clock}
             counted = None if ledger is None else ledger.snapshot()
             clocks = dict.fromkeys(stored, clock)
@@ -263,29 +264,29 @@ class SnapshotStore:
     # -- the standby ----------------------------------------------------------------------------
 
     def begin(self, ship: ShipSnapshot | None, every: int) -> None:
-        """Have snapshots made every so many updates, and hand them to `ship`, if any."""
+        """Make snapshots every `every` updates from now on, and pass them to `ship`, if any."""
         self._ship, self._every, self._under_way = ship, every, 0
 
     def ships_to(self, ship: ShipSnapshot) -> bool:
-        """Return whether snapshots go to this function."""
+        """Return whether snapshots are passed to this function."""
         return self._ship is ship
 
     def drop_standby(self) -> None:
-        """Stop handing snapshots on."""
+        """Stop sending snapshots."""
         self._ship, self._under_way = None, 0
 
     def shipped(self) -> None:
-        """Count a snapshot that the standby has got."""
+        """Count a snapshot that the standby has received."""
         self._under_way = max(self._under_way - 1, 0)
 
     # -- generations ---------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Begin a new generation: snapshots of some lanes alone are dropped."""
+        """Begin a new generation: snapshots of only some lanes are dropped."""
         self._storing.clear()
         self.drop_standby()
 
     def go_back_to(self, snapshot: ServerSnapshot) -> None:
-        """Forget the snapshots after one that this generation goes on from."""
+        """Forget the snapshots after the one from which this generation continues."""
         self.lanes = snapshot.lanes
         self.kept.drop_from(snapshot.at + 1)
