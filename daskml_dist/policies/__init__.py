@@ -1,9 +1,9 @@
 """Policies: which lanes may run ahead, and when a push is applied.
 
-A :class:`Policy` is an immutable description that the user passes by object or by string. A fit
-makes its live state from it, a :class:`Gate` per shard: a small state machine that never blocks.
-The server reports to the gate which lanes push, join and leave, and asks it which pushes to apply
-now and which lanes may start their next step.
+A :class:`Policy` is an immutable description, which the user passes as an object or a string. A fit
+makes its live state from it, one :class:`Gate` per shard: a small state machine that never blocks.
+The server reports to the gate which lanes push, join and leave, and queries it for the pushes to
+apply now and for the lanes that may start their next step.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ __all__ = [
 class Synchronous(Policy):
     """Bulk-synchronous steps through the server: ``"sync"``, the default.
 
-    Each step applies the row-weighted mean of the gradients of all lanes, so the result does not
-    depend on how the rows are spread, and equals gradient descent on the union of the batches.
+    Each step applies the row-weighted mean of the gradients of all lanes. So the result does not
+    depend on how the rows are distributed, and equals gradient descent on the union of the batches.
 
-    Choose it when you want the result of a single machine, the same at each run. With
-    `backup_workers` the round closes without the slowest lanes, whose batch of that round is
-    dropped: choose that when a few workers are slow at random. The dropped rows are missing
-    from ``history_`` ``rows``.
+    Choose it when you want the result of a single machine, the same in each run. With
+    `backup_workers` the round closes without the slowest lanes, whose batches of that round are
+    dropped: choose that when a few workers are slow at random. The dropped rows are missing from
+    ``history_`` ``rows``.
 
-    Where one server would hold all dense parameters and all workers are of one host, trainers sum
-    the gradients in memory that all see, without the server: the same steps, several times sooner.
+    If one server would hold all dense parameters and all workers are on one host, trainers sum the
+    gradients in shared memory, without the server: the same steps, several times faster.
 
     Parameters
     ----------
@@ -95,13 +95,13 @@ class Synchronous(Policy):
         return RoundGate(lanes, clock, spare=self.backup_workers)
 
     def for_one_lane(self) -> Policy:
-        """Return the policy of a fit of one lane, which has nothing to sum on a server."""
-        # A user's subclass may have another gate or loop settings, so it is left as it is.
+        """Return the policy of a fit with one lane, which needs no server to sum gradients."""
+        # A user's subclass may have another gate or other loop settings, so it is left unchanged.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
     def on_one_host(self) -> Policy:
-        """Return the policy of trainers that share memory: they sum gradients without a server."""
-        # An all-reduce waits for every lane: backup workers need the server's rounds.
+        """Return the policy of trainers that share memory and sum gradients without a server."""
+        # An all-reduce waits for every lane, so backup workers need the server's rounds.
         return self if self.backup_workers else self.for_one_lane()
 
 
@@ -134,7 +134,7 @@ class AllReduce(Policy):
 
 @dataclass(frozen=True)
 class _SynchronousAlone(AllReduce):
-    """Policy ``"sync"`` of one lane or of one host: the same steps, by all-reduce."""
+    """Policy ``"sync"`` for one lane or one host: the same steps, by all-reduce."""
 
     name = "sync"
 
@@ -145,8 +145,8 @@ class BoundedStaleness(Policy):
 
     Pushes apply on arrival; the fastest lane may lead the slowest by `staleness` steps.
 
-    Choose it when workers differ in speed from step to step but not for ever: nearly the
-    throughput of ``"async"`` with a bound on how old a gradient can be.
+    Choose it when workers differ in speed from step to step but not persistently: nearly the
+    throughput of ``"async"`` with a bound on the age of gradients.
 
     Parameters
     ----------
@@ -177,11 +177,11 @@ class BoundedStaleness(Policy):
 
     def by_single_rows(self) -> Policy:
         """Return the policy of trainers that step row by row and keep the bound."""
-        # A user's subclass may have a gate of its own.
+        # A user's subclass may have its own gate.
         if type(self) is not BoundedStaleness:
             return self
-        # Half of the bound is for the batches between two meetings, half for the lead at a meeting:
-        # together (meet_every - 1) + staleness, the user's bound.
+        # Half of the bound is for the batches between two exchanges, half for the lead at an
+        # exchange. Together they are (meet_every - 1) + staleness, the user's bound.
         half = self.staleness // 2
         return _BoundedRows(meet_every=half + 1, staleness=self.staleness - half)
 
@@ -190,11 +190,11 @@ class BoundedStaleness(Policy):
 class Asynchronous(Policy):
     """Downpour SGD: ``"async"``.
 
-    No lane waits; each pushes and pulls at its own pace.
+    No lane waits for others; each pushes and pulls at its own pace.
 
-    Choose it when some workers are persistently slow, or come and go, and a slightly noisier
-    path to the optimum is fine. Where many lanes share one model, gradients are many updates old:
-    pair it with ``StalenessAware``, or with one of the last two parameters.
+    Choose it when some workers are persistently slow, or join and leave, and a slightly noisier
+    path to the optimum is acceptable. If many lanes share one model, gradients are many updates
+    old: combine it with ``StalenessAware``, or with one of the last two parameters.
 
     Parameters
     ----------
@@ -203,19 +203,21 @@ class Asynchronous(Policy):
     pull_every : int, default=1
         Steps between pulls (DistBelief's n_fetch).
     max_delay : int, "auto" or None, default=None
-        Updates that a gradient may be old. Servers drop an older one, and its lane goes on from the
-        present parameters (Ringmaster ASGD). ``"auto"``: twice the number of lanes, since among
-        lanes of one speed a gradient is as old as there are others. None: all are applied.
-        ``history_`` has the rows that were applied, and the number of dropped pushes.
+        Largest age of a gradient, in updates. Servers drop an older one, and its lane continues
+        from the present parameters (Ringmaster ASGD). ``"auto"``: twice the number of lanes, since
+        among lanes of equal speed a gradient is as many updates old as there are other lanes. None:
+        all are applied. ``history_`` has the rows that were applied, and the number of dropped
+        pushes.
     delay_compensation : float, default=0.0
-        Adds the product of this number, the squared mean gradient, and the change of the
-        parameters since the lane pulled them, to each mean gradient: a first-order correction,
-        whose curvature is that of the gradient's square (DC-ASGD; 0.04 there). Servers then keep
-        the parameters that each lane pulled last. Not with `push_every` or `pull_every`.
+        Adds the product of this number, the squared mean gradient, and the change of the parameters
+        since the lane pulled them, to each mean gradient: a first-order correction that
+        approximates the curvature by the squared gradient (DC-ASGD, which uses 0.04). Servers then
+        keep the parameters that each lane pulled last. Not with `push_every` or `pull_every`.
     gradient_table : bool, default=False
         Steps follow the mean of all lanes' latest gradients, which servers keep, so that slow lanes
-        weigh as much as fast ones (Ringleader ASGD): for lanes whose rows differ. Some pushes only
-        fill the table, up to half of them among lanes of one speed. Not with the two above.
+        have the same weight as fast ones (Ringleader ASGD). For lanes whose rows differ. Some
+        pushes only fill the table, up to half of them among lanes of equal speed. Not with the two
+        parameters above.
 
     References
     ----------
@@ -271,14 +273,14 @@ class Asynchronous(Policy):
             )
 
     def applies(self, delay: int, n_lanes: int) -> bool:
-        """Return whether a gradient is applied that is so many updates old."""
+        """Return whether a gradient is applied that is `delay` updates old."""
         if self.max_delay is None:
             return True
         return delay <= (2 * n_lanes if self.max_delay == "auto" else self.max_delay)
 
     def by_single_rows(self) -> Policy:
         """Return the policy of trainers that step row by row at their own pace."""
-        # Threads that share an array have no pushes to sum or to drop, nor pulls to skip.
+        # Threads that share an array have no pushes to sum or drop, and no pulls to skip.
         usual = type(self) is Asynchronous and self == Asynchronous()
         return _AsynchronousRows() if usual else self
 
@@ -287,8 +289,8 @@ class Asynchronous(Policy):
 class ModelAveraging(Policy):
     """One average at the end: ``"average"``.
 
-    Each lane trains alone on its own rows; the parameters are averaged once, weighted by the lanes'
-    numbers of rows.
+    Each lane trains independently on its own rows; the parameters are averaged once, weighted by
+    the lanes' numbers of rows.
 
     Choose it when communication is nearly impossible, or for a quick first model of a convex
     problem whose rows are spread at random. It is the least accurate policy.
@@ -311,11 +313,12 @@ class ModelAveraging(Policy):
 
 @dataclass(frozen=True)
 class Hogwild(Policy):
-    """Threads that race on one array: ``"hogwild"``.
+    """Threads that update one array without waiting for each other: ``"hogwild"``.
 
     The threads of a process update one parameter array. Steps of single sparse rows take no lock,
-    so that updates of one parameter race; steps of batches take turns, while other threads read the
-    array. Processes send their changes to the server, and receive those of other processes.
+    so that updates of one parameter race. Steps of batches exclude each other, while other threads
+    read the array. Processes send their changes to the server, and receive those of other
+    processes.
 
     Choose it for sparse data, where two batches rarely touch the same coordinates, on workers
     with several threads.
@@ -338,16 +341,16 @@ class Hogwild(Policy):
 
 @dataclass(frozen=True)
 class _AsynchronousRows(Hogwild):
-    """Policy ``"async"`` of single sparse rows, by threads that race on one array."""
+    """Policy ``"async"`` for single sparse rows, by threads that race on one array."""
 
     name = "async"
 
 
 @dataclass(frozen=True)
 class _BoundedRows(Hogwild):
-    """Policy ``"ssp"`` of single sparse rows, by threads that race on one array.
+    """Policy ``"ssp"`` for single sparse rows, by threads that race on one array.
 
-    A trainer meets the server only every `meet_every` batches, so its lead may be larger than
+    A trainer contacts the server only every `meet_every` batches, so its lead may exceed
     `staleness` by ``meet_every - 1``.
     """
 
@@ -379,7 +382,7 @@ _PARTS = ("embeddings", "dense")
 
 
 def get_policy(policy: str | Policy | Mapping[str, Any]) -> Policy:
-    """Return the policy that a string, an object, or a mapping from parts to these, names.
+    """Return the policy for a string, a policy object, or a mapping from parts to these.
 
     Parameters
     ----------

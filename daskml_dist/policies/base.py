@@ -1,8 +1,8 @@
-"""Base class of the policies, and the gates by which they hold lanes back.
+"""Base class of the policies, and the gates that hold lanes back.
 
 A `Policy` names the loop that lanes run, and the settings that the loop reads. Its `Gate` is a
 state machine that decides which pushes are applied, and which lanes may start a step. Gates never
-block: a server asks them after each message, and delays its answer to lanes that may not start
+block: a server queries them after each message, and delays its answer to lanes that may not start
 their next step. Clocks count finished steps, so that a repeated push has no effect.
 """
 
@@ -60,7 +60,7 @@ class Gate(ABC):
 
     @abstractmethod
     def pop_due_lanes(self) -> list[int]:
-        """Return the lanes whose pushes are to be applied together now; none: nothing is to do."""
+        """Return the lanes whose pushes are to be applied together now; empty if none are due."""
 
     @abstractmethod
     def may_proceed(self, lane: int) -> bool:
@@ -75,11 +75,11 @@ class Gate(ABC):
         return self.clocks.get(lane, 0)
 
     def seconds_to_due(self) -> float | None:
-        """Return in how many seconds pushes are due without another; None: they are not."""
+        """Return the seconds until pushes become due without a new one; None if they do not."""
         return None
 
     def count_steps(self, lane: int) -> int:
-        """Return after how many steps `lane` should push next; 0: as many as so far."""
+        """Return after how many steps `lane` should push next; 0: as many as before."""
         return 0
 
 
@@ -96,17 +96,17 @@ class RoundGate(Gate):
 
     def __init__(self, lanes: Iterable[int], clock: int = 0, *, spare: int = 0) -> None:
         super().__init__(lanes, clock)
-        #: Clock of the round that was applied last, from which all lanes continue.
+        #: Clock of the last applied round, from which all lanes continue.
         self._round = clock
         self._spare = spare
         #: Lanes that have pushed in the open round.
         self._arrived: set[int] = set()
 
     def join(self, lane: int, clock: int) -> None:
-        super().join(lane, max(clock, self._round))  # rounds so far went without it
+        super().join(lane, max(clock, self._round))  # it had no part in earlier rounds
 
     def push(self, lane: int, clock: int) -> bool:
-        # Refused: repeated pushes, and those of backup workers that come after their round.
+        # Refused: repeated pushes, and pushes that arrive after their round has closed.
         if lane not in self.clocks or lane in self._arrived or clock != self._round + 1:
             return False
         self.clocks[lane] = clock
@@ -115,8 +115,8 @@ class RoundGate(Gate):
 
     def pop_due_lanes(self) -> list[int]:
         """Return the lanes of a round once at most `spare` are missing, and open the next round."""
-        # A lane that has left may be in `_arrived` but not in `clocks`. At least one of the others
-        # is waited for, whatever `spare` is.
+        # A lane that has left may be in `_arrived` but not in `clocks`. Whatever `spare` is, at
+        # least one of the remaining lanes must have pushed.
         missing = sum(lane not in self._arrived for lane in self.clocks)
         if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
             return []
@@ -144,13 +144,13 @@ class QuorumGate(Gate):
     lanes : iterable of int
     clock : int, default=0
     quorum : int or None, default=None
-        Lanes whose pushes make a round; None: all.
+        Lanes whose pushes make a round; None: all lanes.
     grace : float, default=0.0
-        Seconds that a round stays open for others once it has its quorum.
+        Seconds that a round stays open for more lanes once it has its quorum.
     paces : LanePaces or None, default=None
-        Tells slow lanes to push after fewer steps; None: all push after the same number.
+        Makes slow lanes push after fewer steps; None: all push after the same number.
     lanes_wait : bool, default=True
-        Whether lanes make no steps between their push and its answer.
+        Whether lanes make no steps between a push and its answer.
     now : callable, default=time.monotonic
         Returns the time in seconds.
 
@@ -184,11 +184,11 @@ class QuorumGate(Gate):
         self.now = now
         #: Clock of the push of each lane in the open round.
         self._arrived: dict[int, int] = {}
-        #: When the open round is due; None before it has its quorum.
+        #: Time at which the open round is due; None before it has its quorum.
         self._due: float | None = None
 
     def push(self, lane: int, clock: int) -> bool:
-        # A lane that has moved to another trainer may repeat pushes that were applied.
+        # A lane that has moved to another trainer may repeat pushes that are already applied.
         if lane in self._arrived or clock <= self.clocks.get(lane, clock):
             return False
         self._arrived[lane] = clock
@@ -204,10 +204,10 @@ class QuorumGate(Gate):
             self._paces.leave(lane)
 
     def pop_due_lanes(self) -> list[int]:
-        """Return the lanes of the open round once it is due, and open the next one."""
+        """Return the lanes of the open round once it is due; then open the next one."""
         if not self._arrived:
             return []
-        # Lanes that have left may be in the round, but none is waited for.
+        # Lanes that have left may be in the round, but none of them is awaited.
         missing = sum(lane not in self._arrived for lane in self.clocks)
         if missing and (self._quorum is None or len(self._arrived) < self._quorum):
             return []
@@ -218,7 +218,7 @@ class QuorumGate(Gate):
                 return []
         self._due = None
         group = sorted(self._arrived)
-        # Left lanes have no clock any more.
+        # Lanes that have left have no clock any more.
         self.clocks |= {n: clock for n, clock in self._arrived.items() if n in self.clocks}
         self._arrived.clear()
         if self._paces is not None and self._lanes_wait:
@@ -230,7 +230,7 @@ class QuorumGate(Gate):
         return 0 if self._paces is None else self._paces.count_steps(lane)
 
     def seconds_to_due(self) -> float | None:
-        """Return the rest of the grace of the open round; None before it has its quorum."""
+        """Return the remaining grace of the open round; None before it has its quorum."""
         return None if self._due is None else max(0.0, self._due - self.now())
 
     def may_proceed(self, lane: int) -> bool:
@@ -254,8 +254,8 @@ class ArrivalGate(Gate):
         super().__init__(lanes, clock)
         self._staleness = staleness
         self._arrived: list[int] = []
-        #: Number of lanes at each clock. The slowest clock is the smallest key, found among few
-        #: clocks instead of many lanes.
+        #: Number of lanes at each clock. The slowest clock is the smallest key; there are far fewer
+        #: clocks than lanes to search.
         self._n_lanes_at = Counter(self.clocks.values())
 
     def join(self, lane: int, clock: int) -> None:
@@ -267,7 +267,7 @@ class ArrivalGate(Gate):
         super().leave(lane)
 
     def _count_lane_at(self, lane: int, clock: int | None) -> None:
-        """Move a lane to another clock in the counts; None: remove it from them."""
+        """Move a lane to another clock in the counts; None removes it."""
         if (before := self.clocks.get(lane)) is not None:
             self._n_lanes_at[before] -= 1
             if not self._n_lanes_at[before]:
@@ -294,7 +294,7 @@ class ArrivalGate(Gate):
 
 
 class TrainerGate(ArrivalGate):
-    """Gate of trainers whose lanes send one message: the slowest lane of a trainer is bounded.
+    """Gate of trainers whose lanes share one message: the slowest lane of a trainer is bounded.
 
     That lane may lead the slowest lane of the other trainers by `staleness` clocks. Lanes of one
     trainer do not wait for each other, and the slowest trainer does not wait.
@@ -311,12 +311,14 @@ class TrainerGate(ArrivalGate):
 #: Names of the loops that lanes may run.
 PolicyLoop = Literal["bulk", "replicas", "free", "shared", "decoupled", "parts"]
 
-#: Settings that loops read, and the smallest meaningful value of each.
+#: Settings that loops read, each with its smallest meaningful value.
 _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0, "fragments": 0}
 
 
 class Consistency(Protocol):
-    """Protocol of the part of a policy that servers and recovery use; other work has it too.
+    """Protocol of the part of a policy that servers and recovery use.
+
+    Work without a policy, such as that of solvers, implements it for recovery, too.
 
     Examples
     --------
@@ -350,28 +352,29 @@ class Consistency(Protocol):
 class Policy(NamedParameters):
     """Base class of all policies: the loop that lanes run, and the settings of that loop, as data.
 
-    A subclass sets the attributes below, as attributes of the class or, where its users choose,
-    as fields. Fields that are integers are at least 1, or as their metadata say:
-    ``field(default=0, metadata={"least": 0})``. A `gate` of its own says who may run ahead.
+    A subclass sets the attributes below, as class attributes or, if users may choose them, as
+    fields. Integer fields must be at least 1, or the minimum in their metadata: ``field(default=0,
+    metadata={"least": 0})``. A subclass may override `gate` to decide which lanes may run ahead.
 
     Attributes
     ----------
     name : str
-        The string by which the policy is chosen, and which ``history_`` shows.
+        The string that selects the policy, and that ``history_`` shows.
     loop : {"bulk", "replicas", "free", "shared", "decoupled", "parts"}
         ``"bulk"``: all lanes step together through the server. ``"replicas"``: every lane or
-        trainer holds the parameters and meets the others by all-reduce. ``"free"``: each lane
-        pushes and pulls at its own pace. ``"shared"``: the threads of a process write one array
-        and processes meet at the server. ``"decoupled"``: every lane steps alone, and sends how
-        far it came to the server, which makes an outer step of it. ``"parts"``: rows of ids as in
-        ``"free"``, all else as in ``"replicas"`` with `sums_gradients`.
+        trainer holds the parameters and combines them with the others by all-reduce. ``"free"``:
+        each lane pushes and pulls at its own pace. ``"shared"``: the threads of a process update
+        one array, and processes exchange changes through the server. ``"decoupled"``: every lane
+        trains independently and sends its progress to the server, which makes an outer step of it.
+        ``"parts"``: rows of ids as in ``"free"``, all other parameters as in ``"replicas"`` with
+        `sums_gradients`.
     push_every : int, default=1
         ``"free"``: steps whose gradients are summed before a push.
     pull_every : int, default=1
         ``"free"``: steps between two pulls.
     sums_gradients : bool, default=False
-        ``"replicas"``: whether all apply the sum of their gradients at each step, so that there
-        is nothing to average.
+        ``"replicas"``: whether all lanes apply the sum of their gradients at each step, so that no
+        averaging is needed.
     average_every : int, default=0
         ``"replicas"``: steps between two averages of the parameters; 0: one average, at the end.
         ``"decoupled"``: steps of a lane between two pushes.
@@ -381,13 +384,13 @@ class Policy(NamedParameters):
         ``"decoupled"``: whether slow lanes push after fewer steps.
     fragments : int, default=0
         ``"decoupled"``: parts of the parameters that lanes exchange one after the other, while they
-        step on; 0: they exchange all at once, and wait for the answer.
+        continue to step; 0: they exchange all parameters together, and wait for the answer.
     meet_every : int, default=0
-        ``"shared"``, where each row is a step: most batches of a lane between two meetings at the
-        server; 0: trainers meet so that it takes at most 5 % of the time.
+        ``"shared"``, if each row is a step: most batches of a lane between two exchanges with the
+        server; 0: trainers choose it so that exchanges take at most 5 % of the time.
     outer : str, Optimizer or None, default=None
         ``"replicas"``, ``"decoupled"``: optimizer of the step from the last average towards the new
-        one; None: to the new one itself.
+        one; None: the new average itself is taken.
     outer_rate : float or None, default=None
         ``"replicas"``, ``"decoupled"``: learning rate of these steps; None: the optimizer's
         default, 1 for the mean.
@@ -398,18 +401,19 @@ class Policy(NamedParameters):
         ``"replicas"``: whether all lanes of a host apply the sum of their gradients at each step,
         and the hosts' parameters are averaged.
     draws_lanes : bool, default=False
-        ``"replicas"``: whether some lanes, drawn for each round, step and are averaged.
+        ``"replicas"``: whether each round draws some lanes, which step and are averaged.
     proximal : float, default=0.0
         ``"replicas"``: factor on the distance to the last average that is added to each gradient.
     delay_compensation : float, default=0.0
-        ``"free"``: how far the server corrects a gradient for the updates that were applied since
-        its parameters were pulled (Zheng et al. 2017); it then keeps what each lane pulled last.
+        ``"free"``: factor of the server's correction of a gradient for the updates since its
+        parameters were pulled (Zheng et al. 2017); the server then keeps each lane's last pulled
+        parameters.
     gradient_table : bool, default=False
         ``"free"``: whether steps follow the mean of all lanes' gradients, which the server keeps.
     optimizer_of_dense : Optimizer or None, default=None
-        ``"parts"``: optimizer of what trainers hold; None: the estimator's.
+        ``"parts"``: optimizer of the parameters that trainers hold; None: the estimator's.
     dense_schedule : Schedule or None, default=None
-        ``"parts"``: learning rates of what trainers hold; None: the estimator's.
+        ``"parts"``: learning rates of the parameters that trainers hold; None: the estimator's.
 
     Examples
     --------
@@ -424,7 +428,7 @@ class Policy(NamedParameters):
     sums_gradients: ClassVar[bool] = False
     draws_lanes: ClassVar[bool] = False
     sums_within_hosts: ClassVar[bool] = False
-    # No annotations: a subclass may make fields of these, or properties.
+    # No annotations, so that a subclass may define these as fields or properties.
     push_every = 1
     pull_every = 1
     average_every = 0
@@ -443,7 +447,7 @@ class Policy(NamedParameters):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        # The dataclass decorator, which comes later, keeps it.
+        # The dataclass decorator runs later and keeps this method.
         if "__repr__" not in vars(cls):
             cls.__repr__ = Policy.__repr__  # type: ignore[method-assign]
 
@@ -452,7 +456,7 @@ class Policy(NamedParameters):
 
     def __post_init__(self) -> None:
         self._check_declaration()
-        # Types of fields are strings in modules with `from __future__ import annotations`.
+        # With `from __future__ import annotations`, the types of fields are strings.
         own = {f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")}
         for name, least in (own | _CADENCE).items():
             value = getattr(self, name)
@@ -463,7 +467,7 @@ class Policy(NamedParameters):
         self._check_outer_step()
 
     def _check_outer_step(self) -> None:
-        """Raise for an outer step that is out of range, or that the policy does not take."""
+        """Raise if the outer step is out of range, or the policy has none."""
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
         if rate is not None and not (is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
@@ -471,7 +475,7 @@ class Policy(NamedParameters):
             raise InvalidParameterError(
                 f"{name}(outer_momentum={momentum!r}): give a number >= 0 and < 1."
             )
-        # There is a last average to step from only if averages are taken during the fit.
+        # An outer step starts from the last average, so averages must be taken during the fit.
         if self.outer_optimizer is not None and not (self.averages and self.average_every):
             raise InvalidParameterError(
                 f"{name} has outer_rate={rate!r}, outer_momentum={momentum!r} and "
@@ -504,29 +508,29 @@ class Policy(NamedParameters):
 
     @property
     def trainers_meet(self) -> bool:
-        """Return whether trainers send messages to each other, and hold what is lost with them."""
+        """Return whether trainers send each other messages, and hold state lost with them."""
         return self.loop in {"replicas", "parts"}
 
     @property
     def compresses(self) -> bool:
-        """Return whether what lanes send can be compressed: gradients, and ways of local steps."""
+        """Return whether lanes' messages can be compressed: gradients, or local progress."""
         return self.loop != "shared"
 
     @property
     def averages(self) -> bool:
-        """Return whether lanes step alone, and their parameters are averaged."""
+        """Return whether lanes train independently, and their parameters are averaged."""
         return self.loop == "decoupled" or (self.loop == "replicas" and not self.sums_gradients)
 
     @property
     def averages_on_servers(self) -> bool:
-        """Return whether lanes step alone, and servers average how far they came."""
+        """Return whether lanes train independently, and servers average their progress."""
         return self.averages and self.uses_shards
 
     @property
     def keeps_lanes(self) -> bool:
         """Return whether trainers keep their lanes when others are lost.
 
-        The lanes go on where they are, and send again what has no answer.
+        The lanes continue from their present state, and resend messages that were not answered.
         """
         return self.loop == "decoupled"
 
@@ -538,12 +542,12 @@ class Policy(NamedParameters):
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
         """Return the updates that a shard applies in a pass of `n_steps` steps of each lane.
 
-        Gradients that are not pushed yet at the end of a pass are pushed there.
+        Gradients that are not yet pushed at the end of a pass are pushed then.
         """
         # In lockstep, or on a replica, a step is one update.
         if self.lockstep or self.averages:
             return n_steps
-        # Else each lane's pushes, rounded up, are updates.
+        # Otherwise each push of a lane is an update; the number per lane is rounded up.
         return -(-n_steps // self.push_every) * n_lanes
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
@@ -552,19 +556,19 @@ class Policy(NamedParameters):
         return (RoundGate if self.loop == "bulk" else ArrivalGate)(lanes, clock)
 
     def applies(self, delay: int, n_lanes: int) -> bool:
-        """Return whether a gradient is applied that is so many updates old."""
+        """Return whether a gradient is applied that is `delay` updates old."""
         return True
 
     def on_one_host(self) -> Policy:
-        """Return a policy by which trainers that share memory make the same steps sooner."""
+        """Return a faster policy with the same steps for trainers that share memory."""
         return self
 
     def by_single_rows(self) -> Policy:
-        """Return a policy of the same guarantees by which each sparse row may be a step."""
+        """Return a policy with the same guarantees under which each sparse row may be a step."""
         return self
 
     def count_client_steps(self, n_rows: int, batch_size: int | None) -> tuple[int, int]:
-        """Return a drawn lane's batches in a pass of its own, and its steps in a round."""
+        """Return a drawn lane's batches in one pass over its rows, and its steps in a round."""
         n_batches = 1 if batch_size is None else max(1, -(-n_rows // batch_size))
         return n_batches, n_batches
 
@@ -573,20 +577,20 @@ class Policy(NamedParameters):
         return self
 
     def draw_clients(self, seed: int, number: int, rows: Sequence[int]) -> list[int]:
-        """Return the lanes that step in a round; `rows` are those of each lane."""
+        """Return the lanes that step in a round; `rows` has the number of rows of each lane."""
         return list(range(len(rows)))
 
     def limit_client_steps(self, seed: int, number: int, client: int, n_steps: int) -> int:
-        """Return how many of its steps a drawn client makes in a round; all by default."""
+        """Return the number of steps that a drawn client makes in a round; all by default."""
         return n_steps
 
     def for_one_lane(self) -> Policy:
-        """Return a policy by which a fit of one lane makes the same steps without waiting."""
+        """Return a policy under which a single lane makes the same steps without waiting."""
         return self
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number, and no bool (which Python counts as an int)."""
+    """Return whether a value is a finite number and not a bool (a subclass of int in Python)."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
 
@@ -595,15 +599,15 @@ def is_number(value: Any) -> bool:
 class Pipeline(NamedParameters):
     """Pipeline of stages: each trainer holds some adjacent layers and passes its activations on.
 
-    A batch is cut into micro-batches that follow each other through the stages, one forward and one
-    backward in turn (1F1B), so that a stage keeps the activations of few of them: one for each
-    stage that follows, its own, and one in transit. The steps are those of one trainer that holds
-    all layers. Where there are twice as many trainers as stages, or more, several pipelines work on
-    different lanes, and equal stages sum their gradients.
+    A batch is cut into micro-batches that follow each other through the stages, alternating one
+    forward and one backward pass (1F1B), so that a stage keeps the activations of only a few of
+    them: one for each stage that follows, its own, and one in transit. The steps are the same as
+    those of a single trainer with all layers. With at least twice as many trainers as stages,
+    several pipelines process different lanes, and equal stages sum their gradients.
 
-    Choose it when a network is too large for the memory of a worker; a network that fits learns
-    sooner under ``"allreduce"``. Layers are spread so that all stages take as long, as measured;
-    where workers are fewer than stages, a stage takes more layers.
+    Choose it when a network is too large for the memory of one worker; a network that fits learns
+    faster under ``"allreduce"``. Layers are distributed by measured times, so that all stages take
+    equally long; if there are fewer workers than stages, each stage takes more layers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Policies of models whose parts are updated at paces of their own."""
+"""Policies of models whose parts are updated at different paces."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ class PolicyByPart(Policy):
     """One policy for embeddings, such as async, and all-reduce for all other parameters.
 
     Also written ``policy={"embeddings": "async", "dense": "allreduce"}``. For models over ids:
-    their embeddings are rows of a table on servers, of which a batch touches few, while all batches
-    touch the layers' weights and the intercept. Trainers hold the latter, and sum their gradients
-    at each step. Rows of ids are pulled and pushed; servers apply each push as it comes, while
-    trainers sum the rest.
+    their embeddings are rows of a table on servers, of which a batch uses few, while all batches
+    use the layers' weights and the intercept. Trainers hold the weights and the intercept, and sum
+    their gradients at each step. Rows of ids are pulled and pushed; servers apply each push on
+    arrival, while the trainers sum the other gradients.
 
-    Choose it where the layers are many next to a batch's ids, or lanes many: weights that all
-    lanes touch do not tolerate old gradients, rows of ids, which few lanes touch at once, do.
+    Choose it if the layers are large compared to a batch's ids, or there are many lanes: weights
+    that all lanes use do not tolerate old gradients; rows of ids, which few lanes use at the same
+    time, do.
 
     Parameters
     ----------
     embeddings : Asynchronous or BoundedStaleness
-        Policy of the rows of ids; of an `Asynchronous`, `max_delay` alone may be set. Since lanes
-        step together, a gradient is older than two steps of the other lanes at no time.
+        Policy of the rows of ids; of an `Asynchronous`, only `max_delay` may be set. Since lanes
+        step together, a gradient is never older than two steps of the other lanes.
     dense : AllReduce
-        Policy of all else.
+        Policy of all other parameters.
     dense_optimizer : str, Optimizer or None, default=None
-        Optimizer of all else; None: the estimator's, which is that of the rows of ids.
+        Optimizer of all other parameters; None: the estimator's, which the rows of ids use.
     dense_rate : float or None, default=None
-        Learning rate of all else. None: the default of `dense_optimizer`; without one, the
-        estimator's.
+        Learning rate of all other parameters. None: the default of `dense_optimizer`; without one,
+        the estimator's.
 
     References
     ----------
@@ -95,13 +96,13 @@ class PolicyByPart(Policy):
 
     @property
     def optimizer_of_dense(self) -> Optimizer | None:
-        """Return the optimizer of all but the embeddings; None: the estimator's."""
+        """Return the optimizer of all parameters except embeddings; None: the estimator's."""
         given = self.dense_optimizer
         return None if given is None else get_optimizer(given)
 
     @property
     def dense_schedule(self) -> Schedule | None:
-        """Return the learning rates of all but the embeddings; None: the estimator's."""
+        """Return the learning rates of all parameters except embeddings; None: the estimator's."""
         optimizer = self.optimizer_of_dense
         if self.dense_rate is not None:
             return Constant(float(self.dense_rate))
@@ -112,5 +113,5 @@ class PolicyByPart(Policy):
         return self.embeddings.gate(lanes, clock)
 
     def applies(self, delay: int, n_lanes: int) -> bool:
-        """Return whether a gradient of rows of ids is applied that is so many updates old."""
+        """Return whether a gradient of rows of ids is applied that is `delay` updates old."""
         return self.embeddings.applies(delay, n_lanes)

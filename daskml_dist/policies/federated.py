@@ -1,4 +1,4 @@
-"""Federated averaging: drawn clients step alone from common parameters, and are averaged."""
+"""Federated averaging: drawn clients train from common parameters, and are averaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from daskml_dist.policies.base import Policy, is_number
 
 __all__ = ["FederatedAveraging"]
 
-#: First number of the seeds of draws, so that they are not those of rows or of parameters.
+#: First number of the seeds of client draws, which keeps them apart from the draws of rows or
+#: parameters.
 _DRAW_STREAM = 0xC11E
 
 
@@ -24,17 +25,17 @@ class FederatedAveraging(Policy):
 
     A client is a lane: by default a chunk of a Dask array or a partition of a dataframe, as the
     helpers ``partition_by_class``, ``partition_by_dirichlet`` and ``partition_by_column`` of
-    :mod:`daskml_dist.datasets` lay them out; with ``Run(n_lanes=k)``, one of `k` even cuts of the
-    rows. In each round drawn clients take local steps from the common parameters, with a fresh
-    state of the optimizer. The mean of their parameters, weighted by their rows, is the new common
-    one, or what an outer step (`outer`) makes of it. Clients that are not drawn compute and send
-    nothing. A pass of ``max_iter`` and of ``history_`` is a round; ``history_`` has the numbers of
-    its ``clients``, and their ``rows``, each as often as it was learned.
+    :mod:`daskml_dist.datasets` produce; with ``Run(n_lanes=k)``, one of `k` even parts of the rows.
+    In each round, drawn clients take local steps from the common parameters, with a new optimizer
+    state. The mean of their parameters, weighted by their rows, becomes the new common parameters,
+    or the input of an outer step (`outer`). Clients that are not drawn compute and send nothing. A
+    pass of ``max_iter`` and of ``history_`` is a round; ``history_`` has the numbers of its
+    ``clients``, and their ``rows``, each counted as often as it was learned.
 
-    Which clients are drawn follows from ``random_state`` and the number of the round, so a worker
-    that is lost changes neither the draw nor, with ``Run(deterministic=True)``, any bit.
+    The draw depends only on ``random_state`` and the number of the round, so losing a worker
+    changes neither the draw nor, with ``Run(deterministic=True)``, any bit.
 
-    Choose it to try how a model learns from rows that belong to different owners: it simulates
+    Choose it to test how a model learns from rows that belong to different owners: it simulates
     federated learning, or runs it over silos that share one Dask cluster. All clients' rows are on
     that cluster; there are no devices and no secure aggregation.
 
@@ -44,10 +45,10 @@ class FederatedAveraging(Policy):
         Share of the clients that each round draws, above 0 and at most 1; at least one client.
     local_epochs : int, default=1
         Passes of a drawn client over its rows in a round, in batches of ``batch_size`` rows, so
-        that one of fewer rows takes fewer steps.
+        that a client with fewer rows takes fewer steps.
     local_steps : int or None, default=None
-        Steps of each drawn client in a round, in place of `local_epochs`: one of fewer rows goes
-        through them again, and one of more steps on some of them, drawn anew in each round.
+        Steps of each drawn client in a round, in place of `local_epochs`: a client with fewer rows
+        repeats them, and one with more rows uses some of them, drawn again in each round.
     proximal : float, default=0.0
         Factor mu of FedProx: ``mu * (w - w_round)`` is added to each local gradient, which keeps
         clients near the common parameters.
@@ -109,16 +110,16 @@ class FederatedAveraging(Policy):
 
     @property
     def average_every(self) -> int:  # type: ignore[override]
-        """Return the steps of a round; of local epochs, as if each were one step."""
+        """Return the steps of a round; with local epochs, each counts as one step."""
         return self.local_epochs if self.local_steps is None else self.local_steps
 
     @property
     def compresses(self) -> bool:
-        """Return False: the ways of drawn clients are sent whole."""
+        """Return False: the changes of drawn clients are sent whole."""
         return False
 
     def count_client_steps(self, n_rows: int, batch_size: int | None) -> tuple[int, int]:
-        """Return a client's batches in a pass of its own, and its steps in a round."""
+        """Return a client's batches in one pass over its rows, and its steps in a round."""
         n_batches, _ = super().count_client_steps(n_rows, batch_size)
         return n_batches, self.local_steps or self.local_epochs * n_batches
 
@@ -132,11 +133,12 @@ class FederatedAveraging(Policy):
         Parameters
         ----------
         seed : int
-            The fit's, from ``random_state``.
+            Seed of the fit, from ``random_state``.
         number : int
-            Of the round, from 0.
+            Number of the round, from 0.
         rows : sequence of int
-            Rows of each client. Clients without rows, as those whose data were lost, are not drawn.
+            Rows of each client. Clients without rows, such as clients with lost data, are not
+            drawn.
 
         Returns
         -------
@@ -144,7 +146,8 @@ class FederatedAveraging(Policy):
         """
         able = np.flatnonzero(np.asarray(rows))
         count = max(1, round(self.fraction * len(able)))
-        # Of all clients: no generator is asked, so that none can be at another place after a loss.
+        # The draw depends only on the seed and the round; a stateful generator could be in another
+        # state after a loss.
         random: Any = np.random.default_rng([_DRAW_STREAM, seed, number])
         drawn: list[int] = sorted(random.choice(able, count, replace=False).tolist())
         return drawn

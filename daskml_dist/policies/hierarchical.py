@@ -16,16 +16,16 @@ __all__ = ["Hierarchical"]
 class Hierarchical(Policy):
     """One policy within each host, and another between hosts: all-reduce, and local SGD.
 
-    The lanes of a host sum their gradients at each step, in memory that they share, and so step as
-    one. Every few steps the hosts' parameters are averaged, weighted by their rows, as those of
-    single lanes are under ``"local"``. Workers count as one host where they share memory.
+    The lanes of a host sum their gradients at each step in shared memory, and so step as one lane.
+    Every few steps the hosts' parameters are averaged, weighted by their rows, like those of single
+    lanes under ``"local"``. Workers that share memory count as one host.
 
-    Choose it where the network between hosts is slow next to a gradient, and a host has several
-    workers: copies that drift apart between two averages are then as few as hosts, not as many as
-    lanes.
+    Choose it if the network between hosts is slow compared to a gradient, and a host has several
+    workers: the number of copies that drift apart between two averages is then the number of hosts,
+    not the number of lanes.
 
-    Which lanes make a group depends on where they run. So the result does, too, and a worker that
-    is lost may change it; all steps from the last average on are then made again.
+    The groups of lanes depend on where the lanes run. So the result does, too, and a lost worker
+    may change it; all steps since the last average are then repeated.
 
     Parameters
     ----------
@@ -73,20 +73,20 @@ class Hierarchical(Policy):
 
     @property
     def outer(self) -> Any:
-        """Return the optimizer of the steps from average to average."""
+        """Return the optimizer of the steps between averages."""
         return self.between.outer
 
     @property
     def outer_rate(self) -> Any:
-        """Return the learning rate of these steps."""
+        """Return the learning rate of the outer steps."""
         return self.between.outer_rate
 
     @property
     def outer_momentum(self) -> Any:
-        """Return the momentum of these steps."""
+        """Return the momentum of the outer steps."""
         return self.between.outer_momentum
 
     @property
     def compresses(self) -> bool:
-        """Return False: hosts send whole parameters, and lanes of a host nothing at all."""
+        """Return False: hosts send whole parameters, and lanes within a host send no messages."""
         return False

@@ -1,4 +1,4 @@
-"""Local SGD: lanes step alone, and their parameters are averaged every few steps."""
+"""Local SGD: lanes train independently, and their parameters are averaged every few steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["LocalSGD"]
 class LocalSGD(Policy):
     """Local steps with periodic averages: ``"local"``.
 
-    Each lane steps alone; every `sync_every` steps the parameters of all lanes are averaged,
-    weighted by the lanes' numbers of rows.
+    Each lane trains independently; every `sync_every` steps the parameters of all lanes are
+    averaged, weighted by the lanes' numbers of rows.
 
-    Choose it when the network is slow next to a gradient: it sends `sync_every` times less than
-    ``"allreduce"``. Where workers are of unequal speed, or come and go, give a `quorum`; where
-    lanes are not to wait for the network, `fragments`. Lanes then meet at the servers and no more
-    step by step with each other: who is late, stopped or lost holds nobody up (decoupled DiLoCo).
+    Choose it when the network is slow compared to a gradient: it sends `sync_every` times less than
+    ``"allreduce"``. If workers have unequal speeds, or join and leave, set a `quorum`; if lanes
+    should not wait for the network, set `fragments`. Lanes then exchange parameters through the
+    servers instead of stepping in lock-step: a lane that is late, stopped or lost delays no other
+    (decoupled DiLoCo).
 
     Parameters
     ----------
@@ -31,31 +32,31 @@ class LocalSGD(Policy):
         Local steps between two averages.
     outer : {"nesterov", "delayed_nesterov", "adam", "muon", "momentum", "adagrad", "sgd"}, \
 Optimizer or None, default=None
-        Optimizer of the step from the last average, which takes the lanes' mean progress for a
+        Optimizer of the step from the last average, which uses the lanes' mean progress as its
         gradient. ``"nesterov"`` is DiLoCo's, for some hundred local steps. ``"delayed_nesterov"``
-        adds the momentum at each fourth step alone, for a `quorum` of few lanes. ``"adam"`` and
+        adds the momentum only at each fourth step, for a `quorum` of few lanes. ``"adam"`` and
         ``"adagrad"`` are those of federated optimisation, for lanes whose rows differ. ``"muon"``
-        makes the progress of each matrix orthogonal, for networks. None: go to the new average, or
-        with one of the next two parameters towards it by Nesterov's momentum.
+        makes the progress of each matrix orthogonal, for networks. None: take the new average or,
+        with one of the next two parameters, step towards it with Nesterov momentum.
     outer_rate : float or None, default=None
-        Learning rate of these steps, of SGD and momentum in units of the distance to the new
-        average. None: 0.7 for ``"momentum"`` and both of Nesterov's, 0.01 for ``"adam"`` and
+        Learning rate of these steps; for SGD and momentum in units of the distance to the new
+        average. None: 0.7 for ``"momentum"`` and both Nesterov variants, 0.01 for ``"adam"`` and
         ``"muon"``, 0.03 for ``"adagrad"``, else 1.
     outer_momentum : float or None, default=None
         Momentum of these steps, or Adam's first decay. None: 0.9, and 0 without `outer`.
     quorum : int or None, default=None
-        Lanes that an average takes at least, weighted by the rows that they stepped on. Later ones
-        are part of the next average: nothing that a lane learned is lost. None: all lanes.
+        Fewest lanes in an average, weighted by the rows on which they stepped. Later lanes join the
+        next average, so no progress is lost. None: all lanes.
     grace : float, default=0.0
         Seconds that an average waits for more lanes once it has its quorum.
     steps_by_speed : bool, default=False
-        Whether lanes that are slower than the fastest send after fewer steps, as many as they make
-        in the time of its `sync_every` steps, and at least a sixteenth. What they learned is then
+        Whether lanes that are slower than the fastest send after fewer steps: the number that they
+        make in the time of its `sync_every` steps, and at least a sixteenth. Their progress is then
         as fresh as that of the others. Needs a `quorum`.
     fragments : int, default=0
         Parts of the parameters that are averaged one after the other, spread over the `sync_every`
-        steps, while the lanes step on: what they learn meanwhile is added to the average. Each part
-        has a server of its own. 0: lanes wait for the average.
+        steps, while the lanes continue to step; their progress in the meantime is added to the
+        average. Each part has its own server. 0: lanes wait for the average.
 
     References
     ----------
@@ -120,7 +121,7 @@ Optimizer or None, default=None
 
     @property
     def loop(self) -> PolicyLoop:  # type: ignore[override]
-        """Return the loop: that of the servers where lanes do not wait for all others."""
+        """Return the loop: ``"decoupled"``, on servers, if lanes do not wait for all others."""
         return "replicas" if self.quorum is None and not self.fragments else "decoupled"
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
@@ -137,5 +138,5 @@ Optimizer or None, default=None
 
     @property
     def average_every(self) -> int:  # type: ignore[override]
-        """Return `sync_every`, under the name that loops read."""
+        """Return `sync_every`, under the name that the loops read."""
         return self.sync_every

@@ -1,7 +1,7 @@
-"""Outer optimizers: how lanes that step alone go on from one meeting to the next.
+"""Outer optimizers: the step between two meetings of lanes that train independently.
 
-The lanes' mean progress since the last meeting stands for a gradient: where they set out, minus
-their mean. SGD at rate 1 would go to the mean itself.
+The gradient is the starting point of the lanes minus their mean, that is, their negative mean
+progress since the last meeting. SGD at rate 1 would move to the mean itself.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from daskml_dist.optimizers import (
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """Optimizer of the steps from meeting to meeting, and its learning rate."""
+    """Optimizer of the steps between meetings, and its learning rate."""
 
     optimizer: Optimizer
     rate: float
 
 
-#: Optimizers of outer steps by name, with the rate of each. Nesterov's are DiLoCo's (Douillard et
-#: al. 2023). Adam's second moment and epsilon are those of FedAdam, and Adagrad's are FedAdagrad's
-#: (Reddi et al. 2021): progress that is small against 1e-3 is noise, and makes short steps.
+#: Optimizers of outer steps by name, with the rate of each. The settings of Nesterov are those of
+#: DiLoCo (Douillard et al. 2023). Adam's second moment and epsilon are those of FedAdam, and
+#: Adagrad's are those of FedAdagrad (Reddi et al. 2021): progress that is small compared to 1e-3 is
+#: noise, and makes short steps.
 OUTER_OPTIMIZERS: dict[str, OuterOptimizer] = {
     "sgd": OuterOptimizer(SGD(), 1.0),
     "momentum": OuterOptimizer(Momentum(0.9), 0.7),
@@ -51,7 +52,7 @@ _MOMENTUM_FIELDS = ("momentum", "beta1")
 def resolve_outer(
     policy: str, outer: Any, rate: float | None, momentum: float | None
 ) -> OuterOptimizer | None:
-    """Return the optimizer of a policy's outer steps; None where lanes go to their mean.
+    """Return the optimizer of a policy's outer steps; None if lanes take their mean.
 
     Parameters
     ----------
@@ -62,7 +63,8 @@ def resolve_outer(
         None: the default of `outer`.
     """
     if outer is None:
-        # Rate 1 without momentum is the mean, to which a step would come by a detour of roundings.
+        # Rate 1 without momentum gives the mean; computing it as a step would only add rounding
+        # errors.
         rate, momentum = 1.0 if rate is None else rate, momentum or 0.0
         is_mean = rate == 1 and momentum == 0
         return None if is_mean else OuterOptimizer(Nesterov(float(momentum)), float(rate))
@@ -83,7 +85,7 @@ def resolve_outer(
 
 
 def _with_momentum(policy: str, outer: Any, optimizer: Optimizer, momentum: float) -> Optimizer:
-    """Return a named optimizer with another momentum."""
+    """Return an optimizer that was given by name, with another momentum."""
     own = {f.name for f in fields(optimizer)} if isinstance(outer, str) else set()  # type: ignore[arg-type]
     name = next((name for name in _MOMENTUM_FIELDS if name in own), None)
     if name is None:
