@@ -1,4 +1,4 @@
-"""Functions that processes of a Dask cluster run together: collectives and a parameter server."""
+"""Functions that the processes of a Dask cluster run together: collectives, parameter servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that actors on a Dask cluster hold for a function of several ranks."""
+"""Parameters on actors of a Dask cluster, for a function that several ranks run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.spec import FunctionCall, StepWork
 
-#: Steps in a pass: a function has no passes, and this number is never reached.
+#: Steps in a pass: a function has no passes, so this number is never reached.
 _NO_PASSES = 1 << 60
 
 
 class ParameterServer:
     """Parameter server for a function that pushes gradients and pulls parameters.
 
-    The named arrays are cut into a shard for each server, an actor that the scheduler places;
-    standbys on other workers hold snapshots, so that a lost server loses few updates (none under
-    ``"sync"``, whose open round is made again). Between two runs the object itself holds the
-    arrays and the state of the optimizer.
+    The named arrays are cut into one shard per server, an actor that the scheduler places. Standbys
+    on other workers hold snapshots, so that a lost server loses few updates (none under ``"sync"``,
+    whose open round is repeated). Between two runs the object itself holds the arrays and the state
+    of the optimizer.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ class ParameterServer:
     policy : {"async", "ssp", "sync"} or Policy, default="async"
         When a push is applied, and how far a rank may run ahead of the slowest.
     optimizer : str or Optimizer, default="sgd"
-        What makes a step of a mean gradient.
+        Optimizer that turns a mean gradient into a step.
     learning_rate : float or Schedule, default=0.01
 
     Raises
     ------
     InvalidDataError
-        There are no parameters, or they are no finite numbers.
+        There are no parameters, or they are not finite numbers.
     InvalidParameterError
         The policy needs no server, or a name is unknown.
 
@@ -105,7 +105,7 @@ class ParameterServer:
         self._state = ShardState(w, {})
 
     def as_numpy(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of the parameters by name, as the last run left them."""
+        """Return a copy of the parameters by name, as they were after the last run."""
         return dict(self._model.parameters.views(self._state.w.copy()))
 
     @property
@@ -137,7 +137,7 @@ class ParameterServer:
 
 
 class NamedArrays(StepModel):
-    """Model that is nothing but its parameters: the function computes the gradients.
+    """Model that consists only of parameters; the function computes the gradients.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class NamedArrays(StepModel):
         return y
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add nothing: the function pushes by itself."""
+        """Add nothing: the function pushes its gradients itself."""
         return 0.0
 
     def identity(self) -> dict[str, Any]:

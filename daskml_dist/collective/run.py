@@ -1,4 +1,4 @@
-"""One function, run by every process that holds blocks, all together or not at all."""
+"""Run one function on every process that holds blocks, on all together or on none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from daskml_dist.training.spec import (
 )
 from daskml_dist.training.worker.loops.function import is_running_function
 
-#: A function of its group, its own blocks and the state to begin with.
+#: Function of its group, its own blocks and the initial state.
 RankFunction = Callable[[RankGroup, list[Any], Any], Any]
 
 
@@ -44,10 +44,10 @@ def run_together(
 ) -> list[Any]:
     """Run a function at the same time on every worker that holds blocks, as communicating ranks.
 
-    The processes are *ranks* of a group, which meet over shared memory and sockets (encrypted where
-    the cluster is). Where a worker is lost, leaves, or joins, the function begins again on all
-    ranks, with the state that it saved last (``group.save``) and all blocks: those that went with a
-    worker are made again from their recipes, and may then lie with other ranks.
+    The processes are *ranks* of a group, which communicate through shared memory and sockets
+    (encrypted if the cluster is). If a worker is lost, leaves, or joins, the function restarts on
+    all ranks, with the last state that it saved (``group.save``) and all blocks. Blocks that were
+    lost with a worker are computed again from their recipes, and may then be on other ranks.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ def run_together(
         Cluster to run on. None: the current client; without any, this process is the only rank.
     function : callable
         Called as ``function(group, blocks, state)`` on every rank. `group` is a
-        :class:`RankGroup`, `blocks` the list of the rank's own blocks in their order. Anything that
-        can be pickled may be returned.
+        :class:`RankGroup`, `blocks` the list of the rank's own blocks in their order. The function
+        may return anything that can be pickled.
     blocks : Dask collection, array or frame in memory, list of these, or None, default=None
-        Data to run on. Of one collection a block is a chunk or partition; of a list of several it
-        is a tuple, of the nth block of each. Arrays and frames in memory are cut into a block a
-        thread. None: one rank on every worker, without blocks.
+        Data to run on. For one collection, a block is a chunk or partition; for a list of several,
+        it is a tuple with the nth block of each. Arrays and frames in memory are cut into one block
+        per thread. None: one rank on every worker, without blocks.
     state : object, default=None
-        State to begin with.
+        Initial state.
     server : ParameterServer or None, default=None
         Parameters that servers hold for the ranks: ``group.parameters``.
     retries : int or None, default=None
-        Times that the function may begin again after losses. None: for as long as it comes further,
-        as fits do.
+        Number of times that the function may restart after losses. None: as long as it makes
+        progress, as in fits.
     timeout : float or None, default=None
         Seconds that a rank waits for the others in one call of its group. None:
         ``daskml_dist.timeout`` of Dask's configuration, 300 by default.
@@ -75,12 +75,12 @@ def run_together(
     Returns
     -------
     list
-        What each rank has returned, by rank.
+        The value that each rank returned, by rank.
 
     Raises
     ------
     FunctionError
-        The function raised an error on a rank, which it names; the function was ended on all.
+        The function raised an error on a rank, which the error names; it was ended on all ranks.
     RankMismatchError
         Ranks made different calls of the group, or one returned while others waited for it.
     WaitTimeoutError
@@ -88,7 +88,7 @@ def run_together(
     WorkerLostError
         Workers were lost more often than `retries`.
     InvalidDataError, InvalidTypeError, InvalidParameterError
-        There are no blocks, or arguments have no meaning.
+        There are no blocks, or arguments are invalid.
 
     See Also
     --------
@@ -139,7 +139,7 @@ def run_together(
 def _check_arguments(
     function: Any, retries: int | None, timeout: float | None, server: Any
 ) -> None:
-    """Raise `InvalidParameterError` for arguments that have no meaning."""
+    """Raise `InvalidParameterError` for invalid arguments."""
     if not callable(function):
         raise InvalidParameterError(
             f"function={function!r} cannot be called. run_together(client, function, blocks) calls "
@@ -163,7 +163,7 @@ def _check_arguments(
 
 
 def _pack_call(function: Any, state: Any, name: str) -> bytes:
-    """Return function and state as bytes."""
+    """Return the function and its state as bytes."""
     try:
         return bytes(cloudpickle.dumps((function, state)))
     except Exception as error:
