@@ -1,11 +1,12 @@
-"""Compression: messages of fewer bytes, with error feedback so that nothing is lost for good.
+"""Compression: smaller messages, with error feedback so that no information is lost for good.
 
-A :class:`Compressor` is an immutable description that the user passes by object or by string. It
-turns a vector into a few small arrays, from which the receiver makes an approximation of the
+A :class:`Compressor` is an immutable description, which the user passes as an object or a string.
+It turns a vector into a few small arrays, from which the receiver computes an approximation of the
 vector. The sender keeps the difference and adds it to its next message (:class:`Feedback`).
 
 Without a server, lanes sum their gradients by a :class:`CompressedSum`, which a compressor makes:
-by error feedback as well (:class:`FeedbackSum`), unless it has another way (`PowerSGD`, `EF21`).
+also with error feedback (:class:`FeedbackSum`), unless the compressor has another method
+(`PowerSGD`, `EF21`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def get_compressor(compression: str | Compressor | None) -> Compressor | None:
-    """Return the compressor that a string or an object names; None for none.
+    """Return the compressor for a string or an object; None for None.
 
     Parameters
     ----------

@@ -20,32 +20,33 @@ from daskml_dist.compression.sums import (
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.models.base import Parameters
 
-#: Entries that are packed to count bytes.
+#: Entries that are packed to estimate the size of messages.
 _MEASURED_ENTRIES = 1 << 14
 
 
 class Compressor(NamedParameters, ABC):
     """Base class of the compressors: packs a vector, and unpacks an approximation of it.
 
-    To make one of your own, write both methods; they must depend on their arguments alone, since
-    sender and receiver run them in different processes. The part that :meth:`compress` leaves out
-    is added by the sender to its next message.
+    To write your own, implement both methods. They may depend only on their arguments, since sender
+    and receiver run them in different processes. The sender adds the part that :meth:`compress`
+    leaves out to its next message.
 
     Attributes
     ----------
     name : str
-        String by which it is chosen.
+        String that selects it.
     keeps_all_entries : bool, default=False
-        Whether each entry arrives to within a small share of the largest, so that a message that no
-        other follows (``"average"``) is still of use.
+        Whether the error of each entry is a small share of the largest entry, so that even a
+        message without a successor (``"average"``) is useful.
     has_fixed_size : bool, default=False
-        Whether the lengths of packed arrays depend on that of the vector alone. Many lanes then sum
-        ranges of their gradients in turn, and send less than if all got the message of each.
+        Whether the lengths of packed arrays depend only on the length of the vector. With many
+        lanes, each then sums one range of the gradients, and they send less than if every lane got
+        the message of every other.
     sums_messages : bool, default=False
-        Whether the lanes' messages are summed on their way, so that more lanes send no more.
+        Whether the lanes' messages are summed in transit, so that more lanes do not send more.
     momentum : float, default=0.0
-        In an all-reduce, the share that the average of a lane's earlier gradients has in what it
-        sends; 0: it sends its gradients.
+        In an all-reduce, the weight of a lane's earlier gradients in the average that it sends; 0:
+        it sends its gradients.
 
     Examples
     --------
@@ -76,13 +77,13 @@ class Compressor(NamedParameters, ABC):
         return FeedbackSum(self, lanes, parameters, dtype, self.momentum)
 
     def sums_ranges(self, parameters: Parameters, n_lanes: int) -> bool:
-        """Return whether lanes sum ranges of their gradients in turn."""
-        # With two lanes both ways send the same bytes, and ranges are rounded twice.
+        """Return whether lanes sum ranges of their gradients, each its own range."""
+        # With two lanes both methods send the same bytes, but ranges are rounded twice.
         return self.has_fixed_size and n_lanes > 2 and prod(parameters.shape) >= MIN_RANGED_ENTRIES
 
     def count_bytes(self, parameters: Parameters, dtype: DTypeLike) -> float:
         """Return the approximate size of a compressed gradient in bytes."""
-        # Measured on noise, of which larger models have more.
+        # Measured on noise, and scaled to the size of the model.
         n = prod(parameters.shape)
         noise = np.random.default_rng(0).standard_normal(min(n, _MEASURED_ENTRIES)).astype(dtype)
         return self.compress(noise).nbytes * n / max(len(noise), 1)
@@ -93,10 +94,10 @@ class Compressor(NamedParameters, ABC):
 
         Parameters
         ----------
-        array : ndarray of float32 or float64 of shape (n,)
+        Part of a gradient sum. It must not be changed, and the result must not share its memory.
             Part of a gradient sum; must not be changed, nor the result share its memory.
         """
 
     @abstractmethod
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Fill `out` (shape and dtype of the vector that was packed) with what was packed."""
+        """Fill `out` (shape and dtype of the original vector) with the unpacked vector."""

@@ -1,4 +1,4 @@
-"""Compressors: numbers of fewer bits, some entries alone, estimates, matrices of low rank."""
+"""Compressors: fewer bits per number, only some entries, estimates, or matrices of low rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Float16(Compressor):
     The entries of a push are scaled together by a power of two, so that none overflows. Entries
     down to ``2**-28`` of the largest keep 11 significant bits.
 
-    Choose it first: it costs next to nothing in accuracy.
+    Choose it first: it costs almost no accuracy.
 
     References
     ----------
@@ -46,9 +46,9 @@ class Float16(Compressor):
     def compress(self, array: NDArray[Any]) -> Packed:
         """Return the scale, and the scaled entries rounded to half precision."""
         largest = np.max(np.abs(array), initial=0.0)
-        # The largest entry comes to lie in [2**14, 2**15), below half precision's limit of 2**16.
+        # The largest entry is scaled into [2**14, 2**15), below half precision's limit of 2**16.
         exponent = np.frexp(largest)[1] - 15 if np.isfinite(largest) else 0
-        # The inverse of the scale must be a normal number too, so that scaling is exact.
+        # The inverse of the scale must also be a normal number, so that scaling is exact.
         exponent = max(exponent, np.finfo(array.dtype).minexp)
         scale = np.ldexp(np.ones(1, array.dtype), exponent)
         return Packed((scale, (array * (1 / scale)).astype(np.float16)))
@@ -61,7 +61,7 @@ class Float16(Compressor):
 
 @dataclass(frozen=True)
 class _Levels(Compressor):
-    """Base class of linear quantisers: levels on both sides of 0, and a scale for each block.
+    """Base class of linear quantisers: levels on both sides of 0, and one scale per block.
 
     Attributes
     ----------
@@ -82,8 +82,8 @@ class _Levels(Compressor):
         if not len(starts):
             return Packed((np.empty(0, array.dtype), self._pack_levels(np.empty(0, np.int8))))
         scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(self.n_levels)
-        # Divided by infinity, all levels of a block are 0. That is for blocks of zeros, and for
-        # blocks with NaN or infinity: their scale tells the server, which reports divergence.
+        # Divided by infinity, all levels of a block are 0. This applies to blocks of zeros, and to
+        # blocks with NaN or infinity, whose scale shows the server that the fit diverges.
         divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
         levels = np.empty_like(array)
         _apply_by_block(np.divide, array, divisors, self.block_size, levels)
@@ -98,7 +98,7 @@ class _Levels(Compressor):
         _apply_by_block(np.multiply, entries, scales, self.block_size, out)
 
     def _pack_levels(self, levels: NDArray[np.int8]) -> NDArray[Any]:
-        """Return the levels as they travel."""
+        """Return the levels in the form that is sent."""
         return levels
 
     def _unpack_levels(self, packed: NDArray[Any], n: int) -> NDArray[np.int8]:
@@ -110,9 +110,9 @@ class _Levels(Compressor):
 class EightBit(_Levels):
     """Linear quantisation to 8 bits: ``"8bit"``, a byte per entry and a scale per block.
 
-    An entry becomes the nearest of 255 levels between minus and plus the largest of its block.
-    Rounding is to the nearest and so the same at each run; the rounding error is added to the next
-    push.
+    An entry becomes the nearest of 255 levels between minus and plus the largest entry of its
+    block. Rounding is to the nearest level, so it is the same in each run; the rounding error is
+    added to the next push.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ class EightBit(_Levels):
 class FourBit(_Levels):
     """Linear quantisation to 4 bits: ``"4bit"``, half a byte per entry and a scale per block.
 
-    As `EightBit`, with 15 levels and smaller blocks. Choose it for what lanes send when they meet
-    seldom (``"local"``); the rounding error is added to what they send next.
+    Like `EightBit`, with 15 levels and smaller blocks. Choose it for lanes that communicate rarely
+    (``"local"``); the rounding error is added to their next message.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class FourBit(_Levels):
     block_size: int = 64
 
     def _pack_levels(self, levels: NDArray[np.int8]) -> NDArray[Any]:
-        # Two entries a byte; an odd last one is followed by a 0.
+        # Two entries per byte; an odd last entry is followed by a 0.
         pairs = np.zeros(len(levels) + len(levels) % 2, np.uint8)
         pairs[: len(levels)] = levels + 8
         return pairs[::2] << 4 | pairs[1::2]
@@ -184,20 +184,20 @@ class FourBit(_Levels):
 
 @dataclass(frozen=True)
 class OneBit(Compressor):
-    """Only signs: ``"1bit"``, a bit per entry and a scale per block.
+    """Compressor that sends only signs: ``"1bit"``, a bit per entry and a scale per block.
 
-    An entry becomes plus or minus the mean size of its block. Nearly all of a gradient thus waits
-    for later messages: choose it for a slow network and many steps, with the optimizers ``"sgd"``
-    or ``"momentum"``.
+    An entry becomes plus or minus the mean absolute value of its block. So most of a gradient is
+    deferred to later messages: choose it for a slow network and many steps, with the optimizers
+    ``"sgd"`` or ``"momentum"``.
 
     Parameters
     ----------
     block_size : int, default=1024
         Entries that share a scale.
     momentum : float, default=0.0
-        Under ``"allreduce"``: each lane takes the signs of an average of its gradients, in which
-        the last gradient counts ``1 - momentum``, which is less noisy than each. The optimizer then
-        needs no momentum of its own.
+        Under ``"allreduce"``: each lane sends the signs of an average of its gradients, in which
+        the last gradient has weight ``1 - momentum``; the average is less noisy than each gradient.
+        The optimizer then needs no momentum of its own.
 
     References
     ----------
@@ -224,23 +224,24 @@ class OneBit(Compressor):
 
     @property
     def needs_allreduce(self) -> bool:
-        """Return whether lanes average their gradients, for which servers keep nothing."""
+        """Return True with momentum: lanes average their gradients, which servers cannot do."""
         return self.momentum != 0
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Return the mean size of each block, and the sign of each entry."""
+        """Return the mean absolute value of each block, and the sign of each entry."""
         starts = np.arange(0, len(array), self.block_size)
         if not len(starts):
             return Packed((np.empty(0, array.dtype), np.empty(0, np.uint8)))
         counts = np.diff(starts, append=len(array)).astype(array.dtype)
-        # Divided first, so that the sum of large entries does not overflow. NaN or infinity make
-        # the block's scale so, and reach the receiver, which reports divergence.
+        # Divided before summing, so that the sum of large entries does not overflow. NaN or
+        # infinity in a block makes its scale NaN or infinite; the receiver sees it and reports
+        # divergence.
         shares = np.abs(array)
         _apply_by_block(np.divide, shares, counts, self.block_size, shares)
         return Packed((np.add.reduceat(shares, starts), np.packbits(array > 0)))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Put the scales of the blocks with the signs of the entries."""
+        """Multiply the signs of the entries by the scales of their blocks."""
         scales, bits = packed.arrays
         signs = np.unpackbits(bits, count=len(out)).view(np.int8)
         signs *= 2
@@ -249,7 +250,7 @@ class OneBit(Compressor):
 
 
 class _SomeEntries(Compressor):
-    """Base class of the compressors that send some entries as they are, and nothing of others."""
+    """Base class of the compressors that send some entries exactly, and omit the others."""
 
     @abstractmethod
     def _choose(self, array: NDArray[Any]) -> NDArray[np.bool_]:
@@ -259,13 +260,13 @@ class _SomeEntries(Compressor):
         """Return the chosen entries, and their positions."""
         chosen = self._choose(array)
         places = np.flatnonzero(chosen)
-        # Positions take 32 bits each, a bitmask one for every entry: the smaller is sent. The dtype
-        # tells the two forms apart.
+        # Positions take 32 bits each, a bitmask one bit per entry; the smaller form is sent. The
+        # dtype distinguishes the two.
         few = 32 * len(places) < len(array) < 2**32
         return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Put the entries back; zeros elsewhere."""
+        """Write the entries to their positions; zeros elsewhere."""
         places, values = packed.arrays
         if places.dtype == np.uint8:
             places = np.flatnonzero(np.unpackbits(places, count=len(out)))  # a bitmask
@@ -275,11 +276,11 @@ class _SomeEntries(Compressor):
 
 @dataclass(frozen=True)
 class TopK(_SomeEntries):
-    """Compressor that sends only the largest entries: ``"topk"``, 4 bytes and a value for each.
+    """Compressor that sends only the largest entries: ``"topk"``, 4 bytes plus a value per entry.
 
-    The others wait and add up until they are among the largest. A waiting entry arrives late and
-    in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down)
-    and, if the loss swings, a smaller learning rate.
+    The other entries accumulate until they are among the largest. Such an entry arrives late and as
+    a whole, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down) and,
+    if the loss oscillates, a smaller learning rate.
 
     Choose it for large models on a slow network.
 
@@ -315,7 +316,7 @@ class TopK(_SomeEntries):
         k = min(n, int(np.ceil(self.share * n)))
         # Selection in linear time; the order of the chosen entries does not matter.
         chosen = np.zeros(n, dtype=bool)
-        # NaN sorts as the largest, so that it reaches the server, which reports divergence.
+        # NaN sorts as the largest value, so it reaches the server, which reports divergence.
         chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
         return chosen
 
@@ -324,10 +325,10 @@ class TopK(_SomeEntries):
 class SignificantlyModified(_SomeEntries):
     """Compressor that sends entries that have changed enough: ``"significant"`` (Li et al. 2014).
 
-    An entry waits and adds up as long as it is below `threshold` times the largest entry of the
-    push. (The paper's threshold is a number; a share of the largest suits gradients of any scale.)
-    How much is sent depends on the gradient: little where a few entries dominate, and never more
-    than all entries and a bit for each.
+    An entry accumulates as long as it is below `threshold` times the largest entry of the push.
+    (The paper's threshold is an absolute number; a share of the largest entry suits gradients of
+    any scale.) The size of a message depends on the gradient: small if a few entries dominate, and
+    at most all entries plus one bit for each.
 
     Parameters
     ----------
@@ -359,7 +360,7 @@ class SignificantlyModified(_SomeEntries):
         """Return which entries are at least `threshold` times the largest."""
         sizes = np.abs(array)
         least = self.threshold * np.max(sizes, initial=0.0)
-        # "Not smaller" instead of "at least": NaN is chosen too, and reaches the server.
+        # "Not smaller" instead of "at least", so that NaN is chosen, too, and reaches the server.
         chosen: NDArray[np.bool_] = ~(sizes < least) & (array != 0)
         return chosen
 
@@ -368,18 +369,18 @@ class SignificantlyModified(_SomeEntries):
 class EF21(TopK):
     """Estimates of the gradients, updated by their largest changes: ``"ef21"``, for all-reduce.
 
-    Each lane keeps an estimate of its gradient, which all know; it sends the largest entries of the
-    difference, and steps go along the sum of the estimates. Where each step is of all rows it comes
-    to the optimum itself, however lanes differ. Gradients of small batches vary more than their
-    estimates can follow: choose ``"topk"`` for these, or average them (`momentum`).
+    Each lane keeps an estimate of its gradient, which all lanes know. It sends the largest entries
+    of the difference, and steps follow the sum of the estimates. If each step uses all rows, it
+    converges to the exact optimum, however much the lanes differ. Gradients of small batches vary
+    more than their estimates can follow: for these choose ``"topk"``, or average them (`momentum`).
 
     Parameters
     ----------
     share : float, default=0.01
         Share of the entries that is sent, above 0 and at most 1; at least one entry.
     momentum : float, default=0.0
-        The estimate follows an average of the gradients, in which the last one counts
-        ``1 - momentum``; 0.9 suits batches.
+        The estimate follows an average of the gradients, in which the last one has weight ``1 -
+        momentum``; 0.9 suits batches.
 
     References
     ----------
@@ -405,7 +406,7 @@ class EF21(TopK):
 
     @property
     def needs_allreduce(self) -> bool:
-        """Return True: all must know the lanes' estimates."""
+        """Return True: all lanes must know each other's estimates."""
         return True
 
     def make_sum(
@@ -419,11 +420,11 @@ class EF21(TopK):
 class PowerSGD(Compressor):
     """Low-rank factors instead of each matrix: ``"powersgd"``, for all-reduce.
 
-    The lanes' sum of an ``n x m`` gradient becomes a matrix of `rank`, of which ``rank * (n + m)``
-    numbers travel: one power iteration a step, from the factor of the step before. Factors are
-    sums over lanes, so that more lanes send no more. Vectors, and matrices that would not become
-    smaller, are sent as they are: choose it for networks, whose layers are matrices. A kernel of a
-    convolution is the matrix of its output channels.
+    The lanes' sum of an ``n x m`` gradient is approximated by a matrix of the given rank, for which
+    ``rank * (n + m)`` numbers are sent: one power iteration per step, starting from the factor of
+    the previous step. Factors are sums over lanes, so more lanes do not send more. Vectors, and
+    matrices that would not become smaller, are sent unchanged: choose it for networks, whose layers
+    are matrices. A convolution kernel counts as the matrix of its output channels.
 
     Parameters
     ----------
@@ -452,7 +453,7 @@ class PowerSGD(Compressor):
 
     @property
     def needs_allreduce(self) -> bool:
-        """Return True: a factor of the sum is what lanes project on."""
+        """Return True: lanes project on a factor of their common sum."""
         return True
 
     def make_sum(
@@ -462,12 +463,12 @@ class PowerSGD(Compressor):
         return LowRankSum(self.rank, lanes, parameters, dtype)
 
     def count_bytes(self, parameters: Parameters, dtype: DTypeLike) -> float:
-        """Return the bytes of the factors, and of what is sent as it is."""
+        """Return the bytes of the factors, and of the parts that are sent unchanged."""
         sums = LowRankSum(self.rank, (), parameters, dtype)
         return float(sums.count_numbers() * np.dtype(dtype).itemsize)
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Return a copy: vectors are sent as they are."""
+        """Return a copy: vectors are sent unchanged."""
         return Packed((array.copy(),))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
@@ -482,8 +483,8 @@ def _apply_by_block(
     block_size: int,
     out: NDArray[Any],
 ) -> None:
-    """Fill `out` with an operation of entries and the scale of their block."""
-    # Whole blocks as rows of a matrix, so that no array of a scale for each entry is made.
+    """Fill `out` with an operation on the entries and the scales of their blocks."""
+    # Whole blocks become rows of a matrix, which avoids an array with one scale per entry.
     n = len(entries) // block_size * block_size
     rows, filled = entries[:n].reshape(-1, block_size), out[:n].reshape(-1, block_size)
     operation(rows, scales[: len(rows), None], out=filled)

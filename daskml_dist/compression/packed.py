@@ -1,4 +1,4 @@
-"""Form in which a compressed vector travels, and what makes it."""
+"""Form in which a compressed vector is sent, and the protocol of its codec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Packed:
     Raises
     ------
     InvalidParameterError
-        For anything else, since it could not travel.
+        For other arrays, which could not be sent.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class Packed:
 
 
 class Codec(Protocol):
-    """Protocol of what packs vectors and unpacks them: every `Compressor`."""
+    """Protocol of objects that pack and unpack vectors, such as every `Compressor`."""
 
     def compress(self, array: NDArray[Any]) -> Packed: ...
 

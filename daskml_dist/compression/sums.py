@@ -1,9 +1,9 @@
-"""Error feedback, and sums over lanes of gradients that travel compressed.
+"""Error feedback, and sums over lanes of compressed gradients.
 
-`Feedback` serves one sender, whose messages a server or the other lanes unpack. In an all-reduce
+`Feedback` serves one sender, whose messages a server or the other lanes unpack. In an all-reduce,
 lanes sum their gradients by a `CompressedSum`, which a compressor makes: one lane at a time, with
-error feedback (`FeedbackSum`); by estimates that all know (`EstimateSum`); by matrices of low rank
-(`LowRankSum`).
+error feedback (`FeedbackSum`); by estimates that all lanes know (`EstimateSum`); or by matrices of
+low rank (`LowRankSum`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from daskml_dist.models.base import Parameters
 class Feedback:
     """Error feedback: the part of a gradient that was not sent is added to the next push.
 
-    So the sum of all that was sent plus the residual is the sum of all gradients.
+    So the sum of all messages plus the residual equals the sum of all gradients.
 
     Parameters
     ----------
     compressor : Compressor
     shape : tuple of int
-        Shape of the parameters that the pushes belong to.
+        Shape of the parameters to which the pushes belong.
     dtype : dtype
 
     Attributes
@@ -59,10 +59,11 @@ class Feedback:
         self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
 
     def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
-        """Return the packed form of `values`, the gradient sum of the rows `index` (None: all)."""
-        # Karimireddy et al. 2019, algorithm 2: p = g + e is compressed, and e becomes p less what
-        # the server makes of it. The sender decompresses too, so that both have the same numbers.
-        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
+        """Return the packed gradient sum `values` of the rows `index` (None: all rows)."""
+        # Karimireddy et al. 2019, algorithm 2: p = g + e is compressed, and e becomes p minus the
+        # decompressed message. The sender decompresses it, too, so that both sides have the same
+        # numbers. An overflow needs no warning here: the resulting loss is not finite and ends the
+        # fit.
         with np.errstate(over="ignore", invalid="ignore"):
             total = self._add_residual(values, index)
             packed = self._compressor.compress(total.reshape(-1))
@@ -73,19 +74,20 @@ class Feedback:
         return packed
 
     def flush(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Any:
-        """Return `values` plus the residual to send uncompressed, and the rows that they belong to.
+        """Return `values` plus the residual, to send uncompressed, and the rows that they cover.
 
         Returns
         -------
         values : ndarray
         index : ndarray of int64 or None
-            The rows of `index` and all others with a residual.
+            The rows of `index` and all other rows with a residual.
         """
         waiting = self.residual
         self.residual = np.zeros_like(waiting)  # the whole residual is sent now
         if index is None:
             return values + waiting, None
-        # Rows that this step does not touch may wait from earlier ones: they are sent along.
+        # Rows that this step does not touch may have a residual of earlier steps, which is sent as
+        # well.
         waiting[index] += values
         rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
         return waiting[rows], rows
@@ -98,33 +100,32 @@ class Feedback:
 
 
 Arrays = list[NDArray[Any]]
-#: Bytes of lanes for lanes.
+#: Bytes by sending lane and receiving lane.
 _BytesByLanes = dict[int, dict[int, NDArray[np.uint8]]]
 
-#: Entries from which lanes that are more than two sum ranges of the parameters in turn: with fewer,
-#: a second message takes longer than the bytes that it saves.
+#: Fewest entries for which more than two lanes sum ranges of the parameters: with fewer, a second
+#: message takes longer than the bytes that it saves.
 MIN_RANGED_ENTRIES = 1 << 14
-#: Ranges at most: each lane packs each of them by itself, and a call takes some 50 microseconds.
+#: Most ranges: each lane packs each of them separately, and a call takes about 50 microseconds.
 _MAX_RANGES = 16
 
 
 @dataclass(frozen=True)
 class LaneExchange:
-    """Ways by which lanes that step together tell each other what they have.
+    """Communication between lanes that step together.
 
     Parameters
     ----------
-    gather : callable
-        Takes arrays of each of the own lanes, by lane; returns those of all lanes, in the order of
+    Takes arrays of each of this process's lanes, by lane; returns those of all lanes, in the order
+    of their numbers.
         their numbers.
-    add : callable
-        Takes an array of each of the own lanes; returns the sum over all lanes.
+    Takes an array of each of this process's lanes; returns the sum over all lanes.
     scatter : callable
-        Takes bytes of each of the own lanes for each of the first lanes, by both; returns those
-        that all lanes have for the own ones, by the own lane and theirs. Bytes for a lane have the
-        same length from all.
+        Takes bytes of each of this process's lanes for each range owner, by both; returns the bytes
+        that all lanes have for this process's lanes, by receiving and sending lane. All lanes send
+        bytes of the same length to a lane.
     map : callable
-        Applies a function to each of a list, maybe in several threads; returns the list of results.
+        Applies a function to each item, possibly in several threads; returns the list of results.
 
     Examples
     --------
@@ -143,10 +144,10 @@ class LaneExchange:
 
 
 class CompressedSum(ABC):
-    """Base class of the sums over lanes of gradients that travel compressed.
+    """Base class of the sums over lanes of compressed gradients.
 
     Every process makes the same calls. Running means and sums of a model (``Part(buffer=True)``,
-    ``Part(additive=True)``) are no gradients, and travel as they are.
+    ``Part(additive=True)``) are not gradients, and are sent uncompressed.
 
     Parameters
     ----------
@@ -155,14 +156,14 @@ class CompressedSum(ABC):
     parameters : Parameters
     dtype : dtype
     momentum : float, default=0.0
-        Share of the average of a lane's gradients so far in the next average; 0: none is made.
+        Weight of a lane's previous average in the next average of its gradients; 0: no average.
 
     Attributes
     ----------
     kept : dict of int to (dict of str to ndarray)
-        What each of the own lanes remembers from step to step, by names.
+        Named arrays that each of this process's lanes keeps between steps.
     common : dict of str to ndarray
-        What all processes remember alike.
+        Named arrays that are the same on all processes.
 
     Examples
     --------
@@ -180,7 +181,7 @@ class CompressedSum(ABC):
         is_plain = np.zeros(parameters.shape[0], bool)
         for part in parameters.parts:
             is_plain[parameters.rows[part.name]] = part.buffer or part.additive
-        # A slice, of which rows are a view, wherever all are compressed.
+        # A slice gives views instead of copies if all rows are compressed.
         self._coded: Any = np.flatnonzero(~is_plain) if is_plain.any() else slice(None)
         self._plain: NDArray[np.int64] | None = np.flatnonzero(is_plain) if is_plain.any() else None
         self._shape = int((~is_plain).sum()), parameters.width
@@ -200,12 +201,12 @@ class CompressedSum(ABC):
         Parameters
         ----------
         own : dict of int to ndarray
-            Gradient of each of the own lanes.
+            Gradient of each of this process's lanes.
         exchange : LaneExchange
         last : bool, default=False
-            Whether no step follows: then all that was left out goes with it, uncompressed.
+            Whether this is the last step: all residuals are then sent with it, uncompressed.
         """
-        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
+        # An overflow needs no warning here: the resulting loss is not finite and ends the fit.
         with np.errstate(over="ignore", invalid="ignore"):
             values = {n: self._average(n, gradient[self._coded]) for n, gradient in own.items()}
             coded = self._flush(values, exchange) if last else self._add(values, exchange)
@@ -218,7 +219,7 @@ class CompressedSum(ABC):
             return total
 
     def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
-        """Return the average of a lane's gradients with its newest, or that alone."""
+        """Return the average of a lane's gradients with this one; without momentum, this one."""
         if not self._momentum:
             return gradient
         average = self.kept[lane]["momentum"]
@@ -228,7 +229,7 @@ class CompressedSum(ABC):
 
     @abstractmethod
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
-        """Return the sum over all lanes of what they send of their values."""
+        """Return the sum over all lanes of the compressed part of their values."""
 
     def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
         """Return the sum over all lanes of their values and residuals."""
@@ -240,12 +241,12 @@ class CompressedSum(ABC):
         return _add_in_order(exchange.gather(own).values())
 
     def snapshot(self, lane: int) -> dict[str, NDArray[Any]]:
-        """Return a copy of what a lane remembers; lane 0 has what all do, too."""
+        """Return a copy of a lane's arrays; for lane 0, with the arrays that all share."""
         known = self.kept[lane] | (self.common if lane == 0 else {})
         return {name: array.copy() for name, array in known.items()}
 
     def restore(self, lanes: Mapping[int, Mapping[str, NDArray[Any]]]) -> None:
-        """Go on from the snapshots of all lanes."""
+        """Continue from the snapshots of all lanes."""
         for lane, own in self.kept.items():
             for name, array in own.items():
                 array[...] = lanes[lane][name]
@@ -254,7 +255,7 @@ class CompressedSum(ABC):
 
 
 def _add_in_order(some: Iterable[Arrays]) -> NDArray[Any]:
-    """Return the sum of the first arrays of lists, in their order, in a new array."""
+    """Return the sum of the first array of each list, in order, as a new array."""
     total: NDArray[Any] | None = None
     for array, *_ in some:
         total = array.copy() if total is None else np.add(total, array, out=total)
@@ -263,7 +264,7 @@ def _add_in_order(some: Iterable[Arrays]) -> NDArray[Any]:
 
 
 class _CodecSum(CompressedSum):
-    """Base class of the sums whose lanes pack vectors, each by itself.
+    """Base class of the sums in which each lane packs its own vector.
 
     Parameters
     ----------
@@ -287,8 +288,8 @@ class _CodecSum(CompressedSum):
 class FeedbackSum(_CodecSum):
     """Sum of gradients that are compressed one lane at a time, with error feedback.
 
-    So nothing depends on which process has which lanes. What arrives of all lanes, and what they
-    keep, is the sum of all gradients.
+    So the result does not depend on which process has which lanes. The messages of all lanes plus
+    their residuals equal the sum of all gradients.
 
     Parameters
     ----------
@@ -315,13 +316,13 @@ class FeedbackSum(_CodecSum):
     def pack(
         self, lane: int, values: NDArray[Any], index: NDArray[np.int64] | None = None
     ) -> Packed:
-        """Return the packed form of a lane's gradient of the rows `index` (None: all)."""
+        """Return a lane's packed gradient of the rows `index` (None: all rows)."""
         return self._feedback(lane).pack(values, index)
 
     def flush(
         self, lane: int, values: NDArray[Any], index: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the gradient of some rows plus all that the lane has left out, and its rows."""
+        """Return the gradient of some rows plus the lane's residual, and the rows of both."""
         feedback, residual = self._feedback(lane), self.kept[lane]["residual"]
         feedback.residual = residual.copy()
         residual[...] = 0
@@ -330,12 +331,12 @@ class FeedbackSum(_CodecSum):
         return total, rows
 
     def unpack(self, packed: Packed, out: NDArray[Any]) -> NDArray[Any]:
-        """Return `out`, filled with what was packed."""
+        """Return `out`, filled with the unpacked vector."""
         self._compressor.decompress(packed, out.reshape(-1))
         return out
 
     def _feedback(self, lane: int) -> Feedback:
-        """Return the error feedback of a lane, by the residual that is kept."""
+        """Return the error feedback of a lane, which uses the lane's residual."""
         feedback = Feedback(self._compressor, (0,), self._dtype)
         feedback.residual = self.kept[lane]["residual"]
         return feedback
@@ -351,18 +352,18 @@ class FeedbackSum(_CodecSum):
 
 
 class RangeSum(FeedbackSum):
-    """Sum with error feedback of which each of the first lanes adds up a range for all others.
+    """Sum with error feedback, in which each of the first lanes sums one range for all others.
 
-    A lane sends each range to its owner alone, who packs the sum and keeps what that leaves out, so
-    that a process sends two messages of all parameters however many lanes there are.
+    A lane sends each range only to its owner, which packs the sum and keeps the residual of that.
+    So a process sends two messages of the size of all parameters, however many lanes there are.
 
     Parameters
     ----------
     compressor : Compressor
-        Whose arrays have lengths that depend on that of the vector alone.
+        Its arrays' lengths must depend only on the length of the vector.
     lanes : iterable of int
     n_lanes : int
-        Lanes of all processes.
+        Number of lanes of all processes.
     parameters, dtype, momentum
         See `CompressedSum`.
 
@@ -384,7 +385,7 @@ class RangeSum(FeedbackSum):
         super().__init__(compressor, lanes, parameters, dtype, momentum)
         size, n_ranges = prod(self._shape), min(n_lanes, _MAX_RANGES)
         bounds = [size * k // n_ranges for k in range(n_ranges + 1)]
-        #: Entries of each range; its owner is the lane of that number.
+        #: Entries of each range, which the lane of that number owns.
         self._ranges = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         for lane, own in self.kept.items():
             if lane < n_ranges:
@@ -403,7 +404,7 @@ class RangeSum(FeedbackSum):
         return total
 
     def _pack_ranges(self, lane: int, gradient: NDArray[Any]) -> dict[int, NDArray[np.uint8]]:
-        """Return the bytes of each range of a lane's gradient, and keep what they leave out."""
+        """Return the bytes of each range of a lane's gradient, and keep the residual."""
         residual = self.kept[lane]["residual"].reshape(-1)
         residual += gradient.reshape(-1)
         found = {}
@@ -413,7 +414,7 @@ class RangeSum(FeedbackSum):
         return found
 
     def _pack(self, wanted: NDArray[Any]) -> Packed:
-        """Return the packed form of a vector, which becomes what that leaves out."""
+        """Return the packed form of a vector, which is overwritten by its residual."""
         packed = self._compressor.compress(wanted)
         sent = np.empty_like(wanted)
         self._compressor.decompress(packed, sent)
@@ -421,10 +422,10 @@ class RangeSum(FeedbackSum):
         return packed
 
     def _sum_range(self, owner: int, received: Mapping[int, NDArray[np.uint8]]) -> Arrays:
-        """Return the packed sum of a range over all lanes, and keep what that leaves out."""
+        """Return the packed sum of a range over all lanes, and keep its residual."""
         total = self.kept[owner]["range_residual"]
         sent = np.empty_like(total)
-        # Lengths and types of the arrays in the bytes are those of any vector of the length.
+        # The arrays in the bytes have the same lengths and types for any vector of this length.
         like = self._compressor.compress(np.zeros_like(total)).arrays
         ends = np.cumsum([0, *(array.nbytes for array in like)])
         for lane in sorted(received):
@@ -445,7 +446,7 @@ class RangeSum(FeedbackSum):
 
 
 class EstimateSum(_CodecSum):
-    """Sum of the lanes' estimates of their gradients, which follow these (EF21, algorithm 2).
+    """Sum of the lanes' gradient estimates, which follow the gradients (EF21, algorithm 2).
 
     Parameters
     ----------
@@ -469,12 +470,12 @@ class EstimateSum(_CodecSum):
 
     def _average(self, lane: int, gradient: NDArray[Any]) -> NDArray[Any]:
         if self._momentum and not self.common["n_steps"][0]:
-            self.kept[lane]["momentum"][...] = gradient  # the average of the only one so far
+            self.kept[lane]["momentum"][...] = gradient  # the average of a single gradient
         return super()._average(lane, gradient)
 
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
         total, sent = self.common["total"], np.empty(self._shape, self._dtype)
-        # Estimates begin with the first gradients themselves.
+        # The first estimates are the first gradients themselves.
         if not self.common["n_steps"][0]:
             for lane, gradient in values.items():
                 self.kept[lane]["estimate"][...] = gradient
@@ -490,7 +491,7 @@ class EstimateSum(_CodecSum):
         return total.copy()
 
     def _follow(self, lane: int, gradient: NDArray[Any]) -> Arrays:
-        """Return what moves a lane's estimate towards its gradient, and move it."""
+        """Return the compressed change of a lane's estimate towards its gradient, and apply it."""
         estimate = self.kept[lane]["estimate"]
         packed = self._compressor.compress((gradient - estimate).reshape(-1))
         change = np.empty(self._shape, self._dtype)
@@ -499,7 +500,7 @@ class EstimateSum(_CodecSum):
         return list(packed.arrays)
 
     def _flush(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
-        # Nothing waits: the last step is one as all others.
+        # No residuals are pending, so the last step is like all others.
         return self._add(values, exchange)
 
 
@@ -518,7 +519,7 @@ class LowRankSum(CompressedSum):
     ) -> None:
         super().__init__(lanes, parameters, dtype)
         self._rank = rank
-        #: First entry, rows and columns of each matrix among the entries that are no plain ones.
+        #: First entry, rows and columns of each compressed matrix among the gradient entries.
         self._matrices: list[tuple[int, int, int]] = []
         start = 0
         for part in parameters.parts:
@@ -533,13 +534,13 @@ class LowRankSum(CompressedSum):
         self._rest = np.ones(start, bool)
         for first, n, m in self._matrices:
             self._rest[first : first + n * m] = False
-        # The same on all processes: drawn by a constant seed, then the sums of steps.
+        # The same on all processes: first drawn with a constant seed, later sums over all lanes.
         draws = np.random.default_rng(0)
         right = [draws.standard_normal((m, rank)).ravel() for _, _, m in self._matrices]
         self.common = {"right": np.concatenate([np.empty(0), *right]).astype(dtype)}
 
     def _add(self, values: dict[int, NDArray[Any]], exchange: LaneExchange) -> NDArray[Any]:
-        # Residual and gradient of each lane together, in the residual's own memory.
+        # Residual plus gradient of each lane, computed in the residual's memory.
         wanted = {}
         for lane, gradient in values.items():
             wanted[lane] = self.kept[lane]["residual"].reshape(-1)
@@ -547,7 +548,7 @@ class LowRankSum(CompressedSum):
         right = self._factors(self.common["right"], [m for _, _, m in self._matrices])
 
         def project(lane: int) -> NDArray[Any]:
-            """Return the left factors of a lane, and all that is in no matrix."""
+            """Return the left factors of a lane, and all entries outside the matrices."""
             left = [
                 matrix @ factor
                 for matrix, factor in zip(self._views(wanted[lane]), right, strict=True)
@@ -557,11 +558,11 @@ class LowRankSum(CompressedSum):
         found = exchange.map(project, wanted)
         summed = exchange.add(dict(zip(wanted, found, strict=True)))
         n_left = self._rank * sum(n for _, n, _ in self._matrices)
-        # Taken before the next exchange, which may use the memory of this one's result again.
+        # Copied before the next exchange, which may reuse the memory of this result.
         total = np.zeros(self._shape, self._dtype)
         flat = total.reshape(-1)
         flat[self._rest] = summed[n_left:]
-        if not self._matrices:  # all was sent as it is
+        if not self._matrices:  # everything was sent uncompressed
             for lane in wanted:
                 wanted[lane][:] = 0
             return total
@@ -571,7 +572,7 @@ class LowRankSum(CompressedSum):
         ]
 
         def leave_rest(lane: int) -> NDArray[Any]:
-            """Return the right factors of a lane, and keep what they leave out."""
+            """Return the right factors of a lane, and keep the residual."""
             factors = []
             for matrix, basis in zip(self._views(wanted[lane]), left, strict=True):
                 factors.append(matrix.T @ basis)
@@ -587,16 +588,16 @@ class LowRankSum(CompressedSum):
         return total
 
     def count_numbers(self) -> int:
-        """Return the numbers that travel in a step."""
+        """Return the numbers that are sent in a step."""
         factors = self._rank * sum(n + m for _, n, m in self._matrices)
         plain = 0 if self._plain is None else len(self._plain) * self._shape[1]
         return factors + int(self._rest.sum()) + plain
 
     def _views(self, flat: NDArray[Any]) -> Arrays:
-        """Return the matrices among all entries."""
+        """Return the matrices as views of all entries."""
         return [flat[at : at + n * m].reshape(n, m) for at, n, m in self._matrices]
 
     def _factors(self, flat: NDArray[Any], rows: list[int]) -> Arrays:
-        """Return the factors that lie one behind the other."""
+        """Return the factors, which are stored one after the other."""
         ends = np.cumsum([0, *rows]) * self._rank
         return [flat[a:b].reshape(-1, self._rank) for a, b in itertools.pairwise(ends)]
