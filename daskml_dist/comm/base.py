@@ -105,8 +105,8 @@ class Endpoint:
     ----------
     key : str
         Unique name of the listener; the same process finds it by this name.
-    Address of its socket; port 0 means no socket (same process only).
-        Address of its socket; port 0: it has none (same process only).
+    host, port : str, int
+        Address of its socket; port 0 means no socket (same process only).
     """
 
     key: str

@@ -94,8 +94,9 @@ class Compressor(NamedParameters, ABC):
 
         Parameters
         ----------
-        Part of a gradient sum. It must not be changed, and the result must not share its memory.
-            Part of a gradient sum; must not be changed, nor the result share its memory.
+        array : ndarray of float32 or float64 of shape (n,)
+            Part of a gradient sum. It must not be changed, and the result must not share its
+            memory.
         """
 
     @abstractmethod

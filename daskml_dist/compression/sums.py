@@ -116,10 +116,11 @@ class LaneExchange:
 
     Parameters
     ----------
-    Takes arrays of each of this process's lanes, by lane; returns those of all lanes, in the order
-    of their numbers.
-        their numbers.
-    Takes an array of each of this process's lanes; returns the sum over all lanes.
+    gather : callable
+        Takes arrays of each of this process's lanes, by lane; returns those of all lanes, in the
+        order of their numbers.
+    add : callable
+        Takes an array of each of this process's lanes; returns the sum over all lanes.
     scatter : callable
         Takes bytes of each of this process's lanes for each range owner, by both; returns the bytes
         that all lanes have for this process's lanes, by receiving and sending lane. All lanes send

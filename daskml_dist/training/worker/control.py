@@ -1,8 +1,8 @@
-"""Orders of the client to the trainers of a process, and alarms that these raise.
+"""Control of trainers by the client, and alarms from trainers and servers to the client.
 
-Trainers are tasks that run for as long as the fit, and Dask cannot speak to a running task. So the
-client leaves orders in the worker's process (`Client.run`), where trainers look at each wait;
-trainers and servers raise an alarm (`Worker.log_event`) when somebody they talk to is gone.
+Trainers are tasks that run as long as the fit, and Dask cannot send messages to a running task. So
+the client stores orders in the worker's process (`Client.run`), which trainers check during each
+wait. Trainers and servers raise an alarm (`Worker.log_event`) when a peer of theirs is lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from daskml_dist.training.spec import TrainerSpec
 from daskml_dist.training.worker.kept_values import forget_kept_values
 from daskml_dist.training.worker.notifications import note_trainer_end
 
-#: Topic of the alarms of all runs, in Dask's event log.
+#: Topic of the alarms of all runs in Dask's event log.
 TOPIC = "daskml_dist"
 #: Seconds for which a closing worker waits; cluster managers kill it after four.
 _LEAVE_SECONDS = 3.0
-#: Seconds between two checks of what is left of a run.
+#: Seconds between two checks of what remains of a run.
 _TIDY_POLL = 0.5
 
 Order = tuple[int, TrainerSpec | None]
@@ -39,7 +39,8 @@ _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _farewells: set[str] = set()
 _trainers: Counter[str] = Counter()
-#: Runs that are to be forgotten soon, each with the event that is set when a part of it ended.
+#: Runs that will be forgotten soon, each with an event that is set when a part of the run has
+#: ended.
 _tidying: dict[str, asyncio.Event] = {}
 _changed = threading.Condition()
 
@@ -49,9 +50,9 @@ _changed = threading.Condition()
 def give_generation_orders(
     run_id: str, generation: int, specs: Mapping[int, TrainerSpec | None]
 ) -> None:
-    """Give trainers, by name, their part in a generation; None dismisses them."""
+    """Set the part of trainers, by name, in a generation; None dismisses a trainer."""
     with _changed:
-        # Only the newest order of each trainer counts.
+        # Only the newest order for each trainer counts.
         run = _orders.setdefault(run_id, {})
         run.update({name: (generation, spec) for name, spec in specs.items()})
         _changed.notify_all()
@@ -65,16 +66,16 @@ def abort_run(run_id: str) -> None:
 
 
 def say_farewell(run_id: str) -> None:
-    """Let this worker close: the run needs it no more."""
+    """Allow this worker to close: the run does not need it any more."""
     _farewells.add(run_id)
 
 
 async def forget_run(run_id: str, dask_worker: Any) -> int:
     """Forget a run once its trainers are gone; return how many of its actors remain.
 
-    A fit that has ended well leaves it to the worker, in whose event loop it is called.
+    After a successful fit the worker does this itself. It is called in the worker's event loop.
     """
-    # Ctrl-C works as before in this process.
+    # Restore the normal effect of Ctrl-C in this process.
     end_shield(run_id)
     note_trainer_end(dask_worker, run_id)
     with _changed:
@@ -89,7 +90,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
 
 @contextmanager
 def count_working_trainer(worker: Any, run_id: str) -> Iterator[None]:
-    """Count a trainer of a run as working in this process; clean up after the last."""
+    """Count a trainer of a run as working in this process; clean up after the last one."""
     with _changed:
         _trainers[run_id] += 1
     try:
@@ -98,18 +99,18 @@ def count_working_trainer(worker: Any, run_id: str) -> Iterator[None]:
         with _changed:
             _trainers[run_id] -= 1
             if not _trainers[run_id]:
-                del _trainers[run_id]  # here: a cluster inside the process may end with the fit
+                del _trainers[run_id]  # now: a cluster in this process may end with the fit
         note_trainer_end(worker, run_id)
         forget_when_inactive(worker, run_id)
 
 
 def _is_run_active(run_id: str) -> bool:
-    """Return whether a trainer or a server of a run works in this process."""
+    """Return whether a trainer or a server of a run is active in this process."""
     return bool(_trainers.get(run_id)) or count_servers(run_id) > 0
 
 
 def forget_when_inactive(worker: Any, run_id: str) -> None:
-    """Forget a run once nothing of it is left in this process, even if its client died."""
+    """Forget a run once no part of it is left in this process, even if its client died."""
 
     async def forget() -> None:
         """Wait until the run is inactive, then forget it."""
@@ -118,7 +119,7 @@ def forget_when_inactive(worker: Any, run_id: str) -> None:
             return
         ended = _tidying[run_id] = asyncio.Event()
         try:
-            # The client is not there to say when: look until trainers and servers are gone.
+            # The client may be gone, so the trainers and servers themselves are polled.
             while _is_run_active(run_id):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _TIDY_POLL)
@@ -135,17 +136,17 @@ def forget_when_inactive(worker: Any, run_id: str) -> None:
 
 
 class ClientLine:
-    """A running trainer's line to its client.
+    """Connection of a running trainer to its client.
 
     Parameters
     ----------
     spec : TrainerSpec
-        Of the generation that it begins in.
+        Spec of the generation in which it begins.
     alarm : callable
-        Takes the error, for the client, the spec that the trainer cannot go on with, and the clock
-        that each lane had reached.
+        Takes the error (for the client), the spec with which the trainer cannot continue, and the
+        clock that each lane had reached.
     is_wanted : callable
-        Whether the cluster still wants the trainer's result.
+        Returns whether the cluster still wants the trainer's result.
     patience : float
         Seconds to wait for an order.
     """
@@ -164,16 +165,16 @@ class ClientLine:
         self._patience = patience
 
     def is_aborted(self) -> bool:
-        """Return whether the client ended the run."""
+        """Return whether the client has ended the run."""
         return self._run in _aborted
 
     def raise_if_aborted(self) -> None:
-        """Raise between two steps if the client ended the run."""
+        """Raise if the client has ended the run; called between two steps."""
         if self._run in _aborted:
             raise RunAbortedError("The fit was stopped by its client.")
 
     def is_renewed(self) -> bool:
-        """Return whether there is an order of a newer generation."""
+        """Return whether an order for a newer generation has arrived."""
         order = _orders.get(self._run, {}).get(self._name)
         return order is not None and order[0] > self._generation
 
@@ -181,13 +182,14 @@ class ClientLine:
         self, spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
     ) -> TrainerSpec | None:
         """Raise the alarm and wait for the next generation's order; None dismisses the trainer."""
-        # An abort is the client's own wish; no order will follow.
+        # The client itself has aborted the run, so no order will follow.
         if type(error) is RunAbortedError:
             raise error
-        # The alarm comes first: the client begins the next generation because of it.
+        # The alarm comes first, since the client starts the next generation in response to it.
         self._alarm(error, spec, reached)
         deadline = time.monotonic() + self._patience
-        # Woken by orders and aborts; the timeout looks for a client that has gone.
+        # Orders and aborts notify the condition; the timeout is for checking that the client still
+        # exists.
         with _changed:
             while not self.is_renewed():
                 if self.is_aborted() or not self._is_wanted() or time.monotonic() > deadline:
@@ -202,27 +204,27 @@ class ClientLine:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Message that the client of a run must hear at once.
+    """Message that the client of a run must receive without delay.
 
     Parameters
     ----------
     message : str
     trainer : int or None
-        Name of the trainer that waits for orders because of it, or that has begun.
+        Name of the trainer that waits for an order because of it, or that has begun.
     generation : int
-        The one that it cannot go on in.
+        Generation in which the trainer cannot continue.
     reached : sequence of (lane, clock)
-        How far its lanes had come.
+        Clock that each of its lanes had reached.
     leaving : str or None
         Address of a worker that is about to leave.
     at_work : str or None
-        Address of a worker that has begun its part; no cause for alarm.
+        Address of a worker that has begun its part; not an error.
     garbled : bool
-        Whether its cause is a message without a meaning.
+        Whether the cause is a malformed message.
     silent : bool
-        Whether its cause is a host that acknowledges nothing.
+        Whether the cause is a host that does not acknowledge data.
     job : str or None
-        Job of Slurm that the worker has begun in.
+        Slurm job in which the worker has begun.
     """
 
     message: str
@@ -243,7 +245,7 @@ def raise_alarm(
     spec: TrainerSpec | None = None,
     reached: Mapping[int, int] | None = None,
 ) -> None:
-    """Tell the client of a run at once that something is wrong."""
+    """Report a problem to the client of a run without delay."""
     told: dict[str, Any] = {"run": run_id, "message": str(cause)}
     told["garbled"] = isinstance(cause, MessageError)
     told["silent"] = isinstance(cause, SilentPeerError)
@@ -254,29 +256,29 @@ def raise_alarm(
 
 
 def announce_beginning(worker: Any, run_id: str, trainer: int | None = None) -> None:
-    """Tell the client that this worker has begun its part, and which trainer that is."""
+    """Report to the client that this worker has begun its part, with the trainer's name if any."""
     told = {
         "run": run_id,
         "message": "at work",
         "at_work": worker.address,
         "trainer": trainer,
     }
-    # The client can then ask Slurm why the worker was lost.
+    # The client can then query Slurm for the reason of a worker's loss.
     if job := os.environ.get("SLURM_JOB_ID"):
         told["job"] = job
     _log_event(worker, told)
 
 
 def _log_event(worker: Any, told: dict[str, Any]) -> None:
-    """Send a message to the client by way of the scheduler's event log."""
-    with suppress(Exception):  # a worker that is closing cannot tell anybody
+    """Send a message to the client through the scheduler's event log."""
+    with suppress(Exception):  # a worker that is closing may be unable to send
         worker.log_event(TOPIC, told)
 
 
 async def announce_worker_leaving(worker: Any, run_id: str) -> None:
-    """Tell the client that this worker is about to close, and wait until it may or must.
+    """Report to the client that this worker is about to close; wait until it may, or must.
 
-    After the fit no farewell comes; then no trainer or server of it is left here.
+    After the fit no farewell is sent, but then no trainer or server of it is left here.
     """
     _log_event(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
     deadline = time.monotonic() + _LEAVE_SECONDS
@@ -285,7 +287,7 @@ async def announce_worker_leaving(worker: Any, run_id: str) -> None:
 
 
 def parse_alarm(told: dict[str, Any]) -> Alarm:
-    """Return the alarm that an event describes."""
+    """Return the alarm from an event of the log."""
     keys = (
         "trainer",
         "generation",

@@ -1,8 +1,8 @@
-"""Cores of a trainer: the share of its host's processors that it keeps to.
+"""Cores of a trainer: the share of its host's processors to which it is pinned.
 
-A system that wakes two processes at once may put both on one core, where each waits for the other:
-trainers that meet at each step lose half of their time. Each therefore keeps to a share of the
-cores that it may use; threads of other processes and fits may use them too.
+A system that wakes two processes at the same time may place both on one core, where each waits for
+the other: trainers that exchange data at each step would lose half of their time. So each is pinned
+to a share of the cores that it may use; threads of other processes and fits may use them, too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 @dataclass(frozen=True)
 class TrainerCores:
-    """Place where a trainer computes, as it tells the others.
+    """Processors of a trainer, as it announces them to the others.
 
     Parameters
     ----------
     host : int
-        Number that identifies its machine; 0: unknown, shared with no other trainer.
+        Number that identifies its machine; 0 if unknown: it then shares cores with no other
+        trainer.
     n_threads : int
         Compute threads.
     cores : tuple of int
@@ -39,31 +40,31 @@ class TrainerCores:
 
     @classmethod
     def own(cls, n_threads: int) -> TrainerCores:
-        """Return the place of the calling thread."""
-        # Only Linux lets a thread be pinned.
+        """Return the processors of the calling thread."""
+        # Pinning threads is only possible on Linux.
         if not hasattr(os, "sched_getaffinity"):
             return cls(0, n_threads, ())
         return cls(identify_machine(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
 
 
 def choose_core_share(rank: int, seats: Sequence[TrainerCores]) -> frozenset[int]:
-    """Return the processors that a trainer keeps to; none where it may use all as before."""
+    """Return the processors to which a trainer is pinned; empty if it is not pinned."""
     # Only trainers of the same machine share its cores.
     own = seats[rank]
     ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]
     threads = [seats[r].n_threads for r in ranks]
-    # Where the user has given them processors of their own, these are theirs.
+    # If the user has assigned different processors to the trainers, these are kept.
     same = all(seats[r].cores == own.cores for r in ranks)
     if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
         return frozenset()
-    # Contiguous shares in the order of the ranks, as large as each trainer's number of threads.
+    # Contiguous shares in rank order, in proportion to each trainer's number of threads.
     before = sum(threads[: ranks.index(rank)])
     cuts = [n * len(own.cores) // sum(threads) for n in (before, before + own.n_threads)]
     return frozenset(_sort_by_core(own.cores)[slice(*cuts)])
 
 
 def _sort_by_core(processors: Sequence[int]) -> list[int]:
-    """Return processors in an order in which those of one physical core are neighbours."""
+    """Return processors sorted so that those of one physical core are adjacent."""
 
     def core(number: int) -> tuple[int, int]:
         with suppress(OSError, ValueError):
@@ -76,7 +77,7 @@ def _sort_by_core(processors: Sequence[int]) -> list[int]:
 
 @contextmanager
 def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
-    """Keep the calling thread, and those it starts, to some processors."""
+    """Pin the calling thread, and the threads that it starts, to some processors."""
     before: set[int] | None = None
     with suppress(OSError):  # not allowed here
         before = os.sched_getaffinity(0)

@@ -1,9 +1,9 @@
 """Dask actor that hosts a server of a fit, and Dask task that runs a trainer.
 
-The actor's methods are short and asynchronous; pushes and pulls reach the server through the
+The actor's methods are short and asynchronous. Pushes and pulls reach the server through the
 listener's own threads, never through the worker's event loop. `SnapshotShipper` sends a server's
-snapshots to its standby; `load_fit_on_worker` is a task that makes a new worker import what a
-trainer needs.
+snapshots to its standby. `load_fit_on_worker` is a task that makes a new worker import the modules
+that a trainer needs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from daskml_dist.training.worker.reader import get_fit_backend
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
 
-#: Seconds that a trainer waits for orders after it lost the others: longer than the client needs to
+#: Seconds that a trainer waits for orders after it lost its peers: longer than the client needs to
 #: begin a generation.
 _ORDER_TIMEOUT = 60.0
 #: Seconds that a standby may take to answer.
@@ -74,7 +74,7 @@ _SHIPPER_POLL = 0.5
 
 
 def credentials_of(worker: Any, secret: bytes, settings: ConnectionSettings) -> Credentials:
-    """Return the run's secret, with the TLS contexts of the cluster's `Security` if any."""
+    """Return the run's secret, and the TLS contexts of the cluster's `Security`, if any."""
     # The run's sockets use the cluster's own certificates.
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
@@ -82,27 +82,27 @@ def credentials_of(worker: Any, secret: bytes, settings: ConnectionSettings) -> 
 
 
 def find_reachable_host(worker: Any) -> str:
-    """Return the address at which others reach a worker's process."""
+    """Return the address at which other processes reach a worker's process."""
     address = str(worker.address)
     return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
 
 
 @dataclass(frozen=True)
 class ServerOutcome:
-    """Outcome of a fit, as one server knows it.
+    """Outcome of a fit on one server.
 
     Parameters
     ----------
     state : ShardState or None
-        Of its shard.
+        State of its shard.
     records : list of dict
-        Of the passes; of the first server, which has the ledger.
+        Records of the passes; only on the first server, which has the ledger.
     stopping : PassStoppingRule or None
-        As the last pass left it; of the first server.
+        Stopping rule after the last pass; only on the first server.
     partial_rows : float
-        Rows after the last whole pass; of the first server.
+        Rows after the last whole pass; only on the first server.
     dropped : int
-        Pushes that came too late or twice; none was applied.
+        Pushes that were dropped, since they were late or repeated.
     """
 
     state: ShardState | None
@@ -121,7 +121,7 @@ class _CallerGate:
         self._open = threading.Event()
 
     def open(self, server: ShardServer, serve: Callable[[Channel, Channel], None]) -> None:
-        """Let callers in."""
+        """Release the waiting callers."""
         self.server, self._serve = server, serve
         self._open.set()
 
@@ -138,24 +138,24 @@ class _CallerGate:
 
 
 class ServerHost:
-    """Dask actor with one server, its listener, and what the client asks of it.
+    """Dask actor with one server, its listener, and the methods that the client calls.
 
-    It may be there, and listen, before the fit is known; callers then wait until it has its part.
+    It may exist, and listen, before the fit is known; callers then wait until it has its part.
 
     Parameters
     ----------
     run_id, key : str
-        The run, and the name under which trainers of the same process find the server.
+        The run, and the name by which trainers of the same process find the server.
     secret : bytes
     connections : ConnectionSettings
     *part
-        Arguments of :meth:`begin`, where they are known.
+        Arguments of :meth:`begin`, if they are known already.
     """
 
     def __init__(
         self, run_id: str, key: str, secret: bytes, connections: ConnectionSettings, *part: Any
     ) -> None:
-        # Actors are made on their worker, in one of its threads.
+        # Dask creates actors on their worker, in one of its threads.
         worker = get_worker()
         self.run_id = run_id
         self._worker, self._key = worker, key
@@ -167,8 +167,9 @@ class ServerHost:
             find_reachable_host(worker), self._credentials, on_pair=door.answer, key=key
         )
         self._endpoint = listener.endpoint
-        # The scheduler drops the actor when its client goes: then nobody may wait for it. The
-        # garbage collector may run in any thread, whatever locks that holds, so it only says so.
+        # The scheduler drops the actor when its client is gone; then no caller may keep waiting.
+        # The garbage collector may run in any thread and under any lock, so the finalizer only puts
+        # a token into a queue.
         end: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._end = weakref.finalize(self, end.put, None)
         threading.Thread(
@@ -181,15 +182,15 @@ class ServerHost:
             self.begin(*part)
 
     def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
-        """Make the server, once its part of the fit is known."""
+        """Make the server once its part of the fit is known."""
         worker, run_id = self._worker, self.run_id
-        # Known from now on: callers at the gate may enter.
+        # Used by the methods that the client calls later.
         self._fit, self._number = fit, number
         limit = worker.memory_manager.memory_limit
         self._server = make_server(
             fit, number, n_trainers, generation=generation, memory_limit=limit
         )
-        # Trainers of the same process call the server directly, with no socket.
+        # Trainers of the same process call the server directly, without a socket.
         publish_server(self._key, self._server)
         self._alarm = partial(raise_alarm, worker, run_id)
         announce_beginning(worker, run_id)
@@ -212,19 +213,19 @@ class ServerHost:
         return [] if ledger is None else ledger.records[start:]
 
     async def lane_seconds(self) -> tuple[int, dict[int, tuple[float, int]]]:
-        """Return the number of passes ended, and of each lane its seconds and steps."""
+        """Return the number of finished passes, and the seconds and steps of each lane."""
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.lane_seconds))
 
     async def outcome(self) -> ServerOutcome:
-        """Return the outcome of the fit here, once its trainers have ended."""
+        """Return the outcome of the fit on this server, once its trainers have ended."""
         state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
         if ledger is None:
             return ServerOutcome(state, [], None, 0.0, dropped)
         return ServerOutcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
     async def rescale(self, largest: Any, norm: float) -> None:
-        """Rescale the state for rows of larger values, by the largest of each row of parameters."""
+        """Rescale the state for rows of larger values, given the largest per parameter row."""
         self._server.rescale(largest[self._fit.work.layout.slices()[self._number]], norm)
 
     async def stop(self) -> None:
@@ -236,7 +237,7 @@ class ServerHost:
     async def pause(self, generation: int) -> AvailableSnapshots:
         """Refuse messages of earlier generations; return the snapshots to recover from."""
         self._stop_shipping()
-        # Nothing more is applied, so the last snapshot is the state that the standby gets.
+        # No more pushes are applied, so the last snapshot is the state that the standby gets.
         return self._server.pause(generation)
 
     async def keep_snapshots(self, every: int) -> None:
@@ -244,7 +245,7 @@ class ServerHost:
         self._server.make_snapshots(None, every)
 
     async def kept(self) -> dict[int, dict[int, int]]:
-        """Return the lanes' clocks at each snapshot that is kept, by its place."""
+        """Return the lanes' clocks of each kept snapshot, by its place."""
         return self._server.kept()
 
     async def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
@@ -274,7 +275,7 @@ class ServerHost:
         self._server.stand_by(generation)
 
     async def ship_to(self, standby: Endpoint, every: int) -> None:
-        """Send a snapshot to the standby at once, and one every `every` updates."""
+        """Send a snapshot to the standby now, and then one every `every` updates."""
         self._stop_shipping()
         # The thread gets the server, not the actor: a reference would keep the actor alive.
         bounds = self._fit.bounds(self._number)
@@ -292,7 +293,7 @@ class ServerHost:
     # -- the end -------------------------------------------------------------------------------
 
     async def abort(self, reason: str) -> None:
-        """Refuse everything from now on."""
+        """Refuse all messages from now on."""
         self._server.abort(reason)
 
     async def close(self) -> None:
@@ -310,7 +311,7 @@ def _connect_to_standby(
 
 
 def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:
-    """Tell the client that a trainer's connection to a server broke."""
+    """Report to the client that a trainer's connection to a server broke."""
     telling = isinstance(error, (MessageError, SilentPeerError))
     alarm(error if telling else f"server {number}: a connection broke")
 
@@ -332,19 +333,20 @@ def _close_at_end(
 def run_trainer(
     fit: FitSpec, spec: TrainerSpec, blocks: list[BlockBundle] | bytes
 ) -> TrainerResult:
-    """Run a trainer on this worker, on bundles of blocks or packed recipes of blocks (a Dask task).
+    """Run a trainer on this worker, on bundles of blocks or packed recipes (a Dask task).
 
-    It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
-    the slots that others wait for: two fits at once cannot deadlock.
+    It leaves the worker's thread pool before it waits for other trainers, so it never occupies a
+    slot that they need: two simultaneous fits cannot deadlock.
     """
     worker = get_worker()
-    # Needed later, to find out whether the client still wants the result.
+    # Needed later, to check whether the client still wants the result.
     key = worker.get_current_task()
-    # Leave the thread pool first: trainers that wait for others must not hold the slots of these.
+    # Leave the thread pool first: trainers that wait must not occupy slots that other trainers
+    # need.
     secede()
     shorten_lost_connections()
     announce_beginning(worker, spec.run_id, spec.name)
-    # A worker that is asked to close first waits until its lanes have moved.
+    # A worker that is asked to close waits until its lanes have moved.
     run_before_closing(worker, spec.run_id, partial(announce_worker_leaving, worker, spec.run_id))
     line = ClientLine(
         spec,
@@ -370,7 +372,7 @@ def run_trainer(
         try:
             return trainer.run(_open_blocks(blocks, worker, wait))
         except TrainingError as error:
-            # An abort ends the trainer without an error: it hands back what its lanes have come to.
+            # An abort ends the trainer without an error: it returns the present state of its lanes.
             if not (line.is_aborted() and is_consequence(error)):
                 raise
         # Dask would log an exception on the worker, where notebooks show it.
@@ -380,7 +382,7 @@ def run_trainer(
 def _open_blocks(
     blocks: list[BlockBundle] | bytes, worker: Any, wait: WaitBound
 ) -> dict[int, Block] | Callable[[int], Block]:
-    """Return the blocks, or the function that makes them from recipes."""
+    """Return the blocks, or a function that makes them from recipes."""
     if not isinstance(blocks, bytes):
         return unpack_bundles(blocks)
     recipes = BlockRecipes.unpack_recipes(blocks)
@@ -389,33 +391,33 @@ def _open_blocks(
 
 
 def _raise_key_error(key: Any) -> Any:
-    """Raise `KeyError`: the recipes need no data that workers hold."""
+    """Raise `KeyError`: these recipes need no data from workers."""
     raise KeyError(key)
 
 
 class _FetchHeldData:
-    """Function that fetches data that workers hold; this worker's own without a copy."""
+    """Function that fetches data from workers; data of this worker are not copied."""
 
     def __init__(self, worker: Any, wait: WaitBound) -> None:
         self._worker = worker
         self._wait = wait
-        # Only here: a task may ask for a client, its helper threads may not.
+        # Only possible here: a task may request a client, its helper threads may not.
         self._client = get_client()
 
     def __call__(self, key: Any) -> Any:
-        # The worker's memory is the event loop's alone.
+        # Only the event loop may access the worker's memory.
         here = asyncio.run_coroutine_threadsafe(
             self._find_locally(key), self._worker.loop.asyncio_loop
         )
         found, value = here.result(timeout=self._wait.timeout)
-        # Held by this very worker: no copy, and no message.
+        # Data of this worker itself: no copy, and no message.
         if found:
             return value
         future = request_data(self._client, key)
         try:
             return future.result(timeout=self._wait.timeout)
         except Exception as error:
-            # The client decides: they are made again, or are lost for good.
+            # The client decides whether the rows are computed again or are lost for good.
             raise CommunicationError(
                 f"Rows that a worker held could not be fetched ({error!r}): it was probably lost. "
                 "Fit again."
@@ -430,16 +432,16 @@ class _FetchHeldData:
 
 
 class SnapshotShipper:
-    """Sender of snapshots to the standby, in a thread of its own. Call it with a snapshot.
+    """Sender of snapshots to the standby, in its own thread. Call it with a snapshot.
 
     Parameters
     ----------
     server : ShardServer
-        Whose snapshots these are.
+        Server that makes the snapshots.
     connect : callable
         Opens the connection to the standby; called in the thread.
     on_failure : callable
-        Takes the error that ended the shipping; the server goes on without a standby.
+        Takes the error that ended the shipping; the server continues without a standby.
     """
 
     def __init__(
@@ -461,16 +463,16 @@ class SnapshotShipper:
 
     def __call__(self, snapshot: ServerSnapshot) -> None:
         self._taken += 1
-        # The server's thread only enqueues; it must not wait for the network.
+        # The server's thread only adds to the queue; it must not wait for the network.
         self._snapshots.put(snapshot)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the standby has all snapshots, or can get no more."""
+        """Return whether the standby has all snapshots, or cannot get any more."""
         return self._sent >= self._taken or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Send no more; return at once."""
+        """Stop sending; return without waiting."""
         self._snapshots.put(None)
 
     def _run_in_thread(self) -> None:
@@ -486,19 +488,18 @@ class SnapshotShipper:
             self._on_failure(f"standby: {error}")
 
     def _next_snapshot(self) -> ServerSnapshot | None:
-        """Return the next snapshot; None once the server is over."""
-        # A closed server ends the thread even if nobody closes the shipper.
+        """Return the next snapshot; None once the server has ended."""
+        # The end of the server ends the thread even if the shipper is never closed.
         while not self._server.is_over:
             with suppress(queue.Empty):
                 return self._snapshots.get(timeout=_SHIPPER_POLL)
         return None
 
     def _send_snapshots(self, connection: ServerConnection) -> None:
-        """Send snapshots one after the other, each with the records since the last."""
-        # Records only grow, so each is sent once: from the last snapshot's count on.
+        """Send snapshots one after the other, each with the new records."""
+        # Records are only appended, so each is sent once: from the last snapshot's count on.
         first = 0
         while (snapshot := self._next_snapshot()) is not None:
-            # Records only grow, so each goes over once.
             records, n_records = [], first
             if snapshot.ledger is not None and self._server.ledger is not None:
                 n_records = snapshot.ledger.n_records
@@ -511,12 +512,12 @@ class SnapshotShipper:
 
 
 def pack_fit(fit: FitSpec) -> bytes:
-    """Return a fit as bytes, to be unpacked in a task's own thread."""
+    """Return a fit as bytes, which are unpacked in a task's own thread."""
     return bytes(pickle.dumps((run_trainer, fit)))
 
 
 def load_fit_on_worker(fit: FitSpec | bytes) -> bool:
-    """Load a fit and the backend that it computes with."""
+    """Load a fit and its backend, so that the worker imports their modules."""
     found: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
     get_fit_backend(found)
     if not found.work.remembers_course:

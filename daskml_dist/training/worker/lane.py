@@ -1,7 +1,7 @@
-"""Lanes of a fit: logical workers that read batches in an order of their own and sum over them.
+"""Lanes of a fit: logical workers with their own batch order, which sum over their rows.
 
-A `Lane` computes gradients and statistics of its rows and counts what it has done for the reports.
-`RowStates` holds arrays that a solver's statistics keep for a lane's rows from one sum to the next.
+A `Lane` computes gradients and statistics of its rows and counts its work for the reports.
+`RowStates` holds arrays that a solver's statistics keep for a lane's rows between sums.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from daskml_dist.training.worker.reader import (
 
 
 class BlocksLane:
-    """Whole blocks of a fit whose trainers do with them what they like.
+    """Whole blocks of a fit, for a user's function that runs on the trainers.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Lane:
     number : int
     fit : FitSpec
     rows : LaneRows
-        Which rows are the lane's, and the order of its batches.
+        The lane's rows, and the order of its batches.
     blocks : mapping of int to ReadyBlock, or BlockStream
     reader : subclass of BatchReader, default=BatchReader
         Class that makes the batches.
@@ -73,7 +73,7 @@ class Lane:
     clock : int
         Steps since the beginning of the fit, as the loop counts them.
     reached : int
-        Clock after the last gradient, whether or not the servers accepted it.
+        Clock after the last gradient, whether or not the servers have accepted it.
     began_at : int
         Clock of the last :meth:`seek`.
     """
@@ -91,7 +91,7 @@ class Lane:
         self.backend: Backend = get_fit_backend(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
-        #: A `StepModel` where the lane makes steps.
+        #: A `StepModel` if the lane makes steps.
         self._model: Any = fit.work.model
         self._rows = rows
         self._blocks: Any = blocks
@@ -100,14 +100,14 @@ class Lane:
         self._gradient_buffer: NDArray[Any] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
-        # Losses stay on the device until a report: a read would wait for all queued kernels, which
-        # takes longer than many a step.
+        # Losses stay on the device until a report: reading one would wait for all queued kernels,
+        # which takes longer than many steps do.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
         self._callbacks = fit.work.step_callbacks
         streaming = fit.rows.streaming
         self._states = RowStates(None if streaming is None else streaming.states)
-        #: Whether the rows are known to be finite: by a check, or by a finite sum over them.
+        #: Whether the rows are known to be finite, by a check or by a finite sum over them.
         self._is_checked_finite = False
 
     @property
@@ -117,7 +117,7 @@ class Lane:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the ranges of blocks' rows that are the lane's."""
+        """Return the ranges of the blocks' rows that belong to the lane."""
         return self._rows.segments
 
     def drop_streamed_blocks(self) -> None:
@@ -132,7 +132,7 @@ class Lane:
         self.reader.seek(clock)
 
     def skip(self, steps: int) -> None:
-        """Count steps that the lane does not make; it goes on behind them."""
+        """Count steps that the lane does not make, and continue after them."""
         self.reached += steps
         self._report.steps += steps
         self._drawn_ahead = None
@@ -141,11 +141,11 @@ class Lane:
 
     @property
     def keyed_blocks(self) -> list[Any]:
-        """Return the blocks of a fit over keys, one a side."""
+        """Return the blocks of a fit over keys, one per side."""
         return [self._blocks[number].X for number in self._rows.numbers]
 
     def draw_next_batch(self) -> LaneBatch:
-        """Return the next batch; after the last pass batches are empty.
+        """Return the next batch; after the last pass, batches are empty.
 
         Its arrays are valid until the next call.
         """
@@ -153,12 +153,12 @@ class Lane:
 
     @property
     def gather_when_ready(self) -> Any | None:
-        """Return :attr:`gather`; None in the first steps, too few to be worth its compilation."""
+        """Return :attr:`gather`; None in the first steps, which do not justify compiling it."""
         return None if self.reached < self.reader.steps_copied else self.reader.gather
 
     @property
     def gather(self) -> Any | None:
-        """Return the compiled loops that read batches in the blocks, without a copy, or None."""
+        """Return the compiled loops that read batches in the blocks without a copy, or None."""
         return self.reader.gather
 
     def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
@@ -168,7 +168,7 @@ class Lane:
         self.count_made_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
     def draw_rows_ahead(self, count: int) -> None:
-        """Draw the rows of the next steps, for :meth:`draw_batch_runs` of as many."""
+        """Draw the rows of the next `count` steps, for a later :meth:`draw_batch_runs`."""
         self._drawn_ahead = self.reader.draw_batch_runs(count)
 
     def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
@@ -176,12 +176,12 @@ class Lane:
         drawn, self._drawn_ahead = self._drawn_ahead, None
         if drawn is None:
             return self.reader.draw_batch_runs(count)
-        # Draws advance the order of the rows: they cannot be taken back.
+        # Drawing advances the order of the rows, so it cannot be undone.
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
 
     def count_made_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
-        """Count steps that were taken in one call: rows and loss of each, and the time of all."""
+        """Count the steps of one call: the rows and loss of each, and the time of all."""
         self._busy += seconds
         if not len(rows):
             return
@@ -195,11 +195,11 @@ class Lane:
     def add_gradient(self, w: Any, batch: LaneBatch, out: Any) -> None:
         """Add the gradient sum of a batch at `w` to `out`; count its rows and loss.
 
-        `w` and `out` are on the host or on the lane's device.
+        `w` and `out` may be on the host or on the lane's device.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
-        # Sum where the lane computes; move the sum once if the caller wants it on the host.
+        # Sum on the lane's device, and move the sum once if the caller needs it on the host.
         is_in_place = self._on_host or not is_host(out)
         sums = out if is_in_place else zeros(out.shape, out.dtype, like=w)
         # Rows that are read in their blocks: the gather adds their gradient.
@@ -216,9 +216,10 @@ class Lane:
     def take_row_steps(
         self, run: Callable[[list[RowsInTurn], Callable[[int], Any]], float], count: int = 1
     ) -> int:
-        """Make each row of the next batches a step, by `run`; return the number of rows.
+        """Make each row of the next batches a step by calling `run`; return the number of rows.
 
-        `run` takes the rows of each batch and a function from a block's number to the block; it
+        `run` gets the rows of each batch, and a function that returns a block by its number; it
+        returns the sum of the losses. With step callbacks, `count` must be 1.
         returns the sum of the losses. With step callbacks, `count` must be 1.
         """
         batches, since = self.reader.next_rows_in_turn(count), time.perf_counter()
@@ -250,7 +251,7 @@ class Lane:
             callback.on_step_end(end)
 
     def _add_busy_time(self, since: float, waited: bool = True) -> None:
-        """Count the time since `since`; nothing where work was only queued on a device."""
+        """Count the time since `since`; zero if work was only queued on a device."""
         self._busy += time.perf_counter() - since if waited else 0.0
 
     @property
@@ -261,14 +262,14 @@ class Lane:
     def add_statistic(
         self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
-        """Add a solver's statistic of all rows to `out`; return the summed loss, and the rows.
+        """Add a solver's statistic of all rows to `out`; return the summed loss and the rows.
 
-        `number` is the number of this sum, which seeds its random streams; `left` is the number of
+        `number` is the number of this sum, which seeds its random streams. `left` is the number of
         the last sum that wrote the statistic's state of the rows.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else zeros(out.shape, out.dtype, like=self._any_on_device)
-        # A GPU's rows are moved once for all statistics of this pass.
+        # Rows are moved to a GPU only once for all statistics of this pass.
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for block in self.reader.kept:
             block.prepare_for_statistic(statistic)
@@ -280,13 +281,13 @@ class Lane:
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lend_state(statistic.state, left, number, model, rows, backend):
                 found = known_loss(statistic.add(model, rows, sums, backend))
-                # A device's loss that is among the sums comes to the host with them.
+                # A device's loss that is part of the sums is copied to the host with them.
                 loss = loss if statistic.loss_is_first and sums is not out else loss + found
         if sums is not out:
             on_host = self.backend.to_numpy(sums)
             loss = on_host.flat[0] if statistic.loss_is_first else loss
             out += on_host
-        # NaN in the rows makes most sums NaN, so the rows are searched only if a sum is not finite.
+        # NaN in the rows makes most sums NaN, so the rows are only searched if a sum is not finite.
         if not (self._is_checked_finite or np.isfinite(out).all()):
             self._check_finite_once()
         self._is_checked_finite = True
@@ -296,11 +297,11 @@ class Lane:
 
     @functools.cached_property
     def _any_on_device(self) -> Any:
-        """Return an array of the lane's device: zeros are made like it, without a copy."""
+        """Return an array on the lane's device, as a template for zeros."""
         return self.backend.to_device(np.zeros(1))
 
     def _check_finite_once(self) -> None:
-        """Raise where the rows hold NaN or infinity; checked once."""
+        """Raise if the rows contain NaN or infinity; checked only once."""
         for block in () if self._is_checked_finite else self.reader.kept:
             block.check()
         self._is_checked_finite = True
@@ -314,14 +315,14 @@ class Lane:
     def own_gradient(self, w: Any, batch: LaneBatch) -> Any:
         """Return the gradient sum of a batch at `w`, in an array that the next call overwrites.
 
-        The gradient of a network is large, and the first write to each page of new memory is slow.
+        A network's gradient is large, and the first write to each page of new memory is slow.
         """
-        # Gradients of touched rows change their size.
+        # Gradients of touched rows vary in size, so no array is reused.
         if batch.index is not None:
             return self.compute_gradient(w, batch)
         if (found := self._gradient_in_model_memory(w, batch)) is not None:
             return found
-        # A device has a memory pool of its own.
+        # A device has its own memory pool.
         if not is_host(w):
             return self.compute_gradient(w, batch)
         if self._gradient_buffer is None or self._gradient_buffer.shape != w.shape:
@@ -332,9 +333,9 @@ class Lane:
         return self._gradient_buffer
 
     def _gradient_in_model_memory(self, w: Any, batch: LaneBatch) -> Any | None:
-        """Return the gradient sum in an array that the model owns; None where it has none."""
+        """Return the gradient sum in an array that the model owns, or None if it has none."""
         pieces = batch.pieces if isinstance(batch.pieces, list) else []
-        # Parameters of a replica in host memory would have to be moved, and the gradient back.
+        # Otherwise the parameters would have to be moved to the device, and the gradient back.
         is_local = self._on_host or not is_host(w)
         if not is_local or batch.add_gradient is not None or len(pieces) != 1:
             return None
@@ -350,11 +351,11 @@ class Lane:
         return self.reader.held_out()
 
     def add_validation(self, sums: NDArray[np.float64]) -> None:
-        """Add validation sums, computed elsewhere, of some held-out rows to the next report."""
+        """Add validation sums that were computed elsewhere to the next report."""
         self._report.add_validation(sums.tolist())
 
     def take_pass_report(self, w: Any | None) -> PassReport:
-        """Return the sums since the last call; with `w`, the validation sums too."""
+        """Return the sums since the last call; with `w`, the validation sums, too."""
         report, self._report = self._report, PassReport([self.number])
         report.busy, report.busy_steps, self._busy = [self._busy], [report.steps], 0.0
         report.loss, self._loss = float(self._loss), 0.0
@@ -378,14 +379,14 @@ class Lane:
 class RowStates:
     """Arrays that statistics keep for the rows of a lane, such as the rows' raw predictions.
 
-    Each array is held with the number of the sum that wrote it. One that another sum wrote than the
-    one expected is computed afresh: so states are right on a lane that has moved from another
-    trainer, and after a solver has begun again, without being sent or saved.
+    Each array is stored with the number of the sum that wrote it. If that is not the expected sum,
+    the array is computed again. So states are right on a lane that has moved from another trainer,
+    and after a solver has restarted, without being sent or saved.
 
     Parameters
     ----------
     most : int or None
-        Bytes that are held at most; None: no limit.
+        Most bytes that are kept; None: no limit.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -397,13 +398,13 @@ class RowStates:
         self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip
-        """Lend the array that sum `left` wrote as ``rows.state`` to sum `number`, then hold it."""
+        """Pass the array of sum `left` to sum `number` as ``rows.state``, then store it."""
         if state is None:
             yield
             return
         key = (state.name, rows.block, rows.first)
-        # Taken out while the statistic writes it: an error half-way must not leave a partial array
-        # behind.
+        # Removed while the statistic writes it, so that an error never leaves a partially written
+        # array.
         found, array = self._held.pop(key, (0, None))
         if self._left is not None and array is not None:
             self._left += array.nbytes

@@ -1,8 +1,9 @@
-"""Facts that a worker tells the client of a fit as soon as it knows them.
+"""Facts that a worker sends to the client of a fit as soon as they are known.
 
-Dask reports the end of a task by way of the scheduler, in batches, and results are asked for after
-that: a short fit is over sooner where the client asks first and the worker waits (`tell_bundles`,
-`tell_results`). While trainers run, `telling_facts` publishes their counts about once a second.
+Dask reports the end of a task through the scheduler, in batches, and results are requested after
+that. A short fit ends sooner if the client sends its request first and the worker waits for the
+result (`tell_bundles`, `tell_results`). While trainers run, `telling_facts` publishes their counts
+about once a second.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ if TYPE_CHECKING:
     from daskml_dist.training.worker.trainer import TrainerFacts
 
 
-#: Seconds in which a task returns after it noted its end.
+#: Seconds within which a task returns after it announced its end.
 _RETURN_SECONDS = 0.05
-#: Event that is set when a trainer of a run ends, for each run and worker that is asked.
+#: Event for each run and worker with an open request, set when a trainer of the run ends there.
 _ends: dict[tuple[str, str], asyncio.Event] = {}
-#: The last ones that have ended: the question may come after that.
+#: The last runs and workers whose trainers have ended, for requests that arrive later.
 _ended: deque[tuple[str, str]] = deque(maxlen=256)
 logger = logging.getLogger(__name__)
-#: Topic of the published facts, in Dask's event log.
+#: Topic of the published facts in Dask's event log.
 HEARTBEAT_TOPIC = "daskml_dist_heartbeats"
-#: Seconds between two publications, and as many more for each trainer of the run: the scheduler
-#: hears at most a hundred a second.
+#: Seconds between two publications, plus seconds for each trainer of the run, so that the scheduler
+#: receives at most a hundred per second.
 _PUBLISH_SECONDS, _PUBLISH_SECONDS_PER_TRAINER = 1.0, 0.01
-#: Functions that return the facts of each trainer of a run at a worker.
+#: Functions that return the facts of each trainer of a run on a worker.
 _tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 
 
 async def tell_bundles(
     asked: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
 ) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
-    """Return facts of the blocks of some bundles on this worker, and where an actor listens."""
+    """Return facts of the blocks of some bundles on this worker, and the address of an actor."""
     keys, actor = asked[dask_worker.address]
-    # The question may arrive before the tasks do.
+    # The request may arrive before the tasks do.
     await wait_until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
     host = find_actor(dask_worker, actor)
     endpoint = None if host is None else await host.endpoint()
@@ -59,11 +60,9 @@ async def tell_bundles(
 async def tell_results(
     asked: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
 ) -> dict[Any, Any]:
-    """Return results of trainers of a run on this worker, by key; none of those that take
-    longer.
-    """
+    """Return results of a run's trainers on this worker, by key; without unfinished ones."""
     name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
-    # Trainers tell that they are about to return, which is sooner than Dask's report.
+    # Trainers announce that they are about to return, which is sooner than Dask's report.
     ended = _ends.setdefault(name, asyncio.Event())
     try:
         if name not in _ended:
@@ -76,7 +75,7 @@ async def tell_results(
 
 
 def note_trainer_end(worker: Any, run_id: str) -> None:
-    """Note, in any thread, that a trainer of a run is about to return, or that the run is over."""
+    """Announce, from any thread, that a trainer is about to return, or that the run has ended."""
     name = run_id, worker.address
 
     def say() -> None:
@@ -94,8 +93,8 @@ def telling_facts(
 ) -> Iterator[None]:
     """Publish a trainer's facts to the scheduler about once a second while it runs.
 
-    Nobody asks for them, so that nobody waits for a worker that is gone. Trainers are not stopped
-    either: their counts are read as they are.
+    They are not requested, so no process waits for a worker that is gone. Trainers are not stopped
+    either: their counts are read while they run.
     """
     name = worker.address, run_id
     every = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
@@ -103,7 +102,7 @@ def telling_facts(
     tellers.append(facts)
 
     def tell() -> None:
-        # The run has ended, or another one of the same name has begun.
+        # The run has ended, or another run of the same name has begun.
         if _tellers.get(name) is not tellers:
             return
         try:
@@ -128,12 +127,12 @@ def _sum_facts(worker: Any, tellers: list[Callable[[], TrainerFacts]]) -> dict[s
     """Return the summed facts of all trainers of a run at a worker, as plain values."""
     told = [facts() for facts in list(tellers)]
     traffic: Counter[str] = Counter()
-    # Trainers of one process share a worker: their counts are added up.
+    # Trainers of one process share a worker, so their counts are added.
     for one in told:
         traffic.update(one.traffic)
     memory, spilled = measure_memory(worker)
     return {
-        # Events of Dask have texts as keys alone.
+        # Dask's events can only have strings as keys.
         "steps": [[lane, steps] for one in told for lane, steps in one.steps.items()],
         "traffic": dict(traffic),
         "rows_here": sum(one.rows_here for one in told),

@@ -1,7 +1,7 @@
 """Reader of a lane: turns the rows drawn for each step into batches of arrays.
 
 A batch is either pieces of rows (`BatchRows`) that are copied together, or a function that adds the
-gradient of rows where they lie (a backend's gather).
+gradient of rows without copying them (a backend's gather).
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from daskml_dist.training.spec import FitSpec
 
 @dataclass
 class ReadyBlock:
-    """Block as the maths reads it: on the device, targets encoded, weights scaled.
+    """Block in the form that models read: on the device, targets encoded, weights scaled.
 
-    For sums over all rows, dense features stay on the host as they lie until a statistic asks for
-    more: a copy of a block costs more than many a sum.
-
+    For sums over all rows, dense features stay on the host unconverted until a statistic needs
+    more: copying a block costs more than many sums.
     Attributes
     ----------
     unchecked : int or None
-        Number of the block while X has not been checked for NaN and infinity; None afterwards.
+        Number of the block until X has been checked for NaN and infinity; None afterwards.
     """
 
     X: Any
@@ -51,15 +50,15 @@ class ReadyBlock:
     unchecked: int | None = None
 
     def prepare_for_statistic(self, statistic: Statistic) -> None:
-        """Convert X to what a statistic reads, before its first sum.
+        """Convert X to the form that a statistic reads, before its first sum.
 
-        Features on a GPU were made ready as they were moved.
+        Features on a GPU were converted when they were moved.
         """
         if not statistic.in_parts and is_host(self.X):
             self.X = get_backend("cpu").to_device(self.X)
 
     def check(self) -> None:
-        """Raise where X holds NaN or infinity, unless that was checked."""
+        """Raise if X contains NaN or infinity, unless it was checked before."""
         if self.unchecked is not None:
             check_finite_rows(self.X, self.unchecked)
             self.unchecked = None
@@ -67,18 +66,17 @@ class ReadyBlock:
 
 def get_fit_backend(fit: FitSpec) -> Backend:
     """Return the backend of a fit in this process."""
-    # Few parameters of many are touched, at indices that the host draws.
-    # Steps that touch few of many parameters use indices drawn by the host; a GPU would wait for
-    # each.
+    # Steps that touch few of many parameters use indices that the host draws; a GPU would wait for
+    # the host at each step.
     on_host = fit.work.on_host or (fit.run.device == "auto" and fit.work.coordinates)
     return get_backend("cpu" if on_host else fit.run.device)
 
 
 def sums_backend_of(fit: FitSpec) -> Backend:
-    """Return the backend on which sums over the rows of a fit may lie.
+    """Return the backend on which sums over the rows of a fit may be.
 
-    It is that of its rows; but a solver of its own rows, which has their targets in host memory,
-    may have them on the GPU.
+    It is that of the rows. But a solver on its own rows, which has their targets in host memory,
+    may have sums on the GPU.
     """
     on_device = fit.work.loop == "own_rows"
     return get_backend(fit.run.device) if on_device else get_fit_backend(fit)
@@ -87,8 +85,8 @@ def sums_backend_of(fit: FitSpec) -> Backend:
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """Check a block for NaN and infinity, encode its targets, compute its weights, and move it.
 
-    Of dense features of a round solver's fit that are kept on the host, the first sum tells whether
-    they are to be checked.
+    Dense features of a round solver that stay on the host are checked at the first sum, and only
+    if the sum does not show that they are finite.
     """
     if isinstance(block, KeyedBlock):
         return ReadyBlock(block.aligned(), None, None)
@@ -101,7 +99,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     if fit.work.privacy is not None:
         weight = fit.steps.model.bound_slopes(X)
     lies_there = find_device(X) == "gpu"
-    # On a GPU the error names the block that did not fit.
+    # On a GPU, the error names the block that did not fit.
     with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X = X if lies or lies_there else backend.to_device(X)
         y, weight = (None if a is None else backend.to_device(a) for a in (y, weight))
@@ -109,21 +107,21 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
 
 
 def _encode_target(block: Block, fit: FitSpec, backend: Backend) -> Any:
-    """Return what the model's loss reads: of labels indices, signs or one-hot rows."""
+    """Return the targets that the model's loss reads: for labels indices, signs or one-hot rows."""
     model, rows = fit.work.model, fit.rows
     travels = backend.device == "gpu" or find_device(block.target) == "gpu"
     codes = encode_small(block, rows.classes) if travels else None
     if codes is None or rows.classes is None:
         assert block.y is not None
         return model.encode(block.y, rows.classes, rows.dtype)
-    # Each class is encoded once, and the codes of the rows, a byte each, are what travels.
+    # Each class is encoded once; only the codes of the rows, one byte each, are moved.
     table = backend.to_device(model.encode(rows.classes, rows.classes, rows.dtype))
     codes = backend.to_device(codes) if backend.device == "gpu" else copy_to_host(codes)
     return namespace(table).take(table, codes, axis=0)
 
 
 def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:
-    """Return whether features may stay unconverted until a sum is asked for."""
+    """Return whether features may stay unconverted until a sum needs them."""
     if backend.device != "cpu" or fit.work.loop != "solver" or fit.rows.streaming is not None:
         return False
     X = block.X
@@ -131,9 +129,9 @@ def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:
 
 
 def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
-    """Return the checked features of a block, where they are to be or on the host.
+    """Return the checked features of a block, in their final place or on the host.
 
-    `lies`: as they lie, and to be checked.
+    With `lies` they are left in place, and checked later.
     """
     lying = _find_lying_features(block, fit, backend)
     if lying is not None:
@@ -141,7 +139,7 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
         if not fit.work.model.takes_missing:
             check_finite_rows(X, block.index)
         return X
-    # Aligned before anything reads it: NumPy is several times slower on unaligned arrays.
+    # Aligned before anything else reads it: NumPy is several times slower on unaligned arrays.
     X = block.X.astype(fit.rows.rows_dtype, copy=False)
     # Converted to a layout that kernels read: contiguous, sorted CSR.
     X = X if lies else get_backend("cpu").to_device(X)
@@ -158,19 +156,19 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
 
 
 def _find_lying_features(block: Block, fit: FitSpec, backend: Backend) -> Any | None:
-    """Return features that lie on the fit's GPU as the fit reads them, else None."""
+    """Return features that already are on the fit's GPU in the form it reads, else None."""
     lying = block.on_device
     if lying is None or fit.rows.compute_dtype or lying.dtype != fit.rows.rows_dtype:
         return None
-    # A solver of its own rows has targets and weights in host memory, and features where they lie.
+    # A solver on its own rows has targets and weights in host memory, and features where they are.
     reads_there = backend.device == "gpu" or sums_backend_of(fit).device == "gpu"
     return lying if reads_there else None
 
 
 def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
-    """Return features in a GPU's smaller storage dtype; raise where they overflow it."""
+    """Return features in a GPU's smaller storage dtype; raise if they overflow it."""
     with np.errstate(over="ignore"):
-        # Overflow to infinity is looked for, and told with the largest value.
+        # Infinite values are detected below, and reported with the largest value.
         smaller = X.astype(stored_dtype(dtype))
     if not np.isfinite(smaller).all():
         number = smaller.dtype.type
@@ -184,7 +182,7 @@ def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
 
 
 def explain_memory_errors(backend: Backend, what: str) -> AbstractContextManager[None]:
-    """Translate a device's out-of-memory error into one that names what did not fit."""
+    """Translate a device's out-of-memory error into one that names the data that did not fit."""
     if backend.device == "cpu":
         return nullcontext()
     return device_memory(
@@ -195,15 +193,15 @@ def explain_memory_errors(backend: Backend, what: str) -> AbstractContextManager
 
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
-#: Number of the block of each row, and of the row in it.
+#: Block number of each row, and the row's position in that block.
 RowsInTurn = tuple[NDArray[np.intp], NDArray[np.intp]]
-#: Entries of a streamed lane's pass from which compiling its gather pays at once: the copies would
+#: Entries in a streamed lane's pass from which compiling its gather pays immediately: copies would
 #: take longer than loading numba.
 _GATHER_AT_ONCE_ENTRIES = 1 << 22
-#: Bytes of a large batch's rows that a linear model is given at once: they stay in the L2 cache for
-#: both products.
+#: Bytes of a large batch's rows that a linear model processes at a time: they stay in the L2 cache
+#: for both products.
 _PIECE_BYTES = 1 << 20
-#: Rows of a batch: of each block, by its number, a slice or the numbers of rows.
+#: Rows of a batch: for each block, by its number, a slice or an array of row numbers.
 Drawn = list[tuple[Any, Any]]
 
 
@@ -214,14 +212,14 @@ class LaneBatch:
     Parameters
     ----------
     pieces : iterable of BatchRows
-        Read one by one where the batch is large.
+        Read one by one if the batch is large.
     n_rows : int
-        Of a private fit the mean number.
+        Number of rows; for a private fit, its mean.
     index : ndarray of int64 or None
-        Rows of the parameters that it touches (coordinates only).
+        Parameter rows that the batch touches (coordinates only).
     add_gradient : callable or None
-        Adds the gradient of rows that stay where they are; see `Backend.gather`. Then there are
-        no pieces.
+        Adds the gradient of rows without copying them; see `Backend.gather`. There are no pieces in
+        this case.
     """
 
     pieces: Iterable[BatchRows]
@@ -250,13 +248,14 @@ class BatchReader:
         self._blocks = blocks
         self._backend = backend
         self._linear = fit.work.linear
-        #: First numbers of the keys of random streams.
+        #: First numbers in the keys of random streams.
         self._stream = fit.work.seed, lane
         self._clock = 0
         self._draws: Iterator[Drawn] = iter(())
         self._ready: deque[LaneBatch] = deque()
-        # A batch of whole blocks stays where it is, and sparse rows are read there. Whose few
-        # parameters are touched is asked of all pieces, before these are read.
+        # A batch of whole blocks is not copied, and sparse rows are read in place. If the batch
+        # touches few parameters, their indices are determined from all pieces before any piece is
+        # read.
         at_once = self._linear is None and fit.work.micro_batch is None
         self._in_arrays = fit.work.n_steps > 1 and (at_once or not fit.work.coordinates)
         self._room = _BatchMemory()
@@ -270,7 +269,7 @@ class BatchReader:
         self._ready.clear()
 
     def _iterate_draws(self, clock: int) -> Iterator[Drawn]:
-        """Yield the drawn rows of each step from a clock on, then empty batches for ever."""
+        """Yield the drawn rows of each step from a clock on, then empty batches without end."""
         passes, step = divmod(clock, self._fit.work.n_steps)
         # A stream reads ahead in the order in which blocks will be drawn.
         if isinstance(self._blocks, BlockStream):
@@ -279,7 +278,7 @@ class BatchReader:
             # The rest of the first pass, then whole passes.
             yield from self._rows.batches(passes + 1, step)
             passes, step = passes + 1, 0
-        # Loops gather a batch ahead, and after the last pass too.
+        # Loops draw one batch ahead, even after the last pass.
         while True:
             yield []
 
@@ -290,15 +289,16 @@ class BatchReader:
         return [_to_runs(draw) for draw in drawn], [self._tell_rows(draw) for draw in drawn]
 
     def _tell_rows(self, drawn: Drawn) -> Any:
-        """Return the rows of a batch as steps and records count them.
+        """Return the number of rows of a batch, for steps and records.
 
-        Of a private fit that is their mean number: the drawn one would tell of the rows.
+        For a private fit it is the mean number: the drawn number would reveal something about the
+        rows.
         """
         return count_batch_rows(drawn) if self._mean_rows is None else self._mean_rows
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
-        """Return the prepared blocks; none where they are streamed."""
+        """Return the prepared blocks; empty if they are streamed."""
         if isinstance(self._blocks, BlockStream):
             return []
         numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
@@ -317,9 +317,9 @@ class BatchReader:
     def next(self, may_gather: bool) -> LaneBatch:
         """Return the next batch, whose arrays are valid until the next call.
 
-        Its arrays are good until the next batch is asked for. `may_gather`: a gather may be used.
+        `may_gather` allows the use of a gather.
         """
-        # A gather draws several batches in one call and hands out a function for each.
+        # A gather draws several batches in one call and returns a function for each.
         gather = self.gather if may_gather and self._in_arrays else None
         if gather is None and not self._ready:
             drawn = next(self._draws)
@@ -337,8 +337,8 @@ class BatchReader:
         n_rows = count_batch_rows(drawn)
         held: Blocks = self._blocks
         if self._in_arrays:
-            # Blocks that are streamed are to be had once, in their order.
-            # Streamed blocks can be had once, in order, so all blocks of the batch are held first.
+            # Streamed blocks are available once, in order, so all blocks of the batch are held
+            # first.
             held = {number: self._blocks[number] for number, _ in drawn}
             # Dense rows: copied side by side into the lane's memory.
             if all(isinstance(block.X, np.ndarray) for block in held.values()):
@@ -346,7 +346,7 @@ class BatchReader:
                 key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
                 pieces = self._room.gather(blocks, n_rows, self._piece_rows, key, cut)
                 return LaneBatch(pieces, self._tell_rows(drawn), self._touched_parameters(pieces))
-        # Full batches of streamed rows never fit in memory: pieces are made when they are read.
+        # Full batches of streamed rows never fit in memory, so pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
             return LaneBatch(
                 _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, held)), n_rows, None
@@ -358,7 +358,7 @@ class BatchReader:
 
     @functools.cached_property
     def _piece_rows(self) -> int | None:
-        """Return the most rows given to the model at once: as set, or as many as a cache holds."""
+        """Return the most rows that the model gets at a time: as set, or as fit in a cache."""
         if self._fit.work.micro_batch is not None or self._linear is None:
             return self._fit.work.micro_batch
         width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
@@ -370,7 +370,7 @@ class BatchReader:
         for piece, ((number, at),) in enumerate(parts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
-            # Keys of the random numbers of a piece: they follow from seed, lane, clock and piece.
+            # Keys of a piece's random numbers: derived from seed, lane, clock and piece.
             key = (*self._stream, clock, piece)
             yield BatchRows(*self._take_rows(held[number], at), key, block, first)
 
@@ -381,7 +381,7 @@ class BatchReader:
         return rows(block.X, at), y, weight
 
     def _touched_parameters(self, pieces: Iterable[BatchRows]) -> NDArray[np.int64] | None:
-        """Return the rows of the parameters that a batch touches; None for dense steps."""
+        """Return the parameter rows that a batch touches; None for dense steps."""
         if not self._fit.work.coordinates:
             return None
         if not (pieces := list(pieces)):
@@ -401,12 +401,11 @@ class BatchReader:
 
     @functools.cached_property
     def gather(self) -> Any | None:
-        """Return the backend's gather of batches that copies no row; None where it has none."""
+        """Return the backend's gather, which copies no rows; None if it has none for this fit."""
         if self._linear is None or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
         if self._fit.work.micro_batch is not None:
             return None
-        # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
         rule = self._fit.steps.rule
         # A gather of sparse rows must make whole steps: the host does not know which parameters
         # they touch.
@@ -415,7 +414,7 @@ class BatchReader:
             return None
         if isinstance(self._blocks, BlockStream):
             return self._make_stream_gather(self._linear, self._blocks)
-        # The gather gets the arrays of all blocks once, and then only row numbers.
+        # The gather gets the arrays of all blocks once, and afterwards only row numbers.
         numbers = sorted(set(itertools.chain.from_iterable(self._rows.blocks(1))))
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
@@ -439,7 +438,8 @@ class BatchReader:
             block = blocks[number]
             return block.X, block.y, block.weight
 
-        # What a call holds, beside the group that comes, is a quarter of a group in the mean.
+        # Steps per call: a call keeps the blocks of its steps, a quarter of a group on average,
+        # besides the next group.
         most = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
         kind = np.dtype(fit.rows.dtype)
         rows = self._most_batch_rows
@@ -447,12 +447,12 @@ class BatchReader:
 
     @functools.cached_property
     def steps_copied(self) -> int:
-        """Return the number of first steps whose rows are copied, before a gather pays."""
+        """Return the number of initial steps whose rows are copied, until a gather pays."""
         if self._linear is None:
             return self._backend.steps_copied(None, 0)
         if self._fit.work.coordinates and self._backend.device == "cpu":
-            return 0  # whatever reads sparse rows is compiled
-        # Compiling takes about half a second; first steps are cheaper with NumPy's copies.
+            return 0  # all code that reads sparse rows is compiled
+        # Compiling takes about half a second; the first steps are faster with NumPy's copies.
         n_entries = self._most_batch_rows * self._linear.n_features
         if (
             isinstance(self._blocks, BlockStream)
@@ -476,12 +476,12 @@ def _to_runs(drawn: Drawn) -> Draw:
 
 
 def _to_positions(drawn: Drawn) -> Drawn:
-    """Return the rows of a batch by their positions, or as slices."""
+    """Return the rows of a batch as positions or slices."""
     return [(number, at.numbers if isinstance(at, RowRuns) else at) for number, at in drawn]
 
 
 def _flatten_draw(drawn: Drawn) -> RowsInTurn:
-    """Return block and position of each row, in the order drawn."""
+    """Return the block and position of each row, in the order drawn."""
     parts = []
     for block, at in drawn:
         rows = np.arange(at.start or 0, at.stop) if isinstance(at, slice) else at
@@ -496,7 +496,7 @@ def _flatten_draw(drawn: Drawn) -> RowsInTurn:
 
 
 def _join_if_dense(pieces: list[BatchRows]) -> list[BatchRows]:
-    """Join dense rows of several blocks: a model may look at its batch as a whole."""
+    """Join dense rows of several blocks, since a model may use its batch as a whole."""
     if len(pieces) < 2 or isinstance(pieces[0].X, SparseRows):
         return pieces
     return [join_batch_pieces(pieces)]
@@ -533,13 +533,14 @@ class _BatchMemory:
         key: tuple[int, ...],
         cut: Callable[[Drawn, int], Iterator[Any]],
     ) -> Iterable[BatchRows]:
-        """Return all rows as one piece; of a larger batch, pieces made when they are read."""
+        """Return all rows as one piece; of a larger batch, pieces that are made when read."""
         if n_rows == 0:
             return []
         if most is None or n_rows <= most:
             X, y, weight = self._copy_rows(blocks, n_rows)
             return [BatchRows(X, y, weight, (*key, 0))]
-        # Copied to memory at once, the rows of a large batch cost thrice the way.
+        # Copying a large batch as a whole would write it to main memory, and take three times as
+        # long.
         drawn = [(i, at) for i, (_, at) in enumerate(blocks)]
         return _RepeatableIterable(lambda: self._iterate_cut(blocks, cut(drawn, most), key))
 
@@ -564,7 +565,7 @@ class _BatchMemory:
         start = 0
         for block, at in blocks:
             stop = start + len(at)
-            # These are NumPy's; out of range is checked for where the mode is not "clip".
+            # NumPy checks the range of indices unless the mode is "clip".
             block.X.take(at, axis=0, out=X[start:stop], mode="clip")
             if y is not None:
                 block.y.take(at, axis=0, out=y[start:stop], mode="clip")
@@ -580,7 +581,7 @@ class _BatchMemory:
 
 
 class _RepeatableIterable:
-    """Iterable that makes its pieces anew each time it is iterated."""
+    """Iterable that makes its pieces again each time it is iterated."""
 
     def __init__(self, make: Callable[[], Iterator[BatchRows]]) -> None:
         self._make = make

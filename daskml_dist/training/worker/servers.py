@@ -1,4 +1,4 @@
-"""Servers of a fit, and the state that they and the trainers end with."""
+"""Servers of a fit, and the final states of servers and trainers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, InterruptedState, RankResults, TrainerResult
 
-#: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
+#: Number of parameters (8 MiB in float64) from which the memory of another snapshot matters.
 _LARGE = 1 << 20
-#: Share of a worker's memory limit for the rows of tables, as for blocks that are read.
+#: Share of a worker's memory limit for rows of tables; the same as for blocks that are read.
 _TABLE_SHARE = 0.4
 
 
 def count_fit_servers(fit: FitSpec) -> int:
-    """Return the number of servers: one a shard, or one for the ledger alone."""
+    """Return the number of servers: one per shard, or one for the ledger alone."""
     return len(fit.work.layout.slices()) if fit.work.uses_shards else 1
 
 
@@ -46,9 +46,10 @@ def make_server(
     generation: int = 0,
     memory_limit: float | None = None,
 ) -> ShardServer:
-    """Make server `number`; number 0 holds the ledger too.
+    """Make server `number`; number 0 also holds the ledger.
 
-    Rows of a table beyond their share of `memory_limit`, the process's, lie in mapped files.
+    Rows of a table beyond their share of `memory_limit`, the limit of the process, are kept in
+    mapped files.
     """
     work, lanes = fit.work, list(range(len(fit.rows.lane_rows)))
     shard = ledger = None
@@ -57,14 +58,14 @@ def make_server(
         # A server with a shard holds a slice of the parameters and the optimizer's state for it.
         start = fit.make_start_state(rows)
         if fit.steps.policy.averages_on_servers:
-            # An earlier fit's optimizer state is that of the lanes' own steps.
+            # An earlier fit's optimizer state belongs to the lanes' own steps, not to outer steps.
             start = ShardState(start.w, {}, rows=start.rows)
         if number == 0 and fit.steps.policy.loop == "parts":
             start.held = make_first_held_rows(fit)
         table = _bound_table(fit, memory_limit)
         shard = make_shard(fit.steps.server_rule, table, start, rows.start)
     if number == 0:
-        # The first server also collects the lanes' reports and decides the end of the fit.
+        # The first server also collects the lanes' reports and decides when the fit ends.
         ledger = PassLedger(
             lanes,
             copy.copy(fit.work.stopping),
@@ -82,7 +83,7 @@ def make_server(
 
 
 def make_first_held_rows(fit: FitSpec) -> HeldRows:
-    """Return the rows that trainers hold as they begin: those of an earlier fit, or new ones."""
+    """Return the initial rows that trainers hold: those of an earlier fit, or new ones."""
     work, initial = fit.steps, fit.steps.initial
     ids = work.model.own_ids
     w = np.zeros((len(ids), work.shape[1]), fit.rows.dtype)
@@ -97,7 +98,7 @@ def make_first_held_rows(fit: FitSpec) -> HeldRows:
         return HeldRows(ids, w, before.opt_state, before.step, work.first_clock)
     for name in opt_state.keys() & initial.opt_state.keys():
         opt_state[name][known] = initial.opt_state[name][at]
-    # Servers have counted the steps of each lane.
+    # The servers counted the steps of every lane.
     step = initial.step // len(fit.rows.lane_rows)
     return HeldRows(ids, w, opt_state, step, work.first_clock)
 
@@ -111,16 +112,15 @@ def _bound_table(fit: FitSpec, memory_limit: float | None) -> GrowingTable | Non
         if not memory_limit:
             return table
         budget = int(_TABLE_SHARE * memory_limit)
-    # A worker has a server, and the standby of another one.
+    # Divided by two, since a worker may have a server and another server's standby.
     folder = table.folder or dask.config.get("temporary-directory", None)
     return replace(table, memory_bytes=budget // 2, folder=folder)
 
 
 class _PrivatePasses:
-    """Entries of the records of a private fit's passes: what is spent, and no loss.
+    """Entries in the records of a private fit's passes: the privacy spent, and no loss.
 
-    Losses are sums over rows without noise: a trainer tells none.
-
+    A loss is a sum over rows without noise, so trainers do not report it.
     Parameters
     ----------
     fit : FitSpec
@@ -136,7 +136,7 @@ class _PrivatePasses:
 
 
 def _count_kept_snapshots(fit: FitSpec) -> int:
-    """Return how many snapshots a server keeps: one where they are large and nobody else's."""
+    """Return the number of snapshots that a server keeps: one if they are large and it is alone."""
     alone = count_fit_servers(fit) == 1
     large = not fit.work.remembers_course and fit.steps.n_parameters >= _LARGE
     return 1 if alone and large else KEPT_SNAPSHOTS
@@ -145,9 +145,9 @@ def _count_kept_snapshots(fit: FitSpec) -> int:
 def join_final_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
-    """Return the state that a fit ends with, from shards and trainers."""
+    """Return the final state of a fit, from shards and trainers."""
     held_shards = [s for s in shards if s is not None]
-    # What a function has returned on each rank, and what servers held for it.
+    # Return values of a function on each rank, and the parameters that servers held for it.
     if ranks := [r.state for r in results if isinstance(r.state, RankResults)]:
         return RankResults.join(ranks, ShardState.join(held_shards) if held_shards else None)
     # Lanes or stages that each hold a part of the parameters.
@@ -162,14 +162,14 @@ def join_final_states(
     if not held_shards:
         assert held is not None
         return held
-    # Rows of a large table are copied for no reason: one server's are whole as they are.
+    # The shard of a single server is already whole; joining would copy a large table needlessly.
     whole = held_shards[0] if len(held_shards) == 1 else ShardState.join(held_shards)
     if whole.held is not None:
-        # The servers' copy of what trainers hold may be older.
+        # The servers' copy of the rows that trainers hold may be older.
         newer = held.held if isinstance(held, ShardState) else None
         return whole.join_held(newer or whole.held, fit.steps.rule.init)
     if isinstance(held, ShardState):
-        # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
+        # Shared memory: the servers have the parameters, and a trainer has the optimizer's state.
         whole.opt_state, whole.step = held.opt_state, held.step
     return whole
 
@@ -177,7 +177,7 @@ def join_final_states(
 def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> InterruptedState | None:
-    """Return the state of an interrupted fit as far as it came."""
+    """Return the present state of an interrupted fit, or None if there is no usable one."""
     lefts = [r.left for r in results if r.left is not None]
     lefts += [
         InterruptedState(r.state) for r in results if isinstance(r.state, ShardState | Solution)
@@ -191,8 +191,8 @@ def join_interrupted_states(
     elif not lefts:
         return None
     else:
-        # Where gradients are summed all replicas are equal; else the mean of the lanes' is the
-        # model.
+        # If gradients are summed, all replicas are equal; otherwise the model is the mean of the
+        # lanes' parameters.
         alike = fit.work.remembers_course or fit.steps.policy.sums_gradients
         state = lefts[0].state if alike else _average_left(lefts)
     if isinstance(state, ShardState):
@@ -200,7 +200,7 @@ def join_interrupted_states(
         if state.rows <= before:
             return None
     opt_state = state.opt_state.values() if isinstance(state, ShardState) else ()
-    # Not kept where it diverged: a warm start from NaN would fail at once.
+    # A diverged state is dropped: a warm start from NaN would fail immediately.
     if not all(np.isfinite(array).all() for array in (state.w, *opt_state)):
         return None
     return InterruptedState(state, rows=rows)
@@ -223,19 +223,19 @@ def _average_left(lefts: list[InterruptedState]) -> ShardState | Solution:
 def revive_servers(
     fit: FitSpec, snapshots: Sequence[tuple[ServerSnapshot, list[dict[str, Any]]]]
 ) -> list[ShardServer]:
-    """Make servers in the calling process from the snapshot and records of each."""
+    """Make servers in the calling process, from a snapshot and records for each."""
     servers = []
     for number, (snapshot, records) in enumerate(snapshots):
         server = make_server(fit, number, n_trainers=1)
         server.take(snapshot, records)
-        # A later generation: messages of lost trainers, should they come, are dropped.
+        # A later generation, so that late messages of lost trainers are refused.
         server.renew(1, range(len(fit.rows.lane_rows)), at=snapshot.at)
         servers.append(server)
     return servers
 
 
 def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
-    """Return the results of trainers that had come as far as the snapshots of their lanes."""
+    """Return the results of trainers whose lanes are in the state of these snapshots."""
     total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in join_lane_snapshots(lanes).items():
         if lane.shard is not None:

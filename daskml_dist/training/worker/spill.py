@@ -1,8 +1,8 @@
-"""Store for arrays made of a trainer's rows: in memory while they fit, else in mapped files.
+"""Store of arrays computed from a trainer's rows: in memory if they fit, else in mapped files.
 
-A file has no name, so nothing is left of it whatever ends the process. Its pages count as the
-process's memory while they are mapped, and Dask would end the worker for them: beyond a bound they
-are released, and come again from the system's cache or the disk.
+A file has no name, so nothing is left of it however the process ends. Its pages count as memory of
+the process while they are mapped, and Dask would kill the worker for them. So pages beyond a bound
+are released; they are read again from the system's cache or the disk.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from daskml_dist.errors import TrainingError
 
 Array = NDArray[Any]
 
-#: Seconds between two counts of the mapped pages: memory grows by a few hundred MB in this time at
-#: most.
+#: Seconds between two counts of the mapped pages: memory grows by at most a few hundred MB in this
+#: time.
 _WATCH_SECONDS = 0.02
-#: Bytes of mapped pages that may stay in memory at least.
+#: Bytes of mapped pages that may always stay in memory.
 _LEAST_MAPPED_BYTES = 2**26
 _STATM = Path("/proc/self/statm")
 
@@ -40,7 +40,7 @@ class SpillStore:
     Parameters
     ----------
     budget : float
-        Bytes of them in memory at most; half as many of mapped pages stay.
+        Most bytes of arrays in memory; of mapped pages, half as many stay in memory.
     """
 
     def __init__(self, budget: float) -> None:
@@ -54,15 +54,15 @@ class SpillStore:
         self._lock = threading.Lock()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array of zeros, in memory or mapped."""
+        """Return an array of zeros, in memory or in a mapped file."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         with self._lock:
-            # In memory as long as all arrays that are alive fit in the budget together.
+            # In memory as long as all live arrays together fit into the budget.
             if not size or size + sum(a.nbytes for a in self._held.values()) <= self.budget:
                 found = np.zeros(shape, dtype)
                 self._held[next(self._numbers)] = found
                 return found
-        # Outside the lock: reserving disk space may take long.
+        # Outside the lock, since reserving disk space may take long.
         mapped = _map_zeros(size)
         with self._lock:
             self._maps.add(mapped)
@@ -70,7 +70,7 @@ class SpillStore:
         return np.frombuffer(mapped, dtype).reshape(shape)
 
     def begin(self) -> None:
-        """Watch the mapped pages again, from the calling thread's generation on."""
+        """Resume watching the mapped pages, at the start of a generation."""
         self._over.clear()
         if self._maps:
             self._start_watching()
@@ -83,12 +83,12 @@ class SpillStore:
             self._watch = None
 
     def _start_watching(self) -> None:
-        """Start the thread that releases mapped pages, where the system supports it."""
+        """Start the thread that releases mapped pages, if the system supports it."""
         if self._watch is None and hasattr(mmap, "MADV_DONTNEED") and _STATM.exists():
             if self._at_first is None:
                 self._at_first = _count_file_pages()
-            # Dask measures the process's memory several times a second, so pages are released
-            # faster than that.
+            # Dask measures the process's memory several times a second, so pages must be released
+            # more often.
             self._watch = threading.Thread(target=self._release_pages, daemon=True)
             self._watch.start()
 
@@ -101,7 +101,7 @@ class SpillStore:
                 with self._lock:
                     maps = list(self._maps)
                 for mapped in maps:
-                    # What was written stays in the file: the mapping is shared.
+                    # Written data stays in the file, since the mapping is shared.
                     mapped.madvise(mmap.MADV_DONTNEED)
 
 
@@ -110,7 +110,8 @@ def _map_zeros(size: int) -> mmap.mmap:
     folder = dask.config.get("temporary-directory", None)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            # A write to a mapped page for which the disk has no room would end the process.
+            # Writing to a mapped page without space on the disk would kill the process, so space is
+            # allocated.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             file.truncate(size)
@@ -125,7 +126,7 @@ def _map_zeros(size: int) -> mmap.mmap:
 
 
 def _count_file_pages() -> int:
-    """Return the pages of files and shared memory that the process has in memory."""
+    """Return the number of file and shared-memory pages that the process has in memory."""
     with contextlib.suppress(OSError):
         return int(_STATM.read_text().split()[2])
     return 0

@@ -1,8 +1,8 @@
-"""Trainer of one process: prepares its blocks, meets the others, and runs a loop over its lanes.
+"""Trainer of one process: prepares its blocks, connects to the others, and runs its lanes.
 
 It is the same on a cluster (a Dask task, `worker.host.run_trainer`) and in the calling process
-(`in_process`). When the membership of the fit changes it keeps its blocks and goes on in the next
-generation.
+(`in_process`). When the membership of the fit changes, it keeps its blocks and continues in the
+next generation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from daskml_dist.training.worker.reader import (
     sums_backend_of,
 )
 
-#: Name of the blocks that a trainer has prepared, among what its run keeps in the process.
+#: Name of the prepared blocks among the values that a trainer's run keeps in the process.
 _READY_BLOCKS = "ready"
 
 NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
@@ -60,16 +60,16 @@ NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | 
 
 @dataclass(frozen=True)
 class TrainerFacts:
-    """Facts of a trainer at one moment.
+    """Facts about a trainer at one moment.
 
     Parameters
     ----------
     steps : dict of int to int
-        Steps that each lane has made in this generation; of a solver, sums over its rows.
+        Steps that each lane has made in this generation; for a solver, sums over its rows.
     traffic : dict of str to int
         Bytes sent and received in this generation, by transport.
     rows_here, rows_streamed : int
-        Training rows of its lanes that are in memory, and that are read anew in each pass.
+        Training rows of its lanes that are in memory, and that are read again in each pass.
     """
 
     steps: dict[int, int]
@@ -81,7 +81,7 @@ class TrainerFacts:
 def _raise_instead(
     spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
 ) -> TrainerSpec | None:
-    """Raise the error: without a client nobody begins another generation."""
+    """Raise the error: without a client, no other generation is started."""
     raise error
 
 
@@ -93,7 +93,7 @@ class Trainer:
     fit : FitSpec
     spec : TrainerSpec
     wait : WaitBound
-        The bound of every wait.
+        Bound of every wait.
     credentials : Credentials
     host : str
         Address at which other trainers reach this one.
@@ -104,7 +104,7 @@ class Trainer:
         each lane had reached; waits for the spec of the next one. None dismisses the trainer. By
         default the error is raised.
     raise_if_stopped : callable
-        Called before each step of a lane that takes them one by one; may raise.
+        Called before each single step of a lane; may raise.
     """
 
     def __init__(
@@ -128,31 +128,32 @@ class Trainer:
         self._raise_if_stopped = raise_if_stopped
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
-        #: Whether there is a core for each thread of the host's trainers.
+        #: Whether the host has a core for each thread of its trainers.
         self._has_own_core = False
         self._at_work: Sequence[Lane | BlocksLane] = []
-        #: Connections to the servers of this generation, and those that no loop has taken yet.
+        #: Connections to the servers of this generation, and connections that no loop has taken
+        #: yet.
         self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
         self._communicator: Communicator = SoloCommunicator()
-        #: Bytes of what trainers tell each other after the last pass, such as a mean at the end.
+        #: Bytes that trainers exchange after the last pass, such as for an average at the end.
         self._moved_last = 0, 0
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the passes of the fit over the blocks of this trainer's lanes.
 
-        Where the membership of the fit changes on the way, the trainer keeps its blocks and goes
-        on as the next generation's spec says.
+        If the membership of the fit changes meanwhile, the trainer keeps its blocks and continues
+        with the next generation's spec.
         """
         sums_backend_of(self._fit).check_current_device()
-        # Prepared once: checked, encoded, on the device. Streamed blocks are prepared as lanes come
-        # to them.
+        # Blocks are prepared once: checked, encoded, moved to the device. Streamed blocks are
+        # prepared when lanes read them.
         streamed = self._fit.rows.streaming is not None
-        # A function takes its blocks as they are.
+        # A function gets its blocks unchanged.
         as_they_are = streamed or self._fit.work.call is not None
         ready = blocks if as_they_are else self._prepare_blocks(blocks)
         spec: TrainerSpec | None = self._spec
-        # One turn a generation; the error that ends one is a consequence of a lost member.
+        # One iteration per generation; a generation ends with an error if a member is lost.
         while spec is not None:
             self._spec = spec
             try:
@@ -161,14 +162,14 @@ class Trainer:
             except TrainingError as error:
                 if not is_consequence(error):
                     raise
-                # The client counts how many steps are made again: none, where replicas are kept.
+                # The client counts how many steps are repeated: none if replicas are kept.
                 again = [] if self._fit.work.keeps_lanes else self._at_work
                 reached = {lane.number: lane.reached for lane in again}
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
     def interrupted(self) -> TrainerResult:
-        """Return the result to hand back after :meth:`run` was interrupted."""
+        """Return the result after :meth:`run` was interrupted."""
         left = self._memory.get("left")
         return TrainerResult(
             self._spec.rank,
@@ -178,7 +179,7 @@ class Trainer:
         )
 
     def facts(self) -> TrainerFacts:
-        """Return facts of this moment; may be called in any thread."""
+        """Return facts about this moment; may be called in any thread."""
         # Bytes of all-reduces, and of messages to the servers, by transport.
         traffic = Counter(self._communicator.traffic)
         for connection in list(self._reached):
@@ -191,13 +192,13 @@ class Trainer:
         return TrainerFacts(steps, dict(traffic), rows - streamed, streamed)
 
     def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
-        """Run the loop in one generation; return the state where this trainer holds it."""
+        """Run the loop in one generation; return the state if this trainer holds it."""
         spec = self._spec
-        # Its own, since a loop may add conditions to it.
+        # A copy, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
             self._at_work = lanes = self._make_lanes(ready, stack)
-            # What a generation opens is closed at its end, in the opposite order.
+            # Resources of a generation are closed at its end, in the opposite order.
             stack.callback(self._close_unused_connection)
             stack.callback(self._forget_connections)
             self._communicator = communicator = self._meet_trainers()
@@ -216,8 +217,8 @@ class Trainer:
                 self._raise_if_stopped,
             )
             stack.callback(context.close)
-            # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same. A
-            # function is one computation, with all threads of its worker.
+            # One BLAS thread per lane: lanes provide the parallelism, and sums stay the same. A
+            # function is a single computation, with all threads of its worker.
             with (
                 BlasThreads(1 if self._fit.work.call is None else spec.n_threads),
                 flush_denormals(self._fit.work.model.flushes),
@@ -230,11 +231,11 @@ class Trainer:
                 return state
 
     def _run_loop(self, context: Context) -> ShardState | StateParts | Solution | None:
-        """Run the loop that the work names."""
+        """Run the loop of this kind of work."""
         return LOOPS[self._fit.work.loop](context)
 
     def _make_lanes(self, ready: Any, stack: ExitStack) -> list[Any]:
-        """Make the lanes of this generation, with streams of blocks where these are not kept."""
+        """Make this generation's lanes, with streams of blocks if blocks are not kept in memory."""
         fit = self._fit
         if fit.work.call is not None:
             return [BlocksLane(s.lane, self._make_lane_rows(s), ready) for s in self._spec.lanes]
@@ -243,9 +244,9 @@ class Trainer:
                 Lane(s.lane, fit.of_lane(s.lane), self._make_lane_rows(s), ready)
                 for s in self._spec.lanes
             ]
-        # Blocks are read ahead in threads of their own, so that steps overlap with storage.
+        # Separate threads read blocks ahead, so that steps overlap with storage.
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
-        # Reads that have begun end by themselves; nobody waits for them.
+        # Reads in progress end by themselves; closing does not wait for them.
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)
         lanes = []
         for spec in self._spec.lanes:
@@ -263,7 +264,7 @@ class Trainer:
         return lanes
 
     def _make_lane_rows(self, spec: LaneSpec) -> LaneRows:
-        """Return the drawing of a lane's batches."""
+        """Return the rows of a lane, which draw its batches."""
         fit = self._fit
         if fit.work.privacy is not None:
             return PoissonRows(spec, fit.work.n_steps, fit.work.privacy.batch_seed)
@@ -290,11 +291,11 @@ class Trainer:
 
     def _prepare_blocks(self, blocks: Any) -> dict[int, ReadyBlock]:
         """Prepare the blocks of this trainer's lanes, in its compute threads."""
-        # Only the blocks that the lanes' segments name; a trainer may be given more.
+        # Only the blocks in the lanes' segments; a trainer may be given more.
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
         known: dict[int, ReadyBlock] = {}
         if self._fit.work.keeps_lanes:
-            # Those of the trainer whose lanes this one takes over.
+            # Blocks of the trainer whose lanes this one takes over.
             known = kept_values(self._spec.run_id).get(_READY_BLOCKS, {})
 
         def prepare(number: int) -> ReadyBlock:
@@ -322,7 +323,7 @@ class Trainer:
             self._spare.pop().close()
 
     def _forget_connections(self) -> None:
-        """Drop what the traffic of a generation is counted from."""
+        """Drop the connections of a generation, which its traffic is counted from."""
         self._reached, self._communicator = [], SoloCommunicator()
 
     def _connect_to_servers(self) -> ShardedConnection:
@@ -339,14 +340,14 @@ class Trainer:
         return reached
 
     def _meet_trainers(self) -> Communicator:
-        """Wait until every trainer is there; connect to those that this one must talk to."""
+        """Wait until all trainers have arrived; connect to the trainers that this one needs."""
         spec = self._spec
-        # With all parameters on servers, trainers never talk to each other.
+        # If servers hold all parameters, trainers never communicate with each other.
         alone = not self._fit.work.trainers_meet
         if spec.generation and alone:
-            # A trainer that is ready goes on at once, within the policy's bounds.
+            # A trainer that is ready continues immediately, within the policy's bounds.
             return SoloCommunicator()
-        # The rendezvous at the first server tells each trainer when all are there.
+        # The first server answers each trainer at the rendezvous when all have arrived.
         connection = self._connect_to_servers()
         self._spare.append(connection)
 
@@ -363,22 +364,23 @@ class Trainer:
         return self._share_one_host(tell) or self._connect_by_sockets(tell)
 
     def _divide_cores(self, tell: TellAll, place: list[Any]) -> list[Any]:
-        """Wait until every trainer is there, and divide the host's cores among them."""
+        """Wait until all trainers have arrived, and divide the host's cores among them."""
         seat = TrainerCores.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
         keeps, is_function = self._keeps_to_core_share, self._fit.work.call is not None
         if (keeps or is_function) and get_fit_backend(self._fit).device == "cpu":
-            # Every trainer computes the same division from the same list, so nobody assigns it.
+            # Every trainer computes the same division from the same list, so no messages are
+            # needed.
             seats = [TrainerCores(where, n, tuple(cores)) for where, n, cores, _ in said]
             share = choose_core_share(self._spec.rank, seats)
             self._has_own_core = bool(share)
-            # Threads of a function's libraries would inherit the cores, and outlive it.
+            # Threads of a function's libraries would inherit the pinning, and outlive the function.
             self._cores = share if keeps else frozenset()
         return [place for *_, place in said]
 
     def _share_one_host(self, tell: TellAll) -> Communicator | None:
-        """Return a communicator in memory that all trainers share; None where they cannot."""
-        # Shared memory serves collectives of the CPU; pipelines send in pairs, GPUs use NCCL.
+        """Return a communicator in memory that all trainers share; None if that is impossible."""
+        # Shared memory is for collectives of the CPU; pipelines send in pairs, and GPUs use NCCL.
         enough = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
         memory = OneHostMeeting(enough and self._credentials.settings.shared_memory)
         try:
@@ -389,7 +391,7 @@ class Trainer:
             memory.close()
 
     def _connect_by_sockets(self, tell: TellAll) -> Communicator:
-        """Return a communicator by sockets, and shared memory within each host."""
+        """Return a communicator over sockets, with shared memory within each host."""
         spec = self._spec
         listener = PeerListener(self._host, self._credentials, spec.listener_key(spec.rank))
         try:
@@ -401,7 +403,7 @@ class Trainer:
                 return group
             allowed = self._credentials.settings.shared_memory
             host = choose_communicator(group, self._wait, allowed, own_core=self._has_own_core)
-            # Under "auto" ranks may differ, and all of them must meet to find out.
+            # Under "auto" ranks may differ, so all of them must take part in the decision.
             if self._fit.run.device == "cpu":
                 return host
             return make_device_communicator(
@@ -414,7 +416,7 @@ class Trainer:
     @property
     def _keeps_to_core_share(self) -> bool:
         """Return whether this trainer may be pinned to a share of the cores."""
-        # Models of the user's own may start threads that outlive the fit.
+        # A user's own model may start threads that outlive the fit.
         if self._fit.work.linear is not None:
             return True
         starts = getattr(self._fit.work.model, "starts_threads", True)
@@ -422,11 +424,11 @@ class Trainer:
 
     @property
     def _threads_per_lane(self) -> int:
-        """Return the threads that a model's own library may use for a lane."""
-        # Libraries add up in other orders with other numbers of threads.
+        """Return the threads that a model's own library may use per lane."""
+        # With another number of threads, libraries sum in another order.
         if self._fit.run.deterministic:
             return 1
         spec = self._spec
-        # Without a cluster the process is all the trainer's.
+        # Without a cluster, the trainer may use the whole process.
         threads = spec.n_threads if spec.secret else count_cores()
         return max(1, threads // max(1, len(spec.lanes)))

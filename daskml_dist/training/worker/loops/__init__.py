@@ -1,4 +1,4 @@
-"""Loops that run a fit in a trainer, by the names that `Policy.loop` and `FitWork.loop` give."""
+"""Loops that run a fit in a trainer, by their names in `Policy.loop` and `FitWork.loop`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from daskml_dist.training.worker.loops.solver import run_solver_loop
 
 __all__ = ["LOOPS", "Context"]
 
-#: Loops by name; each returns the state, or the solution, where the trainer holds it.
+#: Loops by name; each returns the state, or the solution, if the trainer holds it.
 LOOPS: dict[str, Callable[[Context], ShardState | StateParts | Solution | None]] = {
     "bulk": run_bulk_loop,
     "replicas": run_replicas_loop,

@@ -15,7 +15,7 @@ from daskml_dist.training.worker.reader import LaneBatch
 
 def run_bulk_loop(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""
-    # One connection a trainer: all its lanes speak through it.
+    # One connection per trainer, shared by all its lanes.
     connection = context.connect()
     try:
         steps = BulkSteps(context, connection)
@@ -32,8 +32,8 @@ def run_bulk_loop(context: Context) -> None:
 class BulkSteps:
     """Steps of a trainer's lanes through the servers.
 
-    Lanes speak together (one summed push a trainer), unless the server must see each lane's
-    gradient: to add them in lane order, or because each touches rows of its own.
+    Lanes share one summed push per trainer, unless the server must get each lane's gradient
+    separately: to add gradients in lane order, or because each lane touches different rows.
     """
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
@@ -49,19 +49,19 @@ class BulkSteps:
     def pull_first_parameters(self) -> None:
         """Draw the first batches and pull the parameters for them."""
         self.draw_first_batches()
-        # Send all requests before any answer is awaited.
+        # All requests are sent before any answer is awaited.
         for lanes, pull_index in self._list_messages():
             self._connection.send(lanes, self._clock, pull_index=pull_index)
         self._receive_parameters()
 
     def draw_first_batches(self) -> None:
-        """Draw the batches of the next step; the parameters at hand are those to step from."""
+        """Draw the batches of the next step, which starts from the parameters pulled last."""
         for lane in self._lanes:
             lane.seek(self._clock)
         self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
     def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
-        """Return the lanes of each message, and the rows of the parameters that it wants next."""
+        """Return the lanes of each message, and the parameter rows that it requests next."""
         if not self._apart:
             return [(tuple(lane.number for lane in self._lanes), None)]
         return [
@@ -70,7 +70,7 @@ class BulkSteps:
         ]
 
     def _rows_of_servers(self, rows: Any) -> Any:
-        """Return those of the rows that a batch touches, or of their values, that servers have."""
+        """Return the part of a batch's touched rows, or of their values, that servers hold."""
         return rows
 
     def _receive_parameters(self) -> None:
@@ -84,13 +84,13 @@ class BulkSteps:
         while self._clock < end:
             self._context.raise_if_stopped()
             self.step()
-            # The server's clock is ahead: it went on without these lanes.
+            # The server's clock is ahead: it has continued without these lanes.
             if self._pulled[0].clock > self._clock:
                 self._clock = min(self._pulled[0].clock, end)
                 self.draw_first_batches()
 
     def step(self) -> None:
-        """Make one step; the batches and the parameters of the next one are then at hand."""
+        """Make one step, then draw the batches and receive the parameters of the next one."""
         if self._apart:
             self._push_each_lane(self._batches)
         else:
@@ -100,7 +100,7 @@ class BulkSteps:
             loss = sum(lane.last_batch_loss for lane in self._lanes)
             whole = self._fit.steps.pushes_uncompressed(self._clock + 1)
             self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
-            # The next batches are gathered while the push travels.
+            # The next batches are gathered while the push is in transit.
             self._batches = [lane.draw_next_batch() for lane in self._lanes]
         self._receive_parameters()
         self._clock += 1
@@ -113,7 +113,7 @@ class BulkSteps:
             for lane, batch in zip(self._lanes, batches, strict=True):
                 lane.add_gradient(w, batch, total)
             return total
-        # Several threads: an array a lane, summed afterwards.
+        # Several threads: one array per lane, summed afterwards.
         parts = self._compute_gradients(batches, [w] * len(batches))
         total = parts[0]
         for part in parts[1:]:
@@ -132,10 +132,10 @@ class BulkSteps:
         return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
 
     def _push_each_lane(self, batches: list[LaneBatch]) -> list[NDArray[Any]]:
-        """Push each lane's gradient in a message of its own; return all gradients."""
+        """Push each lane's gradient in its own message; return all gradients."""
         gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
         losses = [lane.last_batch_loss for lane in self._lanes]
-        # Draw and copy the next rows while the server works.
+        # The next rows are drawn and copied while the server works.
         self._batches = [lane.draw_next_batch() for lane in self._lanes]
         for (lanes, pull_index), batch, gradient, loss in zip(
             self._list_messages(), batches, gradients, losses, strict=True
@@ -153,14 +153,14 @@ class BulkSteps:
         return gradients
 
     def validation_weights(self) -> list[Any | None]:
-        """Return the parameters to validate each lane with: the same, whole ones."""
+        """Return the parameters to validate each lane with: all rows, the same for each lane."""
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
-        # Dense pulls hold all parameters already.
+        # Dense pulls contain all parameters already.
         w = self._pulled[0].w
         if self._fit.work.coordinates:
             first = self._lanes[0].number
-            # Pulls by index were of some rows only; validation needs all.
+            # Pulls by index contained only some rows; validation needs all.
             self._connection.send((first,), self._clock)
             w = self._connection.receive(first).w
         return [w] * len(self._lanes)

@@ -1,9 +1,10 @@
-"""Steps of lanes that each hold some columns of all rows, with the parameters of these columns.
+"""Steps of lanes that each hold some columns of all rows, with the columns' parameters.
 
-Each lane computes its columns' share of the products that the model begins with (margins of a
-linear model, the first layer of a network); the shares are summed over the trainers. From the sum
-each trainer computes the loss and its slope, or the trainer of the last lane does where that takes
-parameters, and shares the slope. Each lane then steps its own parameters.
+Each lane computes its columns' share of the model's first products (margins of a linear model, the
+first layer of a network); the shares are summed over the trainers. From the sum each trainer
+computes the loss and its gradient by the products (the slope). If that needs parameters, only the
+trainer of the last lane computes them, and broadcasts the slope. Each lane then steps its own
+parameters.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ColumnSteps:
         self._backend = context.lanes[0].backend
         self._clip = work.rule.clip
         self._last = len(work.columns) - 2
-        # Clipping needs the norm over all lanes' gradients, so `_clip_gradients` does it.
+        # Clipping needs the norm over all lanes' gradients; see `_clip_gradients`.
         rule = replace(work.rule, clip=None)
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
@@ -79,15 +80,15 @@ class ColumnSteps:
 
     @property
     def _head_lane(self) -> _LaneColumns | None:
-        """Return the last lane, which also has the parameters of no column; None if not here."""
+        """Return the last lane, which also has parameters of no column; None if it is elsewhere."""
         last = self._ranges[-1]
         return last if last.lane.number == self._last else None
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next step; return 1, the number of steps taken."""
         ranges = self._ranges
-        # Forward: the products of all lanes' columns, summed. Backward: the loss's gradient by the
-        # products, then each lane's gradient by its own parameters.
+        # Forward: the products of all lanes' columns, summed. Backward: the gradient of the loss by
+        # the products, then by each lane's own parameters.
         total = self._sum_products(self._context.map(self._compute_products, ranges))
         n_rows = 0 if total is None else total.shape[0]
         loss = 0.0
@@ -110,7 +111,7 @@ class ColumnSteps:
         batch, shard = own.lane.draw_next_batch(), own.shard
         since = time.perf_counter()
         own.pieces, own.index = tuple(batch.pieces), batch.index
-        # Arrays of the last step are dropped before new ones are made.
+        # The arrays of the last step are dropped before new ones are made.
         own.w = own.out = None
         if not own.pieces:
             return None
@@ -120,15 +121,15 @@ class ColumnSteps:
         return found[0] if len(found) == 1 else namespace(found[0]).concat(found)
 
     def _sum_products(self, parts: list[Any]) -> Any:
-        """Sum the products of all lanes; return None where the batch has no rows, as for all."""
+        """Sum the products of all lanes; return None if the batch has no rows, as in all lanes."""
         if parts[0] is None:
             return None
-        # Same bits for any number of workers: sum in lane order instead of by all-reduce.
+        # Deterministic: the same bits for any number of workers, by summing in lane order.
         if self._context.fit.run.deterministic:
             return self._to_compute_device(
                 self._sum_in_lane_order([self._home.to_host(part) for part in parts])
             )
-        # Own lanes first, then one all-reduce over the trainers.
+        # This trainer's lanes first, then one all-reduce over the trainers.
         total = parts[0]
         for part in parts[1:]:
             total += part
@@ -142,7 +143,7 @@ class ColumnSteps:
     def _loss_and_slope(self, total: Any, rows: BatchRows) -> tuple[float, Any]:
         """Return the loss of the batch, and its gradient by the products."""
         model, head = self._ranges[-1].model, self._head_lane
-        # Linear models: the loss follows from the margins alone, on every rank.
+        # Linear models: every rank computes the loss from the margins.
         if not model.has_head:
             loss, slope = model.head(None, total, rows, None, self._backend)
             return float(loss), slope
@@ -162,7 +163,7 @@ class ColumnSteps:
         return array if self._backend.device == "cpu" else self._backend.to_device(array)
 
     def _allocate_gradient(self, own: _LaneColumns) -> None:
-        """Allocate a lane's gradient, once a step."""
+        """Allocate a lane's gradient, once per step."""
         if own.out is None:
             own.out = zeros(own.w.shape, own.w.dtype, own.w)
 
@@ -191,7 +192,7 @@ class ColumnSteps:
     def _apply_step(self, own: _LaneColumns, n_rows: int) -> None:
         """Update a lane's parameters."""
         since = time.perf_counter()
-        # Parameters of which few are touched may lie on the host.
+        # Parameters of which few are touched may be on the host.
         gradient = self._home.to_host(own.out) if is_host(own.shard.w) else own.out
         own.shard.apply(gradient, n_rows, own.index if n_rows else None)
         own.busy += time.perf_counter() - since
@@ -199,7 +200,7 @@ class ColumnSteps:
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
-    # -- what a fit keeps ----------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums and parameters."""
@@ -216,14 +217,14 @@ class ColumnSteps:
             own.shard.restore(self._home.enter(lanes[own.lane.number].held))
 
     def left(self) -> InterruptedState | None:
-        """Return the parameters at an interruption, where one trainer holds all."""
+        """Return the parameters at an interruption, if one trainer holds all of them."""
         if len(self._ranges) <= self._last:
             return None
         state = StateParts.join([self.state()])
         return InterruptedState(state, rows=sum(own.lane.sums[1] for own in self._ranges))
 
     def validation_weights(self) -> list[Any | None]:
-        """Score the held-out rows here, since no lane can alone; return None for each lane."""
+        """Score the held-out rows here, since a single lane cannot; return None for each lane."""
         if self._context.fit.rows.validation_fraction:
             for each in zip(*(own.lane.held_out() for own in self._ranges), strict=True):
                 self._score_held_out(each)
@@ -239,7 +240,7 @@ class ColumnSteps:
             ]
         )
         if (head := self._head_lane) is not None:
-            # The score is counted once, with the last lane's report.
+            # The score is counted once, in the last lane's report.
             head.lane.add_validation(
                 head.model.head_sums(
                     self._to_compute_device(head.shard.w), total, rows[-1], self._backend
@@ -247,7 +248,7 @@ class ColumnSteps:
             )
 
     def state(self) -> StateParts:
-        """Return each lane's parameters at the end, without a copy: they may be large."""
+        """Return each lane's final parameters, without a copy since they may be large."""
         return StateParts(
             {own.start: self._home.leave(own.shard.state(copy=False)) for own in self._ranges}
         )

@@ -1,6 +1,6 @@
 """Context of every loop: the trainer's lanes, connections, compute threads and reports.
 
-`DevicePlacement` moves what a trainer holds to the fit's device and back.
+`DevicePlacement` moves the arrays that a trainer holds to the fit's device and back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R")
 def gather_lane_parts(
     communicator: Communicator | None, parts: list[tuple[int, NDArray[Any]]]
 ) -> list[LaneGradient]:
-    """Return the arrays of the lanes of all trainers, as `sum_in_lane_order` takes them."""
+    """Return the arrays of all trainers' lanes, in the form of `sum_in_lane_order`."""
     own = [np.array([lane for lane, _ in parts]), *(part for _, part in parts)]
     return [
         (lane, None, part)
@@ -49,7 +49,7 @@ def gather_lane_parts(
 def gather_lane_arrays(
     communicator: Communicator, own: dict[int, list[NDArray[Any]]]
 ) -> dict[int, list[NDArray[Any]]]:
-    """Return what each lane of all trainers has, in the order of their numbers."""
+    """Return the arrays of each lane of all trainers, in the order of the lanes' numbers."""
     sizes = np.array([(n, len(arrays)) for n, arrays in own.items()], np.int64)
     found = {}
     for theirs, *arrays in communicator.allgather([sizes, *chain.from_iterable(own.values())]):
@@ -60,13 +60,13 @@ def gather_lane_arrays(
 
 
 class LaneScatter:
-    """Way by which lanes send bytes to single other lanes, wherever these are.
+    """Exchange of bytes between single lanes, on any trainers.
 
     Parameters
     ----------
     communicator : Communicator
     lanes : list of int
-        The own lanes.
+        The lanes of this trainer.
     """
 
     def __init__(self, communicator: Communicator, lanes: list[int]) -> None:
@@ -78,10 +78,10 @@ class LaneScatter:
     def __call__(
         self, sent: dict[int, dict[int, NDArray[np.uint8]]]
     ) -> dict[int, dict[int, NDArray[np.uint8]]]:
-        """Return what all lanes have for the own ones, by the own lane and theirs."""
-        # All lanes send to the same ones, with as many bytes for each.
+        """Return the bytes that all lanes send to this trainer's lanes, by receiver and sender."""
+        # All lanes send to the same receivers, and the same number of bytes to each receiver.
         lengths = {to: len(data) for to, data in next(iter(sent.values())).items()}
-        # In the order of the receiving lanes, then of the sending ones.
+        # Ordered by receiving lane, then by sending lane.
         parts = [
             np.concatenate(
                 [
@@ -108,7 +108,7 @@ class DevicePlacement:
     ----------
     context : Context
     alone : bool
-        Whether each replica is one lane's.
+        Whether each replica belongs to a single lane.
     """
 
     def __init__(self, context: Context, alone: bool) -> None:
@@ -116,8 +116,8 @@ class DevicePlacement:
         self._backend = get_fit_backend(context.fit)
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:
-            # The host gathers and scatters rows of the parameters by index, unless a device makes
-            # whole steps of every lane by itself. All trainers come to the same decision.
+            # The host gathers and scatters parameter rows by index, unless a device makes whole
+            # steps for every lane without the host. All trainers make the same choice.
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 
@@ -141,12 +141,12 @@ class DevicePlacement:
         return array if is_host(array) else self._backend.to_numpy(array)
 
     def to_device(self, array: Any) -> Any:
-        """Return an array where the replicas lie."""
+        """Return an array on the device of the replicas."""
         return array if self._is_host else self._backend.to_device(array)
 
 
 def move_arrays(record: Any, move: Callable[[Any], Any]) -> Any:
-    """Return a copy of a dataclass whose arrays have moved."""
+    """Return a copy of a dataclass with moved arrays."""
 
     def one(value: Any) -> Any:
         if isinstance(value, dict):
@@ -157,8 +157,7 @@ def move_arrays(record: Any, move: Callable[[Any], Any]) -> Any:
     return dataclasses.replace(record, **{name: one(value) for name, value in values.items()})
 
 
-#: Groups of lanes that each compute thread takes, one after the other: enough to balance lanes of
-#: different sizes.
+#: Groups of lanes per compute thread: several, to balance lanes of different sizes.
 _SHARES_PER_THREAD = 4
 
 
@@ -169,7 +168,7 @@ class Context:
     ----------
     fit : FitSpec
     lanes : list of Lane
-        In the order of their numbers.
+        Sorted by number.
     spec : TrainerSpec
     connect : callable
         Opens a new connection to all servers, for one thread.
@@ -178,7 +177,7 @@ class Context:
     idle : callable
         Called in the trainer's own thread after each pass.
     memory : dict
-        What a loop leaves for the trainer's next generation.
+        Values that a loop keeps for the trainer's next generation.
     raise_if_stopped : callable
         To be called between steps; may raise.
     """
@@ -202,19 +201,19 @@ class Context:
         self.run_id = spec.run_id
         #: Dask address of each rank's worker; empty without a cluster.
         self.addresses = spec.addresses
-        #: Compute threads of the worker, however few lanes it has.
+        #: Compute threads of the worker, even if it has fewer lanes.
         self.n_worker_threads = spec.n_threads
-        #: Whether the process is the trainer's alone, which is also the client's.
+        #: Whether the trainer runs in the client's process, without a cluster.
         self.is_alone = not spec.secret
         #: Clock at which each lane begins.
         self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
-        #: Clock at which the lanes begin where all step together.
+        #: Clock at which the lanes begin if all step together.
         self.clock = max(self.clocks.values(), default=0)
-        #: Steps between two snapshots of what trainers hold; 0: none are made.
+        #: Steps between two snapshots of the trainers' parameters; 0 if none are made.
         self.snapshot_every = spec.snapshot_every
         #: Training rows of each lane.
         self.lane_rows = spec.lane_rows
-        # More threads than lanes would have nothing to do.
+        # Additional threads would have no work.
         self.n_threads = max(1, min(spec.n_threads, len(lanes)))
         self.communicator = communicator
         self.wait = wait
@@ -224,7 +223,7 @@ class Context:
         self._connect = connect
         self._reported: dict[int, tuple[int, int]] = {}
         self._moved = 0, 0
-        #: Bytes of the communicator that reports of passes have counted; None: none count any.
+        #: Bytes of the communicator that pass reports have counted; None if they count none.
         self._in_reports: tuple[int, int] | None = None
         self._failed = threading.Event()
         self.pool = None
@@ -232,7 +231,7 @@ class Context:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
 
     def of_host(self) -> Context:
-        """Return the context of this host's trainers alone, in which other lanes have no rows."""
+        """Return the context of this host's trainers only, in which other lanes have no rows."""
         found = copy.copy(self)
         found.communicator = self.communicator.within_host or SoloCommunicator()
         own = np.array([lane.number for lane in self.lanes])
@@ -258,7 +257,7 @@ class Context:
         return self.clock > self.fit.work.first_clock
 
     def set_left_behind(self, left: Callable[[], InterruptedState | None]) -> None:
-        """Set the function that makes what the trainer leaves behind when interrupted."""
+        """Set the function that returns the trainer's result if it is interrupted."""
         self.memory["left"] = left
 
     def connect(self) -> ShardedConnection:
@@ -266,12 +265,12 @@ class Context:
         return self._connect()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Apply a function to items in the compute threads, in place where one has them all."""
-        # One item, or one thread: a future would only cost time.
+        """Apply a function to items in the compute threads, or here if there is only one."""
+        # With one item or one thread, futures would only cost time.
         items = list(items)
         if self.pool is None or len(items) == 1:
             return [function(item) for item in items]
-        # A future takes longer than a sum over the few rows of one lane of very many.
+        # With very many lanes of few rows, a future would take longer than the sum over one lane.
         size = max(1, len(items) // (_SHARES_PER_THREAD * self.n_threads))
         shares = [items[at : at + size] for at in range(0, len(items), size)]
         found = self.pool.map(lambda share: [function(item) for item in share], shares)
@@ -291,7 +290,7 @@ class Context:
     def take_report_answer(self, connection: ShardedConnection) -> bool:
         """Wait for the answer to the report of a pass; return whether the fit ends with it."""
         answer = connection.answer()
-        # Else each compute thread reports for itself.
+        # In all other cases each compute thread reports itself.
         if self.pool is None or self.fit.work.lockstep or self.fit.work.trainers_meet:
             self._idle()
         return bool(answer["stop"])
@@ -304,7 +303,7 @@ class Context:
         weights: list[Any | None],
     ) -> None:
         """Send the report of a pass; the caller takes the answer."""
-        # One report for all lanes of the trainer.
+        # One report for all given lanes.
         total = PassReport([lane.number for lane in lanes])
         for lane, w in zip(lanes, weights, strict=True):
             part = lane.take_pass_report(w if self.fit.rows.validation_fraction else None)
@@ -318,7 +317,7 @@ class Context:
             total.add_validation(part.validation)
         if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)
-        # Bytes that were moved since the connection's last report.
+        # Bytes moved since the connection's last report.
         pushed, pulled = connection.bytes_moved
         if self.fit.work.trainers_meet:
             self._in_reports = self.communicator.bytes_sent, self.communicator.bytes_received
@@ -327,26 +326,25 @@ class Context:
         before = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
         total.bytes_pushed, total.bytes_pulled = pushed - before[0], pulled - before[1]
-        # Diverged: say so here, with the pass, before more passes are made of NaN.
+        # Raise for divergence here, with the pass, before more passes compute with NaN.
         if not np.isfinite(total.loss):
             raise DivergedError(
                 f"The training loss became {total.loss} in pass {number}: floating-point "
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
-        # Servers count loss, rows and steps of the pushes that they apply, so these survive a lost
-        # trainer.
+        # Servers count loss, rows and steps of the pushes that they apply, so these counts survive
+        # a lost trainer.
         if self.fit.work.uses_shards:
-            # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
         connection.ask("report", **{"pass": number, "report": dict(vars(total))})
 
     def end_pass(self) -> None:
-        """Let the trainer's own thread do its work after a pass, such as callbacks."""
+        """Run the work of the trainer's own thread after a pass, such as callbacks."""
         self._idle()
 
     def count_moved_bytes(self) -> tuple[int, int]:
         """Return the bytes sent to, and received from, other trainers since the last call."""
-        # Counters grow for the whole generation; passes report differences.
+        # Counters grow during the whole generation; passes report differences.
         before, self._moved = (
             self._moved,
             (self.communicator.bytes_sent, self.communicator.bytes_received),
@@ -354,15 +352,15 @@ class Context:
         return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def count_unreported_bytes(self) -> tuple[int, int]:
-        """Return the bytes sent and received since the last report of a pass, where these count."""
+        """Return the bytes sent and received since the last pass report, if reports count them."""
         if self._in_reports is None:
             return 0, 0
         moved = self.communicator.bytes_sent, self.communicator.bytes_received
         return moved[0] - self._in_reports[0], moved[1] - self._in_reports[1]
 
     def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
-        """Run a function once a compute thread, each with its own lanes; raise the first error."""
-        # Lanes are dealt like cards, so that threads have nearly equal numbers.
+        """Run a function in each compute thread with its share of lanes; raise the first error."""
+        # Lanes are distributed in turn, so that threads have nearly equal numbers.
         groups = [self.lanes[i :: self.n_threads] for i in range(self.n_threads)]
         if self.pool is None:
             run(groups[0])
@@ -379,14 +377,14 @@ class Context:
         self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
         futures = [self.pool.submit(guarded, group) for group in groups]
         try:
-            # The trainer's own thread stays free for callbacks and Ctrl-C.
+            # The trainer's own thread stays available for callbacks and Ctrl-C.
             while wait_for(futures, timeout=0.05).not_done:
                 self._idle()
         except BaseException:
             self._failed.set()
             raise
         errors = [e for e in (f.exception() for f in futures) if e is not None]
-        # A thread that failed by itself stops the others; its error is the one to tell.
+        # A thread that fails makes the others stop; its error is the one to raise.
         if errors:
             raise min(errors, key=lambda e: (is_consequence(e), type(e) is RunAbortedError))
 

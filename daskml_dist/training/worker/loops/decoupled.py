@@ -1,15 +1,15 @@
-"""Loop *decoupled*: lanes step alone, and no lane waits for a particular other (``"local"``).
+"""Loop *decoupled*: lanes train independently, and wait for no particular lane (``"local"``).
 
-Each lane has a replica. Every `average_every` steps it sends the server of each shard how far it
-came (its *way*), and the server makes an outer step of the mean way of those lanes that its gate
-says make a round. Where the policy has `fragments`, shards have their turns one after the other,
-and a lane steps on while an answer is under way; what it learns meanwhile is its next way. So each
-step counts once, whenever an answer comes (Streaming DiLoCo, Douillard et al. 2025; Decoupled
-DiLoCo 2026). Under `steps_by_speed` the first server tells each lane after how many steps to push
-(dynamic local updates, Liu et al. 2024).
+Each lane has a replica. Every `average_every` steps it sends its progress since the last push (its
+*way*) to the server of each shard. The server makes an outer step of the mean progress of the lanes
+that its gate combines into a round. If the policy has `fragments`, shards take turns, and a lane
+continues to step while it waits for an answer; its progress in the meantime belongs to its next
+push. So each step counts exactly once, whenever an answer arrives (Streaming DiLoCo, Douillard et
+al. 2025; Decoupled DiLoCo 2026). Under `steps_by_speed` the first server sends each lane the number
+of steps until its next push (dynamic local updates, Liu et al. 2024).
 
-A trainer keeps its lanes' replicas when others are lost, and sends again what a server has not
-applied. A lane of a lost trainer goes on from the servers' parameters.
+A trainer keeps its lanes' replicas when other trainers are lost, and resends pushes that a server
+has not applied. A lane of a lost trainer continues from the servers' parameters.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement
 from daskml_dist.training.worker.loops.replicas import make_lane_steps
 
-#: Times that a lane looks for an answer between two pushes: an answer is then at most an eighth of
-#: the steps between them older than it need be.
+#: Number of times that a lane checks for an answer between two pushes, so that the delay of an
+#: answer is at most an eighth of the steps between pushes.
 _LOOKS_PER_PUSH = 8
-#: Seconds between two looks of a thread all of whose lanes wait: by so much more each time, up to
-#: the longest, which is short next to a round of many steps.
+#: Increment of the pause between two checks of a thread whose lanes all wait, and the longest pause
+#: in seconds, which is short compared to a round of many steps.
 _PAUSE_SECONDS, _LONGEST_PAUSE = 2e-5, 1e-3
-#: Name of the process's memories of its lanes, by their numbers, among what the run keeps in it: a
-#: trainer that takes over the lanes of another of the same process goes on with them.
+#: Name of the lanes' memories among the values that a run keeps in its process: a trainer that
+#: takes over lanes from another trainer of the same process continues with them.
 _MEMORY = "decoupled"
 
 
 def run_decoupled_loop(context: Context) -> ShardState | None:
-    """Run all lanes; the trainer of the first returns its optimizer state (servers hold `w`)."""
+    """Run all lanes; lane 0's trainer returns its optimizer state (servers hold the parameters)."""
     home = DevicePlacement(context, alone=True)
     memory: dict[int, LaneMemory] = kept_values(context.run_id).setdefault(_MEMORY, {})
     own = {lane.number for lane in context.lanes}
-    for number in set(memory) - own:  # another trainer has the lane now
+    for number in set(memory) - own:  # another trainer has these lanes now
         del memory[number]
     context.set_left_behind(
         lambda: InterruptedState(_leave_state(home, memory[min(memory)])) if memory else None
@@ -79,8 +79,8 @@ def _run_lanes_of_thread(
             since, pause = time.monotonic(), 0.0
             while open_lanes and not context.failed:
                 context.raise_if_stopped()
-                # What a lane waits for may be the next push of another lane of this thread, or come
-                # after an answer of another shard: no lane blocks the thread.
+                # A lane may wait for the next push of another lane of this thread, or for an answer
+                # that follows the answer of another shard, so no lane may block the thread.
                 reports.take_answers()
                 if any([lane.step() for lane in open_lanes]):
                     since, pause = time.monotonic(), 0.0
@@ -95,7 +95,7 @@ def _run_lanes_of_thread(
 
 @dataclass(slots=True)
 class _OpenPush:
-    """Push whose answer has not come, kept to be sent again after a loss."""
+    """Push without an answer yet, kept to be sent again after a loss."""
 
     clock: int
     rows: float
@@ -106,18 +106,18 @@ class _OpenPush:
 
 @dataclass(slots=True)
 class _ShardView:
-    """View of one shard that a lane has.
+    """State of one shard, as a lane knows it.
 
     Parameters
     ----------
     origin : array
-        Where the way begins that the lane has not sent yet.
+        Parameters from which the lane's next push measures its progress.
     applied : int
         Clock of the last push that the server has applied.
     feedback : Feedback or None
-        What compression left out of the pushes.
+        Error feedback with the residual of compressed pushes.
     push : _OpenPush or None
-        The one whose answer has not come.
+        The push that has no answer yet.
     """
 
     origin: Any
@@ -133,7 +133,7 @@ class _ShardView:
 
 @dataclass(slots=True)
 class LaneMemory:
-    """A lane's replica, and what it has exchanged: all that goes on in the next generation.
+    """A lane's replica and its open exchanges, which the next generation continues.
 
     Parameters
     ----------
@@ -141,9 +141,9 @@ class LaneMemory:
     clock : int
     views : list of _ShardView
     reported : int
-        Passes that were reported.
+        Number of passes that were reported.
     parts : list of (int, float, float)
-        Stretches of steps that some server has not been told of: the clock at their end, their rows
+        Stretches of steps that some server does not know of yet: the clock at their end, their rows
         and their summed loss.
     """
 
@@ -152,13 +152,14 @@ class LaneMemory:
     views: list[_ShardView]
     reported: int
     parts: list[tuple[int, float, float]] = field(default_factory=list)
-    #: Held while a trainer moves the lane; then the last one that took it, and in which generation.
+    #: Held while a trainer steps the lane; then the last trainer that took the lane, and its
+    #: generation.
     lock: threading.Lock = field(default_factory=threading.Lock)
     owner: object = None
     generation: int = 0
 
     def take(self, owner: object, generation: int) -> None:
-        """Take the lane from a trainer that may not have heard of a generation yet."""
+        """Take the lane over from a trainer that may not know of the generation yet."""
         with self.lock:
             if generation < self.generation:
                 raise GenerationError(RENEWED_MESSAGE)
@@ -166,9 +167,9 @@ class LaneMemory:
 
 
 class OpenReports:
-    """Reports of passes by the lanes of one thread whose answers have not come.
+    """Reports of passes by the lanes of one thread, without an answer yet.
 
-    No lane waits for them: where the server stands still, lanes go on until there is another.
+    No lane waits for the answers: if the server stops, lanes continue until there is another one.
 
     Parameters
     ----------
@@ -186,22 +187,22 @@ class OpenReports:
         self._lanes.append(lane)
 
     def take_answers(self, *, all_of_them: bool = False) -> None:
-        """Take the answers that have come; or wait for all, before another call is made."""
+        """Take the answers that have arrived; or wait for all, before another call is made."""
         while self._lanes and (all_of_them or self._connection.has_answer_to_call()):
-            # Calls are answered in their order.
+            # Calls are answered in order.
             ends = self._context.take_report_answer(self._connection)
             self._lanes.popleft().take_answer(ends)
 
 
 class DecoupledLane:
-    """Steps of one lane, and its meetings with the servers.
+    """Steps of one lane, and its exchanges with the servers.
 
     Parameters
     ----------
     context : Context
     home : DevicePlacement
     memory : dict of int to LaneMemory
-        Of the trainer's lanes, from the last generation on.
+        Memories of the trainer's lanes, also of earlier generations.
     connection : ShardedConnection
     reports : OpenReports
     lane : Lane
@@ -218,8 +219,8 @@ class DecoupledLane:
     ) -> None:
         self._context, self._home, self._connection, self._lane = context, home, connection, lane
         self._reports = reports
-        #: Pass whose report has no answer yet, and the answer that was not noted yet: whether the
-        #: fit ends with that pass.
+        #: Pass whose report has no answer yet, and an answer not yet processed: whether the fit
+        #: ends with that pass.
         self._open_report: int | None = None
         self._answer: bool | None = None
         work, policy = context.fit.work, context.fit.steps.policy
@@ -228,8 +229,8 @@ class DecoupledLane:
         self._in_order = context.fit.run.deterministic
         self._n_steps = work.n_steps
         self._end = work.stopping.max_iter * work.n_steps
-        #: Whether a lane waits for an answer before its next push: not where others might then wait
-        #: for it at another shard, a quorum at each, without end.
+        #: Whether a lane waits for an answer before its next push. With a quorum at several shards
+        #: this could be a deadlock: lanes would wait for each other at different shards.
         self._waits = len(self._slices) == 1 or policy.quorum is None
         self._left: set[int] = set()
         self._memories = memory
@@ -245,7 +246,7 @@ class DecoupledLane:
             connection.pull_from_shard(s, lane.number, self._memory.clock)
 
     def _begin(self, state: ShardState) -> None:
-        """Make a new replica at the lane's clock, of a state on the host."""
+        """Make a new replica at the lane's clock from a state on the host."""
         fit, number = self._context.fit, self._lane.number
         clock, first = self._context.clocks[number], fit.work.first_clock
         state.step += clock - first
@@ -265,22 +266,22 @@ class DecoupledLane:
         )  # fmt: skip
 
     def _attach(self) -> None:
-        """Go on with the lane from its memory."""
+        """Continue with the lane from its memory."""
         self._memory = memory = self._memories[self._lane.number]
         self._lane.seek(memory.clock)
         self._own = make_lane_steps(self._context, self._lane, memory.replica)
 
-    # -- turns ---------------------------------------------------------------------------------
+    # -- one turn of a lane --------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Do what can be done without waiting; return whether that was anything."""
+        """Do the work that is possible without waiting; return whether there was any."""
         with self._memory.lock:
             if self._memory.owner is not self._owner:
                 raise GenerationError(RENEWED_MESSAGE)
             return self._step()
 
     def _step(self) -> bool:
-        """Do what can be done without waiting, as the owner of the lane."""
+        """Do the work that is possible without waiting, as the owner of the lane."""
         if self._joining:
             has_answer, number = self._connection.has_answer_of_shard, self._lane.number
             if not all(has_answer(s, number) for s in self._joining):
@@ -313,32 +314,32 @@ class DecoupledLane:
         return len(self._left) == len(self._slices)
 
     def _find_latest_merge(self, s: int) -> float:
-        """Return the clock up to which a lane steps on without an answer; infinity: it need not."""
+        """Return the clock up to which a lane steps without an answer; infinity: no limit."""
         push = self._memory.views[s].push
         if push is None:
             return math.inf
         if not self._n_fragments:
             return push.clock
-        # At a clock that follows from the push alone, so that the fit is the same in each run.
+        # At a clock that depends on the push alone, so that the fit is the same in each run.
         if self._in_order:
             return push.clock + max(1, self._every // self._n_fragments)
         return self._find_next_push(s, push.clock) if self._waits else math.inf
 
     def _find_next_push(self, s: int, clock: int) -> int:
-        """Return the clock of the next push to a shard after `clock`, were there no end."""
-        # Fragments are spread evenly; the last one is due when the first steps are made.
+        """Return the clock of the next push to a shard after `clock`, ignoring the fit's end."""
+        # Fragments are spread evenly over the interval; the last one is pushed at its end.
         n = self._n_fragments or 1
         offset = (s * n // len(self._slices) + 1) * self._every // n % self._every
         return clock + self._every - (clock - offset) % self._every
 
     def _take_steps(self) -> None:
-        """Make the steps up to the next meeting, the end of the pass, or the next look."""
+        """Make the steps up to the next exchange, the end of the pass, or the next check."""
         memory, (loss, rows, _) = self._memory, self._lane.sums
         clock = memory.clock
         stops = [self._end, clock + self._n_steps - clock % self._n_steps]
         for s, view in enumerate(memory.views):
             stops.append(self._find_next_push(s, clock))
-            # Steps up to here are repeated for other shards, and must not count twice at this one.
+            # Steps up to here are repeated for other shards, and must not count twice for this one.
             if view.applied > clock:
                 stops.append(view.applied)
             if view.push is not None and self._in_order:
@@ -349,11 +350,12 @@ class DecoupledLane:
         self._own.take(min(stops) - clock)
         self._lane.clock = memory.clock = min(stops)
         for s, view in enumerate(memory.views):
-            # A shard that had seen these steps, which another had not, knows this way.
+            # This shard already knows these steps, which another shard lacked, so its progress
+            # starts here.
             if memory.clock == view.applied:
                 view.origin = copy_array(memory.replica.w[self._slices[s], ...])
         loss, rows = self._lane.sums[0] - loss, self._lane.sums[1] - rows
-        # Servers count in passes: stretches of one pass are one.
+        # Servers count by pass, so stretches of the same pass are merged.
         sent = [view.sent for view in memory.views]
         if memory.parts and clock % self._n_steps and clock not in sent:
             _, more, lost = memory.parts.pop()
@@ -361,26 +363,27 @@ class DecoupledLane:
         memory.parts = [part for part in memory.parts if part[0] > min(sent)]
         memory.parts.append((memory.clock, rows, loss))
 
-    # -- meetings ------------------------------------------------------------------------------
+    # -- exchanges -----------------------------------------------------------------------------
 
     def _is_due(self, s: int, view: _ShardView) -> bool:
-        """Return whether it is a shard's turn to get a push, or the end."""
+        """Return whether a push to a shard is due, or the end is reached."""
         clock = self._memory.clock
         is_turn = clock == self._end or clock == self._find_next_push(s, clock - 1)
         return view.applied < clock and is_turn
 
     def _make_push(self, s: int, view: _ShardView) -> _OpenPush:
-        """Return the push of the lane's way since the last one, and begin the next way."""
+        """Return the push of the lane's progress since the last one, and start the next one."""
         memory, at = self._memory, self._slices[s]
         memory.replica.apply_pending_penalty()
         w = memory.replica.w[at, ...]
         parts = [part for part in memory.parts if part[0] > view.applied]
         rows = float(sum(n for _, n, _ in parts))
-        # In the place of a gradient: servers divide the sum of all pushes by their rows.
+        # The negative progress serves as a gradient; servers divide the sum of all pushes by their
+        # rows.
         back = self._home.to_host(view.origin - w)
         values = back * rows
         for group in memory.replica.rule.groups:
-            if group.additive:  # sums are added up as they are
+            if group.additive:  # sums are not multiplied by rows
                 own = group.part_within(at.start, at.stop).rows
                 values[own] = back[own]
         view.origin = copy_array(w)
@@ -388,7 +391,7 @@ class DecoupledLane:
         if s == 0:
             progress = np.array([(view.applied, 0.0, 0.0), *parts], np.float64)
         if view.feedback is not None and rows:
-            # The last push brings all that was left out.
+            # The last push includes all of the residual.
             if memory.clock == self._end:
                 values, _ = view.feedback.flush(values)
             else:
@@ -404,7 +407,7 @@ class DecoupledLane:
         )
 
     def _merge_answers(self) -> bool:
-        """Merge the answers that have come; return whether there were any."""
+        """Merge the answers that have arrived; return whether there were any."""
         memory, number, found = self._memory, self._lane.number, False
         for s, view in enumerate(memory.views):
             may_merge = view.push is not None and (
@@ -416,13 +419,14 @@ class DecoupledLane:
         return found
 
     def _merge(self, s: int, view: _ShardView, reply: ServerReply) -> None:
-        """Go on from a shard's parameters, with what the lane has learned since its push."""
+        """Continue from a shard's parameters plus the lane's progress since its push."""
         w = self._memory.replica.w[self._slices[s], ...]
         assert reply.values is not None
         found = self._home.to_device(reply.values)
         w[...] = found + (w - view.origin)
         view.origin, view.applied, view.push = found, reply.clock, None
-        # Dynamic local updates: the lane's next push comes after as many steps as suit its speed.
+        # Dynamic local updates: the number of steps until the lane's next push depends on its
+        # speed.
         if s == 0 and reply.n_steps:
             self._every = reply.n_steps
         # The fit has ended while this lane was computing.
@@ -430,7 +434,7 @@ class DecoupledLane:
             self._end = min(self._end, self._memory.clock)
 
     def _report_pass(self) -> None:
-        """Note the answer to the last report, and report the next pass that was counted."""
+        """Process the answer to the last report, and report the next pass that was counted."""
         memory = self._memory
         if self._open_report is not None and self._answer is not None:
             memory.reported = self._open_report
@@ -444,15 +448,15 @@ class DecoupledLane:
             self._reports.send(self, self._open_report, self._lane, w)
 
     def take_answer(self, ends: bool) -> None:
-        """Take the answer to the open report; it is noted in the lane's next turn."""
+        """Store the answer to the open report, which the lane's next turn processes."""
         self._answer = ends
 
     def _leave_shards(self) -> bool:
-        """Leave the servers that have applied all; return whether there were any."""
+        """Leave the servers that have applied everything; return whether there were any."""
         found = False
         self._reports.take_answers(all_of_them=True)
         for s, view in enumerate(self._memory.views):
-            # At once, since others may wait for a quorum there.
+            # Without delay, since other lanes may wait for a quorum there.
             if view.push is None and s not in self._left:
                 self._connection.leave_shard(s, self._lane.number)
                 self._left.add(s)
@@ -460,7 +464,7 @@ class DecoupledLane:
         return found
 
     def _join_generation(self) -> None:
-        """Go on from where the servers are, with what the lane has kept."""
+        """Continue from the servers' present state, with the lane's memory."""
         number = self._lane.number
         replies = [self._connection.receive_from_shard(s, number) for s in self._joining]
         self._joining = range(0)
@@ -469,12 +473,12 @@ class DecoupledLane:
             reply.clock in (view.applied, view.sent)
             for view, reply in zip(views, replies, strict=True)
         ]
-        # A server that had to go back has forgotten what the lane built on.
+        # A server that had to go back no longer has the state on which the lane was based.
         if not (self._is_new or all(known)):
             self._begin(self._context.fit.make_start_state())
             self._attach()
             views = self._memory.views
-        # Reports may have been lost with a trainer or a server, which ignores repeated ones.
+        # Reports may have been lost with a trainer or a server; repeated ones are ignored.
         self._reports.take_answers(all_of_them=True)
         self._memory.reported = int(self._connection.call("count_passes")["passes"])
         for s, (view, reply) in enumerate(zip(views, replies, strict=True)):

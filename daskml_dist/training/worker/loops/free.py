@@ -1,6 +1,6 @@
 """Loop *free*: each lane pushes and pulls at its own pace (``"async"``, ``"ssp"``).
 
-The server applies each push as it comes; under stale-synchronous parallel a pull waits while its
+The server applies each push on arrival. Under stale-synchronous parallel, a pull waits while its
 lane is too far ahead.
 """
 
@@ -18,7 +18,7 @@ from daskml_dist.training.worker.reader import LaneBatch
 
 
 def run_free_loop(context: Context) -> None:
-    """Run all lanes, each compute thread with a connection of its own."""
+    """Run all lanes; each compute thread has its own connection."""
     context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, lanes))
 
 
@@ -28,7 +28,7 @@ def _run_lanes_of_thread(context: Context, lanes: list[Lane]) -> None:
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             open_lanes = [FreeLaneSteps(context, connection, lane) for lane in lanes]
-            # Lanes take turns: while one waits for its answer, the next one computes.
+            # Lanes of a thread alternate: while one waits for its answer, the next one computes.
             while open_lanes and not context.failed:
                 context.raise_if_stopped()
                 open_lanes = [lane for lane in open_lanes if lane.step()]
@@ -45,8 +45,8 @@ class FreeLaneSteps:
     connection : ShardedConnection
     lane : Lane
     ahead : bool, default=True
-        Whether the next batch is drawn, and the parameters for it are requested, right after each
-        step. In a stream the rows may not be there yet, and each step begins with both.
+        Whether the next batch is drawn, and its parameters are requested, right after each step. In
+        a stream the rows may not have arrived by then, so each step begins with both.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FreeLaneSteps:
         self._lane = lane
         self._ahead = ahead
         self._push_every = policy.push_every
-        # Each sparse batch touches other parameters, so these are pulled at every step.
+        # Each sparse batch touches other parameters, so it needs a pull at every step.
         self._pull_every = 1 if self._fit.work.coordinates else policy.pull_every
         self._parts: list[LaneGradient] = []
         self._rows = 0.0
@@ -68,7 +68,7 @@ class FreeLaneSteps:
         self._loss = 0.0
         # After a loss each lane continues from its own clock.
         clock = context.clocks[lane.number]
-        # The report of a pass that ended at this clock may have been lost with the trainer.
+        # The report of a pass that ended at this clock may have been lost with its trainer.
         self._reports_first = (
             clock > self._fit.work.first_clock and clock % self._fit.work.n_steps == 0
         )
@@ -77,7 +77,7 @@ class FreeLaneSteps:
             self._draw_and_pull()
 
     def _draw_and_pull(self) -> None:
-        """Draw the next batch and ask for the parameters for it, where that is due."""
+        """Draw the next batch, and request its parameters if a pull is due."""
         lane = self._lane
         self._batch = lane.draw_next_batch()
         if self._w is None or lane.clock % self._pull_every == 0:
@@ -116,14 +116,14 @@ class FreeLaneSteps:
         return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
     def _push_and_pull(self, wanted: LaneBatch | None, flush: bool) -> None:
-        """Push what is due, and ask for parameters where that is due."""
+        """Push gradients and request parameters, each if due."""
         clock, number = self._lane.clock, self._lane.number
-        # Gradients of `push_every` steps are summed into one push; a pass always ends with one.
+        # Gradients of `push_every` steps are summed into one push; a pass always ends with a push.
         push = flush or clock % self._push_every == 0
         pull = self._ahead and (flush or clock % self._pull_every == 0)
         pull_index = None if wanted is None else wanted.index
         if push:
-            # One push for the gradients of several steps, at the parameters last pulled.
+            # One push for the gradients of several steps, computed at the last pulled parameters.
             index, total = sum_in_lane_order(self._parts)
             self._connection.send(
                 (number,), clock, self._rows, total, index,
@@ -136,12 +136,12 @@ class FreeLaneSteps:
         self._awaiting = pull
 
     def push_rest(self) -> None:
-        """Push the gradients that have not been pushed, if there are any."""
+        """Push the gradients that have not been pushed yet, if there are any."""
         if self._parts:
             self._push_and_pull(None, flush=True)
 
     def _end_pass(self, number: int) -> bool:
-        """Report a pass; return False when it was the last."""
+        """Report a pass; return False if it was the last."""
         w = None
         if self._fit.rows.validation_fraction:
             w = self._pull_whole_parameters()
@@ -151,21 +151,21 @@ class FreeLaneSteps:
         return True
 
     def _pull_whole_parameters(self) -> Any:
-        """Pull all parameters, to validate with."""
+        """Pull all parameters, for validation."""
         lane = self._lane.number
         pulled = self._connection.receive(lane)
         if not self._fit.work.coordinates:
             self._w, self._awaiting = pulled.w, False
             return pulled.w
-        # Whole parameters are asked for by a pull without an index.
+        # A pull without an index requests all parameters.
         self._connection.send((lane,), self._lane.clock)
         w = self._connection.receive(lane).w
-        # Ask again for the rows of the next batch, whose answer the check above used up.
+        # Request the rows of the next batch again, since their answer was consumed above.
         self._connection.send((lane,), self._lane.clock, pull_index=self._batch.index)
         return w
 
     def _leave_servers(self) -> bool:
-        """Tell the servers that the lane is done; return False."""
+        """Notify the servers that the lane is done; return False."""
         # Gradients that were not pushed yet are dropped.
         self._connection.call_all("leave", lanes=[self._lane.number])
         return False

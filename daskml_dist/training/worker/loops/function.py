@@ -1,8 +1,8 @@
-"""Loop *function*: every trainer runs a function of the user's, whose ranks meet in a group.
+"""Loop *function*: every trainer runs a user's function, whose ranks form a group.
 
-After a loss the function begins again on all ranks, with the state that it saved last: each rank
-holds a copy, and the ranks agree on the latest. The copy belongs to the process and its run, so
-that it also outlives a trainer whose function has returned.
+After a loss the function restarts on all ranks, with the last state that it saved: each rank holds
+a copy, and the ranks agree on the latest. The copy belongs to the process and the run, so it also
+outlives a trainer whose function has returned.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from daskml_dist.training.worker.lane import BlocksLane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import share_furthest
 
-#: Frames of the user's error that its message shows.
+#: Stack frames of the user's error that the message shows.
 _SHOWN_FRAMES = 5
 _running = threading.local()
 
 
 def is_running_function() -> bool:
-    """Return whether the calling thread runs a function of a group of ranks."""
+    """Return whether the calling thread is running a function of a rank group."""
     return getattr(_running, "depth", 0) > 0
 
 
 def run_function_loop(context: Context) -> RankResults:
-    """Run the function on this rank; return what it returned."""
+    """Run the function on this rank; return its result."""
     call = context.fit.work.call
     assert call is not None
-    # From here on the ranks wait for each other's computations, too.
+    # From now on the ranks also wait for each other's computations.
     context.wait.timeout = call.timeout or context.wait.timeout
     with _open_parameters(context) as parameters:
         point = _SavedPoint(context)
@@ -79,7 +79,7 @@ def run_function_loop(context: Context) -> RankResults:
 
 
 def _load_call(call: FunctionCall, context: Context) -> tuple[Callable[..., Any], Any]:
-    """Return a new function and the state that it begins with."""
+    """Return a new copy of the function and its initial state."""
     try:
         function, state = cloudpickle.loads(call.packed)
     except Exception as error:
@@ -97,7 +97,7 @@ def _load_call(call: FunctionCall, context: Context) -> tuple[Callable[..., Any]
 def _await_turn(context: Context) -> Iterator[None]:
     """Wait until an earlier trainer of the run in this process has left the function."""
     turn: threading.Lock = kept_values(context.run_id).setdefault("turn", threading.Lock())
-    # It ends by the failure of its own group, unless code in another language holds it.
+    # The earlier call ends when its own group fails, unless code in another language blocks it.
     since = time.monotonic()
     while not turn.acquire(timeout=CHECK_SECONDS):
         context.wait.check(since, "the previous call of the function")
@@ -127,25 +127,25 @@ def _open_parameters(context: Context) -> Iterator[RankParameters | None]:
 
 
 class _SavedPoint:
-    """State that the function has saved last, and how many it had saved by then.
+    """Last state that the function has saved, and its number.
 
     Attributes
     ----------
     state : ndarray of uint8 or None
-        The state, packed into one array; None: none is saved.
+        The state, packed into one array; None if none was saved.
     """
 
     def __init__(self, context: Context) -> None:
         self._kept = kept_values(context.run_id)
         self._number: int = self._kept.get("number", 0)
         self.state: NDArray[np.uint8] | None = self._kept.get("state")
-        # Ranks may have come to different calls when one was lost: the latest state counts.
+        # Ranks may have reached different calls when one was lost; the latest state is used.
         packed = share_furthest(context, [self._number], self._pack)
         if packed is not None:
             self._keep(int(packed[:8].copy().view(np.int64)[0]), packed[8:])
 
     def _pack(self) -> NDArray[np.uint8]:
-        """Return the number and the state as one array, for ranks that have not come as far."""
+        """Return the number and the state as one array, for ranks with an earlier state."""
         assert self.state is not None
         return np.concatenate([np.array([self._number], np.int64).view(np.uint8), self.state])
 
@@ -162,21 +162,22 @@ class _SavedPoint:
 def _call_function(
     function: Callable[[], PackedValue], call: FunctionCall, group: RankGroup, context: Context
 ) -> PackedValue:
-    """Return what the function returns, packed; raise `FunctionError` for an error of its own."""
+    """Return the function's result, packed; raise `FunctionError` for an error of its own."""
     _running.depth = getattr(_running, "depth", 0) + 1
     try:
-        # The loops of the package ignore these; the user's own code is warned as elsewhere.
+        # The package's loops ignore these errors; the user's code gets the usual warnings.
         with np.errstate(over="warn", invalid="warn"):
             return function()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a SystemExit would end the worker's thread in silence
-        # What broke the group explains more than what the function, or a library in it, made of it.
+    except BaseException as error:  # a SystemExit would end the worker's thread silently
+        # The group's failure explains more than the error that the function, or a library in it,
+        # raised as a result.
         if error is group.failure:
             raise
         if group.failure is not None:
-            # A copy: this failure may itself be the cause of the error at hand, and Dask follows
-            # causes in circles.
+            # A copy: this failure may itself be the cause of the current error, and Dask would
+            # follow the cycle of causes without end.
             raise copy.copy(group.failure) from None
         if isinstance(error, DaskMLDistError) and is_consequence(error):
             raise

@@ -1,8 +1,8 @@
-"""Exchange of keys' values between trainers: each fetches those that its entries touch, its halo.
+"""Exchange of keys' values between trainers: each fetches the values that its entries touch.
 
-A `Halo` is a plan, made once, of the values that each trainer sends to each other; `plan_row_parts`
-makes such plans for some rows at a time, where the values that all rows touch do not fit in memory.
-`KeyOwners` finds the trainer that owns a key.
+These values are the trainer's *halo*. A `Halo` is a plan, made once, of the values that each
+trainer sends to each other trainer. `plan_row_parts` makes such plans for some rows at a time, if
+the values that all rows touch do not fit in memory. `KeyOwners` finds the trainer that owns a key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 Array = NDArray[Any]
 #: Bytes of a cache line.
 _CACHE_LINE_BYTES = 64
-#: Own values that are moved at once, so that the indices stay in the cache.
+#: Own values that are moved at a time, so that the indices stay in the cache.
 _VALUES_AT_ONCE = 1 << 14
 
 
@@ -38,7 +38,8 @@ class EntrySlice:
     rows : slice
     entries : slice
     of_row : tuple of int, or None
-        Entries of the row before these, and in all, of a piece of a row; None: whole rows.
+        For a piece of a row: the number of the row's entries before the piece, and in total. None
+        for whole rows.
     """
 
     rows: slice
@@ -59,15 +60,15 @@ def cut_rows_by_entries(
 ) -> tuple[list[EntrySlice], list[EntrySlice]]:
     """Return pieces of long rows, and runs of whole rows, each of about `most` entries at most.
 
-    `piece` is the unit of entries by which long rows may be cut; None: they stay whole.
+    `piece` is the unit of entries at which long rows may be cut; None: they stay whole.
     """
     sizes = np.diff(indptr)
-    # Rows longer than a part (popular items) are cut; their sums are joined later.
+    # Rows longer than a part (popular items) are cut; the sums of their pieces are joined later.
     long = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
     pieces, runs = [], []
     for row in long:
         start, n = int(indptr[row]), int(sizes[row])
-        # Cuts at multiples of `piece`, so that sums of pieces do not depend on the memory at hand.
+        # Cuts are at multiples of `piece`, so that sums of pieces do not depend on the free memory.
         step = max(most // (piece or 1), 1) * (piece or 1)
         for at in range(0, n, step):
             entries = slice(start + at, start + min(at + step, n))
@@ -75,7 +76,7 @@ def cut_rows_by_entries(
     for before, end in pairwise([-1, *long, len(sizes)]):
         row = before + 1
         while row < end:
-            # As many whole rows as have `most` entries together.
+            # As many whole rows as have `most` entries in total.
             last = int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1
             stop = min(max(last, row + 1), end)
             runs.append(EntrySlice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
@@ -84,7 +85,7 @@ def cut_rows_by_entries(
 
 
 def take_row_slice(rows: KeyedRows, some: EntrySlice, indices: Array) -> KeyedRows:
-    """Return a slice of a lane's rows, with new indices of its entries."""
+    """Return a slice of a lane's rows, with new indices for its entries."""
     own, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
     start = own.own.start
@@ -112,9 +113,9 @@ def plan_row_parts(
     most: int,
     piece: int | None,
 ) -> tuple[list[TouchedRows], list[TouchedRows]]:
-    """Return the parts of pieces of long rows, and those of whole rows, as many in each trainer."""
+    """Return parts of pieces of long rows, and of whole rows; equally many in each trainer."""
     wanted = merge_ids([block.touched for block in blocks])
-    # Numbers of all touched ids, once for all parts.
+    # The numbers of all touched ids are looked up once for all parts.
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
     lanes = []
     for block, own in zip(blocks, ranges, strict=True):
@@ -125,7 +126,7 @@ def plan_row_parts(
             (rows, its, cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece))
         )
     del wanted, numbers, at
-    # Exchanges are collective: a trainer with fewer parts joins with empty ones.
+    # Exchanges are collective, so a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
     all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
     rooms, found = ExchangeBuffers(), list[list[TouchedRows]]()
@@ -143,7 +144,7 @@ def _make_part(
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], EntrySlice]],
     rooms: ExchangeBuffers,
 ) -> TouchedRows:
-    """Return one part with its plan of exchange, made by all trainers together."""
+    """Return one part with its exchange plan, made by all trainers together."""
     wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
         found = np.zeros(len(numbers), np.bool_)
@@ -157,12 +158,12 @@ def _make_part(
         place[own] = fetch.place[first : first + len(own)]
         rows.append(take_row_slice(lane, cut, place[lane.indices[cut.entries]]))
         first += len(own)
-    del fetch.place  # it is in the rows now
+    del fetch.place  # it is contained in the rows now
     return TouchedRows(fetch, rows)
 
 
 class _PartFetch:
-    """Plan of the exchange of a part's values, like `Halo`, in the order of their owners."""
+    """Exchange plan of a part's values, like `Halo`, ordered by their owners."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class KeyOwners:
     ----------
     communicator : Communicator
     bounds : ndarray of int64 of shape (n_lanes + 1,)
-        Number of the first key of each lane, and of all keys.
+        Number of the first key of each lane, then the number of all keys.
     own : sequence of KeyRange
     """
 
@@ -212,14 +213,15 @@ class KeyOwners:
         self._firsts = np.array([at.first for at in own])
         self._starts = np.array([at.own.start for at in own])
         lanes = np.array([at.lane for at in own], np.int64)
-        # Rank that has each lane: every rank sends the numbers of its own.
+        # Rank of each lane: every rank sends the numbers of its lanes.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (its,) in enumerate(communicator.allgather([lanes])):
             self._owner[its] = rank
 
     def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
-        """Return the numbers of sorted ids, as their owners give them."""
-        # Lanes are ranges of ids, so each has a slice of the sorted ids, which its owner numbers.
+        """Return the numbers of sorted ids, as their owners assign them."""
+        # Lanes are ranges of ids, so each owns a slice of the sorted ids, which its trainer
+        # numbers.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
         parts = [ids[a:b] for a, b in pairwise(edges)]
         asked = self._communicator.alltoall(
@@ -231,7 +233,7 @@ class KeyOwners:
         found = self._communicator.alltoall(
             [self._number_own_ids(unpack_ids(some)) for some in asked]
         )
-        # Answers are ordered by rank, and in each by lane.
+        # Answers are ordered by rank, and within a rank by lane.
         out = np.empty(len(ids), np.int64)
         for rank, its in enumerate(found):
             lanes = self._lanes_of_rank(rank)
@@ -241,12 +243,12 @@ class KeyOwners:
         return out
 
     def _lanes_of_rank(self, rank: int) -> list[int]:
-        """Return the lanes that a trainer has."""
+        """Return the lanes of a trainer."""
         found: list[int] = np.flatnonzero(self._owner == rank).tolist()
         return found
 
     def _number_own_ids(self, ids: list[Array]) -> NDArray[np.int64]:
-        """Return the numbers of ids of each own lane, one lane after the other."""
+        """Return the numbers of the ids of each own lane, one lane after the other."""
         found = [
             IdLookup(own.ids)(some).astype(np.int64) + own.first
             for own, some in zip(sorted(self._own, key=lambda at: at.lane), ids, strict=True)
@@ -254,8 +256,9 @@ class KeyOwners:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def group_by_owner(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Return, by rank, the positions among `numbers` of the keys that it owns."""
-        # Lanes without keys begin at the same number as the next lane: the last of these owns it.
+        """Return, by rank, the positions in `numbers` of the keys that it owns."""
+        # A lane without keys begins at the same number as the next lane; the last such lane is the
+        # owner.
         of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
         return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
 
@@ -270,7 +273,7 @@ class KeyOwners:
     def send_to_owners(
         self, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Send parts to the owners of keys; return the own keys' positions, and parts from all."""
+        """Send parts to the owners of keys; return own keys' positions and the parts of all."""
         places = self.group_by_owner(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         given = self._communicator.alltoall([parts[at] for at in places])
@@ -305,14 +308,14 @@ class ExchangeBuffers:
             shape = (n, *values.shape[1:])
             size = math.prod(shape) * values.dtype.itemsize
             room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
-            # Values begin at a cache line: skip the bytes up to it.
+            # Skip the bytes before a cache line, so that values begin at one.
             start = -room.ctypes.data % _CACHE_LINE_BYTES
             kept = self._kept[name] = room[start : start + size].view(values.dtype).reshape(shape)
         return kept[:n]
 
 
 class Halo:
-    """Plan of the values that a trainer receives from each other, and sends to each.
+    """Plan of the values that a trainer receives from each trainer, and sends to each.
 
     Parameters
     ----------
@@ -320,7 +323,7 @@ class Halo:
     owners : KeyOwners
         Owners of the keys.
     numbers : ndarray of int64 of shape (n,)
-        Numbers of the keys whose values are wanted, in the order of the result.
+        Numbers of the keys whose values are fetched, in the order of the result.
     """
 
     def __init__(
@@ -329,20 +332,20 @@ class Halo:
         self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
         #: Positions in the result of the values from each rank.
         self._place = owners.group_by_owner(numbers)
-        # Each rank learns once which of its values the others want.
+        # Each rank learns once which of its values the others need.
         asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Positions of the own values that are sent to each rank.
         self._give = [owners.positions(some) for some in asked]
 
     def fetch(self, values: Array) -> Array:
-        """Return the wanted values, from all ranks; valid until the next call."""
+        """Return the fetched values, from all ranks; valid until the next call."""
         found = exchange_values(self._communicator, values, self._give, self._rooms)
         rank, room = self._communicator.rank, self._rooms.get_buffer(values, self._n, "wanted")
         for r, at in enumerate(self._place):
             if r != rank:
                 room[at] = found[r]
         own, to = self._give[rank], self._place[rank]
-        # Own values never leave the process; copied in tiles.
+        # Own values never leave the process; they are copied in tiles.
         for start in range(0, len(own), _VALUES_AT_ONCE):
             some = slice(start, start + _VALUES_AT_ONCE)
             room[to[some]] = values[own[some]]
@@ -365,15 +368,16 @@ def exchange_values(
 def arrange_touched_keys(
     blocks: Sequence[KeyedBlock],
 ) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Return the sorted ids of all touched keys, new indices of entries, and the ids' positions.
+    """Return the sorted ids of all touched keys, the entries' new indices, and the ids' positions.
 
-    Positions are by falling use, so that values that many entries touch share cache lines.
+    Positions are in order of decreasing use, so that values that many entries touch share cache
+    lines.
     """
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
     wanted = merge_ids([block.touched for block in blocks])
     at = IdLookup(wanted)
-    # Number among all touched keys of each block's values.
+    # Number of each block's values among all touched keys.
     of_value = []
     uses = np.zeros(len(wanted), np.int64)
     for block in blocks:

@@ -1,11 +1,11 @@
-"""Loop *keyed*: each trainer owns the values of some keys, and fetches those its entries touch.
+"""Loop *keyed*: each trainer owns the values of some keys, and fetches those that it needs.
 
-All trainers run the solver, each on its own keys. Sums that the solver decides by are added lane by
-lane, so all trainers get the same bits and decide alike, whatever lanes they have. From time to
-time every trainer sends a copy of its values to a trainer in another process (`BuddyCheckpoints`,
-the double in-memory checkpointing of Zheng, Shi and Kalé 2004). After a loss, the values of the
-last iteration that is known of all lanes go to the trainers that run the lanes now, and the solver
-continues to the digits of an undisturbed fit.
+All trainers run the solver, each on its own keys. Sums on which the solver's decisions depend are
+added lane by lane, so all trainers get the same bits and decide the same, whatever lanes they have.
+At intervals every trainer sends a copy of its values to a trainer in another process
+(`BuddyCheckpoints`, the double in-memory checkpointing of Zheng, Shi and Kalé 2004). After a loss,
+the values of the last iteration that is complete for all lanes are sent to the trainers that now
+run the lanes, and the solver continues to the same digits as in an undisturbed fit.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ Array = NDArray[Any]
 R = TypeVar("R")
 #: Share of the time that buddy checkpoints may take.
 _CHECKPOINT_TIME_SHARE = 0.02
-#: Numbers that trainers add to each sum: whether to stop, whether to copy, bytes sent and received.
+#: Numbers that trainers append to each sum: whether to stop, whether to copy, bytes sent and
+#: received.
 _N_EXTRA = 4
 #: Random number that, together with the pid (forks share the number), identifies this process.
 _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
 def run_keyed_loop(context: Context) -> KeyedSolution:
-    """Run the fit's solver on this trainer's keys; each trainer returns the values of its own."""
+    """Run the fit's solver on this trainer's keys; each trainer returns its own values."""
     with connect_to_ledger(context) as connection:
         keyed = _KeyedTrainer(context, connection)
         found: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
@@ -59,13 +60,13 @@ def run_keyed_loop(context: Context) -> KeyedSolution:
 
 
 class _KeyedTrainer(SolverView):
-    """Keys and entries of a trainer, as the solver sees them (`solvers.keyed.Keyed`)."""
+    """Keys and entries of a trainer, in the solver's interface (`solvers.keyed.Keyed`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
-        # A lane has one block a side: the same entries by rows and by columns.
+        # A lane has one block per side: the same entries by rows and by columns.
         blocks = [lane.keyed_blocks for lane in context.lanes]
-        #: By side, the blocks of the own lanes.
+        #: Blocks of this trainer's lanes, by side.
         self._blocks: dict[str, list[KeyedBlock]] = {
             block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
         }
@@ -83,16 +84,16 @@ class _KeyedTrainer(SolverView):
         self._is_due = False
         self._copied_at = time.perf_counter()
         self._copy_seconds = 0.0
-        # The slice of each own lane's values in the own array of values.
+        # The slice of each lane's values in this trainer's array of values.
         slices = {s: {at.lane: at.own for at in own} for s, own in self._own_ranges.items()}
         self._checkpoints = BuddyCheckpoints(context, slices)
-        # After a loss, the values of the last iteration that is known of all lanes.
+        # After a loss, the values of the last iteration that is complete for all lanes.
         latest, self.kept = self._checkpoints.agree_on_latest()
         self.n_done, self.small = latest.n_iter, latest.small
         self._repeat_reports(latest.reports)
 
     def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
-        """Return, by space, the number of the first key of each lane, and then of all keys."""
+        """Return, by space, the number of each lane's first key, then the number of all keys."""
         own = np.array(
             [[block.lane, len(block.ids)] for some in blocks.values() for block in some], np.int64
         ).reshape(len(blocks), -1, 2)
@@ -106,7 +107,7 @@ class _KeyedTrainer(SolverView):
     # -- keys and entries ----------------------------------------------------------------------
 
     def ranges(self, space: str) -> list[KeyRange]:
-        """Return the own keys of a space."""
+        """Return this trainer's keys of a space."""
         return self._own_ranges[space]
 
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
@@ -115,7 +116,7 @@ class _KeyedTrainer(SolverView):
         return self._context.map(function, self._rows[side])
 
     def touched(self, side: str, values: Array) -> Array:
-        """Return the values of all column keys of the own rows of a side."""
+        """Return the values of all column keys that this trainer's rows of a side touch."""
         return self._get_halo(side).fetch(values)
 
     def in_parts(
@@ -126,10 +127,10 @@ class _KeyedTrainer(SolverView):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """Yield touched values, and a map over their rows, part by part where not all values fit.
+        """Yield touched values and a map over their rows, part by part if not all values fit.
 
-        `ready` prepares rows once; `piece` is the unit in which long rows may be cut, None where
-        they may not; `again` yields the pieces of long rows alone.
+        `ready` prepares rows once. `piece` is the unit at which long rows may be cut, None if they
+        may not be. With `again`, only the pieces of long rows are yielded.
         """
         if side not in self._parts:
             self._parts[side] = self._plan_parts(side, values, ready, piece)
@@ -144,13 +145,13 @@ class _KeyedTrainer(SolverView):
     def _plan_parts(
         self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
     ) -> tuple[list[TouchedRows], list[TouchedRows]]:
-        """Return the parts of a side: one of all rows where every trainer has room for it."""
+        """Return the parts of a side: a single one if every trainer has room for all values."""
         blocks = self._blocks[side]
         max_bytes = self._context.fit.keyed_work.remote_key_bytes
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
         touched = sum(len(block.touched) for block in blocks)
         fits = max_bytes is None or touched * nbytes <= max_bytes
-        # Exchanges are collective: one part for all rows only where every trainer has the memory.
+        # Exchanges are collective, so there is a single part only if every trainer has the memory.
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
             return [], [TouchedRows(halo.fetch, [ready(rows) for rows in self._rows[side]])]
@@ -168,24 +169,24 @@ class _KeyedTrainer(SolverView):
     def sent(
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Send parts to the owners of any keys; return positions of own keys, and their parts."""
+        """Send parts to the owners of any keys; return own keys' positions, and their parts."""
         return self._get_owners(space).send_to_owners(numbers, parts)
 
     def _get_owners(self, space: str) -> KeyOwners:
-        """Return the owners of a space's keys, found once."""
+        """Return the owners of a space's keys, determined once."""
         if space not in self._owners:
             bounds, own = self._bounds[space], self._own_ranges[space]
             self._owners[space] = KeyOwners(self._communicator, bounds, own)
         return self._owners[space]
 
     def _get_halo(self, side: str) -> Halo:
-        """Return the plan of a side, made by all trainers together when first asked for."""
+        """Return the plan of a side, made by all trainers together at the first call."""
         if side not in self._halos:
             blocks = self._blocks[side]
             owners = self._get_owners(blocks[0].side.columns)
             wanted, indices, place = arrange_touched_keys(blocks)
             numbers = np.empty(len(wanted), np.int64)
-            # Values are stored in the order that the entries' indices refer to.
+            # Values are stored in the order to which the entries' indices refer.
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._own_ranges[blocks[0].side.rows]
@@ -195,14 +196,14 @@ class _KeyedTrainer(SolverView):
             ]
         return self._halos[side]
 
-    # -- what all decide by --------------------------------------------------------------------
+    # -- sums over all trainers ----------------------------------------------------------------
 
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
         """Return the sum over the lanes of all trainers, in lane order."""
         own = [np.asarray(part, dtype=np.float64) for part in parts]
         shape, size = own[0].shape, own[0].size
-        # One row a lane, filled by its trainer: the all-reduce then adds zeros only, and the lanes
-        # are added in order by each rank, to the same bits.
+        # One row per lane, filled by its trainer: the all-reduce then only adds zeros, and each
+        # rank adds the lanes in order, with the same bits.
         all_ = np.zeros((len(self._context.lane_rows) + 1, max(size, _N_EXTRA)))
         for lane, part in zip(self._context.lanes, own, strict=True):
             all_[lane.number, :size] = part.ravel()
@@ -216,12 +217,12 @@ class _KeyedTrainer(SolverView):
         return total[:size].reshape(shape)
 
     def _extra_numbers(self) -> tuple[float, float, float, float]:
-        """Return whether to stop and to copy (0 but in the first trainer), and the bytes moved."""
+        """Return whether to stop and to copy (0 except in the first trainer), and bytes moved."""
         moved = self._context.count_moved_bytes()
         if self._to_ledger is None:
             return 0.0, 0.0, *moved
         since = time.perf_counter() - self._copied_at
-        # The first trainer's clock decides for all when a copy is due.
+        # The first trainer's clock decides for all trainers when a copy is due.
         due = self._copy_seconds <= _CHECKPOINT_TIME_SHARE * since
         return float(self._wants_to_stop), float(due), *moved
 
@@ -234,7 +235,7 @@ class _KeyedTrainer(SolverView):
         small: Any = None,
         loss: float = float("nan"),
     ) -> None:
-        """Report an iteration, and copy its values to another process where that is due."""
+        """Report an iteration, and copy its values to another process if a copy is due."""
         self._count_iteration(self._context.fit.keyed_work.solver, loss, float(self.n_rows))
         if self._is_due:
             began = time.perf_counter()
@@ -257,18 +258,19 @@ def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
 
 @dataclass
 class BuddyCheckpoint:
-    """End of an iteration in a trainer's memory, from which the solver continues.
+    """State after an iteration in a trainer's memory, from which the solver can continue.
 
     Parameters
     ----------
     n_iter : int
-        0: the solver begins.
+        Number of iterations; 0: the solver starts.
     small : ndarray of float64 or None
-        State of the solver beside the keys' values, the same in all trainers.
+        State of the solver besides the keys' values, the same in all trainers.
     reports : sequence of ndarray
         Report of each iteration up to this one.
     lanes : dict of int to dict of str to ndarray
-        Values of the keys of the trainer's lanes, and of others as their buddy, by space.
+        Values of the keys of the trainer's lanes, and of the lanes for which it is the buddy, by
+        space.
     """
 
     n_iter: int = 0
@@ -278,15 +280,15 @@ class BuddyCheckpoint:
 
 
 class BuddyCheckpoints:
-    """Checkpoints of a trainer's values in its memory and in that of its buddy in another process.
+    """Checkpoints of a trainer's values in its own memory and in its buddy's, another process.
 
-    The last two are kept: trainers may be lost while only some of them have the last.
+    The last two are kept, since trainers may be lost while only some of them have the last one.
 
     Parameters
     ----------
     context : Context
     own : mapping of str to mapping of int to slice
-        By space, the slice of each own lane's values in the own array.
+        By space, the slice of each own lane's values in this trainer's array of values.
     """
 
     def __init__(self, context: Context, own: Mapping[str, Mapping[int, slice]]) -> None:
@@ -297,26 +299,26 @@ class BuddyCheckpoints:
         self._kept: list[BuddyCheckpoint] = context.memory.setdefault("images", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
-        #: Buddy of each rank, which keeps its copy; the rank itself where all are in one process.
+        #: Buddy of each rank, which keeps its copy; the rank itself if all are in one process.
         self._buddies = [_next_other_process(rank, processes) for rank in range(len(processes))]
 
     def keep(
         self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
     ) -> None:
-        """Copy the own values at the end of an iteration, and send the copy to the buddy."""
+        """Copy this trainer's values after an iteration, and send the copy to the buddy."""
         few = None if small is None else np.array(small, np.float64)
         kept = BuddyCheckpoint(n_iter, few, list(reports))
         for space, array in values.items():
             for lane, at in self._own[space].items():
                 kept.lanes.setdefault(lane, {})[space] = array[at].copy()
         kept.lanes.update(self._exchange_with_buddy(kept.lanes))
-        # Replaces the older one only now: an exchange that fails leaves both.
+        # The older one is replaced only now, so that a failed exchange leaves both.
         self._kept[:] = [*self._kept[-1:], kept]
 
     def _exchange_with_buddy(
         self, lanes: dict[int, dict[str, Array]]
     ) -> dict[int, dict[str, Array]]:
-        """Send the own values to the buddy; return those that others sent to this one."""
+        """Send this trainer's values to the buddy; return the values that were sent here."""
         rank = self._communicator.rank
         if self._buddies[rank] == rank:
             return {}
@@ -329,7 +331,7 @@ class BuddyCheckpoints:
         return found
 
     def agree_on_latest(self) -> tuple[BuddyCheckpoint, dict[str, Array] | None]:
-        """Return the last checkpoint that covers all lanes, and by space the values of own ones."""
+        """Return the last checkpoint of all lanes, and this trainer's lanes' values by space."""
         if not self._generation:
             self._kept.clear()
             return BuddyCheckpoint(), None
@@ -340,8 +342,8 @@ class BuddyCheckpoints:
         kept = self._kept[0] if self._kept else None
         lanes = self._collect_own_lanes(kept, holders)
         few, reports = self._share_facts(kept, holders[min(holders)])
-        # Another trainer may be lost before the next copy: exchange this one again, and keep all
-        # known values until then.
+        # Another trainer may be lost before the next copy, so this one is exchanged again, and all
+        # known values are kept until then.
         known = {} if kept is None else kept.lanes
         every = {**known, **lanes, **self._exchange_with_buddy(lanes)}
         self._kept[:] = [latest := BuddyCheckpoint(n_iter, few, reports, every)]
@@ -353,7 +355,7 @@ class BuddyCheckpoints:
         return latest, values
 
     def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
-        """Return the last iteration known of all lanes (0: none), and a rank that has each lane."""
+        """Return the last iteration complete for all lanes (0: none), and a rank with each lane."""
         own = np.array(
             [(kept.n_iter, lane) for kept in self._kept for lane in kept.lanes], np.int64
         ).reshape(-1, 2)
@@ -368,7 +370,7 @@ class BuddyCheckpoints:
     def _collect_own_lanes(
         self, kept: BuddyCheckpoint | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
-        """Return the values of the own lanes, sent by the ranks `holders`."""
+        """Return the values of this trainer's lanes, sent by the ranks `holders`."""
         communicator = self._communicator
         own = np.array([lane for at in self._own.values() for lane in at], np.int64)
         given = []
@@ -393,7 +395,7 @@ class BuddyCheckpoints:
 
 
 def _next_other_process(rank: int, processes: Sequence[tuple[int, ...]]) -> int:
-    """Return the next rank in another process: trainers of one process are lost together."""
+    """Return the next rank in another process; trainers of one process are lost together."""
     others = (r % len(processes) for r in range(rank + 1, rank + len(processes)))
     return next((other for other in others if processes[other] != processes[rank]), rank)
 
@@ -405,5 +407,5 @@ def _pack_lanes(lanes: dict[int, dict[str, Array]]) -> NDArray[np.uint8]:
 
 
 def _unpack_lanes(packed: NDArray[np.uint8]) -> dict[int, dict[str, Array]]:
-    """Return the lanes' values that :func:`_pack_lanes` packed."""
+    """Undo :func:`_pack_lanes`."""
     return {lane: dict(values) for lane, values in unpack_object(packed, {})}

@@ -1,8 +1,9 @@
-"""Loop *own rows*: each trainer runs the solver on its own rows; deciding sums are all-reduced.
+"""Loop *own rows*: each trainer runs the solver on its rows; sums for decisions are all-reduced.
 
-All trainers have the same result after each iteration, so after a loss the one that is furthest
-sends it to the others, and all continue. Arrays that a solver made of rows (such as bins) stay with
-the trainers that have the rows; for lanes that move to another trainer they are made again.
+All trainers have the same result after each iteration. So after a loss, the one that has done most
+iterations sends its result to the others, and all continue. Arrays that a solver computed from rows
+(such as bins) stay with the trainers of these rows; for lanes that move to another trainer they are
+computed again.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def run_own_rows_loop(context: Context) -> Solution | None:
 
 @contextmanager
 def _open_spill_store(context: Context) -> Iterator[SpillStore]:
-    """Open the store of arrays that solvers make of the rows; it outlives generations."""
+    """Open the store of arrays that solvers compute from the rows; it outlives generations."""
     rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
         work = context.fit.own_rows_work
-        # The store gets what the blocks in memory leave of the budget.
+        # The store gets the rest of the budget that the blocks in memory do not use.
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
         context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
@@ -65,7 +66,7 @@ def _open_spill_store(context: Context) -> Iterator[SpillStore]:
 
 
 class _TrainerRows(SolverView):
-    """Rows of a trainer, as the solver sees them (`solvers.own_rows.OwnRows`)."""
+    """Rows of a trainer, in the solver's interface (`solvers.own_rows.OwnRows`)."""
 
     def __init__(
         self, context: Context, connection: ShardedConnection | None, rooms: SpillStore
@@ -84,8 +85,8 @@ class _TrainerRows(SolverView):
         if known is None and work.log is not None:
             known = SolverPoint.unpacked(work.log)
         self.kept = self._agree_on_point(known).state
-        # Bins and the like survive generations, unless rows were lost for good: then they are of
-        # rows that are no longer counted.
+        # Computed arrays, such as bins, survive generations unless rows were lost for good: then
+        # they include rows that no longer count.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
         if made["n_rows"] != self.n_rows:
             context.memory["made"] = made = {"n_rows": self.n_rows}
@@ -98,14 +99,14 @@ class _TrainerRows(SolverView):
         return self._of_number[lane].n_rows
 
     def first_row_numbers(self, lane: int) -> NDArray[np.int64]:
-        """Return the number of the first row of each part of a block that an own lane has."""
-        # Draws are hashes of a row's number among all rows: they do not depend on lanes.
+        """Return the number of the first row of each block part of an own lane."""
+        # Draws are hashes of a row's number among all rows, so they do not depend on lanes.
         first = self._context.fit.own_rows_work.first_rows
         parts = [part for part in self._of_number[lane].segments if len(part)]
         return np.array([first[part.block] + part.start for part in parts], np.int64)
 
     def iterate_blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """Yield the number of the first row among all, and the rows, of each block of a lane."""
+        """Yield, for each block of a lane, the number of its first row among all, and its rows."""
         reader, first = self._of_number[lane], self._context.fit.own_rows_work.first_rows
         reader.seek(0)
         for rows in reader.draw_next_batch().pieces:
@@ -117,7 +118,7 @@ class _TrainerRows(SolverView):
         """Apply a function to items in the compute threads."""
         return self._context.map(function, items)
 
-    # -- what all decide by --------------------------------------------------------------------
+    # -- sums over all trainers ----------------------------------------------------------------
 
     def sum_trainers(self, array: Array) -> Array:
         """Return the sum of all trainers' arrays."""
@@ -125,7 +126,7 @@ class _TrainerRows(SolverView):
         return np.asarray(total) if is_host(total) else total
 
     def split_ranges(self, n: int) -> list[slice]:
-        """Return the range of `n` things that each trainer has."""
+        """Return each trainer's range of `n` items."""
         return [slice(a, b) for a, b in pairwise(self._communicator.bounds(n))]
 
     def sum_own_range(self, array: Array) -> Array:
@@ -137,12 +138,12 @@ class _TrainerRows(SolverView):
         each = int(np.prod(rest))
         bounds = [at * each for at in self._communicator.bounds(n)]
         own: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
-        # On a device the range is a view of the whole sum: copied, so that its memory becomes free.
+        # On a device the range is a view of the whole sum; it is copied to free that memory.
         return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
     def max_trainers(self, values: Array) -> Array:
-        """Return the elementwise largest of all trainers' numbers."""
-        # A maximum as a sum: each trainer fills its own row of zeros.
+        """Return the elementwise maximum of all trainers' numbers."""
+        # A maximum computed from a sum: each trainer fills its own row of a zero matrix.
         all_ = np.zeros((self.size, len(values) + 3))
         all_[self.rank] = [*values, *self._extra_numbers()]
         found = self._communicator.allreduce(all_)
@@ -155,11 +156,11 @@ class _TrainerRows(SolverView):
         return self._communicator.allgather(arrays)
 
     def exchange_arrays(self, arrays: list[Array]) -> list[Array]:
-        """Send the array at each rank's place to that rank; return those that all sent here."""
+        """Send each rank the array at its index; return the arrays that all ranks sent here."""
         return self._communicator.alltoall(arrays)
 
     def _extra_numbers(self) -> tuple[float, float, float]:
-        """Return the first trainer's wish to stop, and the bytes that this trainer has moved."""
+        """Return whether the first trainer wants to stop, and the bytes that this trainer moved."""
         return float(self._wants_to_stop or self._is_stopped), *self._context.count_moved_bytes()
 
     # -- iterations ----------------------------------------------------------------------------
@@ -167,11 +168,11 @@ class _TrainerRows(SolverView):
     def keep(
         self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
     ) -> None:
-        """Report an iteration, and remember how to make its state."""
+        """Report an iteration, and keep the function that returns its state."""
         work = self._context.fit.own_rows_work
         self._count_iteration(work.solver, loss, float(self.n_rows), scores)
         point = self._remember_point(n_iter, state)
-        # An interrupt from here on returns what was found up to this iteration.
+        # From now on, an interrupt returns the result of this iteration.
         self._context.set_left_behind(
             lambda: InterruptedState(work.solver.interrupted(n_iter, state()))
         )

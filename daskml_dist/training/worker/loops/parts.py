@@ -1,15 +1,16 @@
-"""Loop *parts*: rows of ids go through servers, all else is summed and held by trainers.
+"""Loop *parts*: rows of ids are on servers; trainers hold and sum all other parameters.
 
-For models over ids under a policy for each part (Lian et al., KDD 2022). A batch touches some rows
-of a growing table, and all of the model's own: weights of layers, the intercept. Each step a lane
-pulls and pushes the former, which servers apply as they come. While these messages travel, all
-trainers sum the gradients of the latter, and make the same step on their own copies.
+For models over ids with one policy per part (Lian et al., KDD 2022). A batch touches some rows of a
+growing table, and all of the model's own rows: weights of layers, the intercept. At each step a
+lane pulls and pushes rows of the table, and servers apply pushes on arrival. While these messages
+are in transit, all trainers sum the gradients of the model's own rows, and make the same step on
+their own copies.
 
-All lanes are at one clock, and steps on the model's own rows are counted by it. After a loss lanes
-go back to the clock that every server has seen of all of them. Servers refuse the pushes that they
-have applied before, and trainers make no step twice that their copies have in them: nothing is lost
-or counted twice. Copies are equal, so any trainer that is left gives its own to the new ones; the
-first server has an older copy, in case none is left.
+All lanes are at one clock, which also counts the steps on the model's own rows. After a loss, lanes
+go back to the clock that every server has received from all of them. Servers refuse pushes that
+they have already applied, and trainers skip steps that their copies already include, so nothing is
+lost or counted twice. The copies are equal, so any remaining trainer sends its copy to new ones;
+the first server has an older copy, in case no trainer remains.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from daskml_dist.training.worker.reader import LaneBatch
 
 
 def run_parts_loop(context: Context) -> ShardState | None:
-    """Run all passes; rank 0 returns a state of no rows but those that trainers hold."""
+    """Run all passes; rank 0 returns a state with only the rows that trainers hold."""
     connection = context.connect()
     try:
         steps = PartSteps(context, connection)
@@ -38,11 +39,11 @@ def run_parts_loop(context: Context) -> ShardState | None:
         for number in context.fit.work.passes(steps.clock):
             steps.run_steps_of_pass(number)
             stop = context.report(connection, number, context.lanes, [None] * len(context.lanes))
-            # The last report closes the pass: the others' answers may have come before its end.
+            # The last report closes the pass: the others may have been answered before it closed.
             if context.communicator.allreduce(np.array([float(stop)]))[0]:
                 break
         if context.rank == 0:
-            steps.hand_over()  # trainers may be lost before their results are told
+            steps.hand_over()  # trainers may be lost before their results arrive
         connection.call_all("leave", lanes=[lane.number for lane in context.lanes])
         return steps.state() if context.rank == 0 else None
     finally:
@@ -64,9 +65,10 @@ class PartSteps(BulkSteps):
         self._own = np.arange(len(self._ids))
         held, self._clock = self._agree_on_start()
         self._replica = self._make_replica(held)
-        #: Steps of each lane that are in the copy.
+        #: Steps of each lane that the copy includes.
         self._held_clock = held.clock
-        # A generation may end anywhere: the next one asks for the rows as they are then.
+        # A generation may end at any point; the next one then reads the rows in their state at that
+        # time.
         context.memory["held"] = self._live_rows
 
     @property
@@ -79,7 +81,7 @@ class PartSteps(BulkSteps):
         return copy_held_rows(self._live_rows())
 
     def state(self) -> ShardState:
-        """Return a state of no rows but those that trainers hold."""
+        """Return a state with only the rows that trainers hold."""
         held = self.held_rows()
         return ShardState(held.w[:0], {}, held=held)
 
@@ -88,25 +90,25 @@ class PartSteps(BulkSteps):
         replica = self._replica
         return HeldRows(self._ids, replica.w, replica.opt_state, replica.step, self._held_clock)
 
-    # -- where a generation begins ---------------------------------------------------------------
+    # -- start of a generation -------------------------------------------------------------------
 
     def _agree_on_start(self) -> tuple[HeldRows, int]:
-        """Return the rows and the clock from which all trainers go on."""
+        """Return the rows and the clock from which all trainers continue."""
         context, communicator = self._context, self._context.communicator
         kept: HeldRows | None = context.memory.get("held", lambda: None)()
         own = np.array([-1 if kept is None else kept.clock, min(context.clocks.values())])
         held_clocks, lane_clocks = np.stack([a for (a,) in communicator.allgather([own])]).T
         start = int(lane_clocks.min())
-        # Where everything begins anew, so do these rows.
+        # If the fit restarts from its beginning, so do these rows.
         if start > self._fit.work.first_clock and held_clocks.max() >= 0:
             owner = int(held_clocks.argmax())
             return self._share_rows(kept if context.rank == owner else None, owner), start
-        # No trainer is left that had a copy: the steps after the servers' are made again.
+        # No trainer with a copy is left: steps after the servers' copy are repeated.
         held: HeldRows = self._connection.call("take_held")["blob"]
         return held, min(start, held.clock)
 
     def _share_rows(self, kept: HeldRows | None, owner: int) -> HeldRows:
-        """Return the rows of a trainer; all others give None."""
+        """Return the rows of trainer `owner`; all others pass None."""
         names = sorted(self._fit.steps.held_rule.state_names)
         own: list[NDArray[Any]] = []
         if kept is not None:
@@ -117,7 +119,7 @@ class PartSteps(BulkSteps):
         return HeldRows(self._ids, w, dict(zip(names, arrays, strict=True)), step, clock)
 
     def _make_replica(self, held: HeldRows) -> Shard:
-        """Return a shard that holds a copy of the rows alone."""
+        """Return a shard with a copy of only these rows."""
         held = copy_held_rows(held)
         state = ShardState(held.w, held.opt_state, held.step)
         return Shard(self._fit.steps.held_rule, state)
@@ -125,8 +127,8 @@ class PartSteps(BulkSteps):
     # -- steps -----------------------------------------------------------------------------------
 
     def run_steps_of_pass(self, number: int) -> None:
-        """Make the steps of a pass, and hand the rows over now and then."""
-        # Updates are those of each lane.
+        """Make the steps of a pass, and store the rows on the first server at intervals."""
+        # Servers count the updates of each lane.
         every = -(-self._context.snapshot_every // len(self._context.lane_rows))
         end = number * self._fit.work.n_steps
         while self._clock < end:
@@ -136,21 +138,21 @@ class PartSteps(BulkSteps):
                 self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the first server a copy of the rows that trainers hold."""
+        """Store a copy of the rows that trainers hold on the first server."""
         self._connection.call("hold", blob=self.held_rows())
 
     def _rows_of_servers(self, rows: Any) -> Any:
-        """Return what a batch touches, or its values, without the rows that trainers hold."""
+        """Return a batch's touched rows, or their values, without the rows that trainers hold."""
         return rows[: max(0, len(rows) - len(self._ids))]
 
     def _receive_parameters(self) -> None:
-        """Receive the rows of ids for the next step, and put the own rows behind them."""
+        """Receive the rows of ids for the next step, and append the trainer's own rows."""
         super()._receive_parameters()
         for pulled in self._pulled:
             pulled.w = np.concatenate([pulled.w, self._replica.w])
 
     def _push_each_lane(self, batches: list[LaneBatch]) -> list[NDArray[Any]]:
-        """Push the gradients of rows of ids; sum those of the own rows meanwhile."""
+        """Push the gradients of rows of ids; sum those of the own rows in the meantime."""
         gradients = super()._push_each_lane(batches)
         self._step_own_rows(gradients)
         return gradients
@@ -162,7 +164,7 @@ class PartSteps(BulkSteps):
         for part in others:
             total += part
         total = self._context.communicator.allreduce(total)
-        # Lanes may have gone back to before steps that the copy has in it.
+        # Lanes may have gone back to a clock before steps that the copy already includes.
         if self._clock >= self._held_clock:
             rows = self._context.step_rows(self._clock % self._fit.work.n_steps)
             self._replica.apply(total, rows, self._own)

@@ -1,9 +1,10 @@
-"""Pipeline-parallel steps: trainers hold layers, and micro-batches go through all of them.
+"""Pipeline-parallel steps: trainers hold layers, and micro-batches pass through all of them.
 
 Every trainer sends the rows of its lanes to the first stage of its pipeline, and their targets to
 the last. A stage alternates between one forward and one backward pass (1F1B; Narayanan et al. 2019,
-PipeDream), sums its layers' gradients over all micro-batches of the step and with the same stages
-of other pipelines, and updates its range of the parameters. `Stages` assigns layers to trainers.
+PipeDream). It sums its layers' gradients over all micro-batches of the step and over the same
+stages of other pipelines, and updates its range of the parameters. `Stages` assigns layers to
+trainers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context, DevicePlacement, gather_lane_parts
 from daskml_dist.training.worker.reader import join_batch_pieces
 
-#: Steps between two copies of parameters with a finite loss, which a fit that diverges returns: a
-#: copy takes about as long as a step.
+#: Steps between two copies of parameters with a finite loss, which a diverging fit returns; a copy
+#: takes about as long as a step.
 _COPY_INTERVAL = 32
 #: Kinds of messages. A message is named by its kind and the number of its micro-batch or lane.
 _ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS, _STATE = range(6)
@@ -53,7 +54,7 @@ class PipelineSteps:
     Parameters
     ----------
     context : Context
-        Its communicator is a `PeerGroup`, or that of a trainer alone.
+        Its communicator is a `PeerGroup`, or that of a single trainer.
     """
 
     def __init__(self, context: Context) -> None:
@@ -61,7 +62,8 @@ class PipelineSteps:
         assert pipeline is not None
         self._context = context
         self._m = pipeline.micro_batches
-        # A model may cache arrays of its layers, and trainers of one process share the fit's model.
+        # A copy: a model may cache arrays of its layers, and trainers of one process share the
+        # fit's model.
         self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
         self._home = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
@@ -82,16 +84,16 @@ class PipelineSteps:
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
             self._alike = peers.among(self._stages.ranks_of_same_stage)
-        #: By micro-batch, rows, activations and gradient that the backward pass needs.
+        #: For each micro-batch, the rows, activations and gradient that its backward pass needs.
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
         self._busy = 0.0
         self._good: NDArray[Any] | None = None
 
     def _cut_stages(self, n_stages: int) -> Stages:
-        """Divide the layers into stages of about equal time, as the first trainer measures it."""
+        """Divide the layers into stages of about equal time, as measured by the first trainer."""
         context, n = self._context, len(self._model.layers)
-        # One stage, or a stage a layer: no choice, and nothing to measure.
+        # With one stage, or one stage per layer, there is no choice and nothing to measure.
         seconds = [1.0] * n
         if context.rank == 0 and 1 < n_stages < n:
             state = self._home.enter(context.fit.make_start_state())
@@ -104,13 +106,14 @@ class PipelineSteps:
     # -- messages ------------------------------------------------------------------------------
 
     def _send_to_stage(self, to: int, kind: int, number: int, arrays: Arrays) -> None:
-        """Send arrays to a rank; those for this rank are kept."""
+        """Send arrays to a rank; arrays for this rank are only stored."""
         if self._lines is None or to == self._context.rank:
             self._own[kind, number] = arrays
         else:
-            # Messages travel through host memory.
+            # Messages are sent from host memory.
             host = [self._home.to_host(array) for array in arrays]
-            # Activations and gradients are read soon; rows and targets of a step are sent at once.
+            # Activations and gradients are read soon; rows and targets of a step are all sent in
+            # advance.
             awaited = kind in (_FORWARD, _BACKWARD)
             self._lines.send(to, kind + 8 * number, host, awaited=awaited)
 
@@ -126,14 +129,14 @@ class PipelineSteps:
     def steps(self, clock: int, most: int) -> int:
         """Take the next step; return 1, the number of steps taken."""
         context = self._context
-        # 1. Rows and targets to the first and last stages.
+        # 1. Send rows and targets to the first and last stages.
         batches = {lane.number: self._feed_batch(lane) for lane in context.lanes}
-        # 2. Forward and backward of all micro-batches through the own layers.
+        # 2. Run all micro-batches forward and backward through this trainer's layers.
         parts = self._compute_gradients(clock)
         busy, self._busy = self._busy, 0.0
         last = self._stages.holders[-1]
         for lane in context.lanes:
-            # 3. The loss of each lane's batch, from the last stage.
+            # 3. Receive the loss of each lane's batch from the last stage.
             (loss,) = self._receive_from_stage(last, _LOSS, lane.number)
             lane.count_made_steps([batches[lane.number]], np.array([float(loss)]), busy)
             busy = 0.0
@@ -146,7 +149,7 @@ class PipelineSteps:
         return 1
 
     def _feed_batch(self, lane: Lane) -> int:
-        """Send the micro-batches of a lane's next batch to the stages; return its rows."""
+        """Send the micro-batches of a lane's next batch to the stages; return its row count."""
         batch = lane.draw_next_batch()
         pieces = list(batch.pieces)
         rows = join_batch_pieces(pieces) if len(pieces) > 1 else next(iter(pieces), None)
@@ -156,19 +159,20 @@ class PipelineSteps:
             if rows is None or at.start == at.stop:
                 self._send_to_stage(first, _ROWS, job.number, [])
                 continue
-            # The key of random streams goes with the rows: draws depend on the rows, not the stage.
+            # The key of random streams is sent with the rows, so draws depend on the rows, not the
+            # stage.
             key = np.array([*rows.key, at.start])
             has = np.array([rows.y is not None, rows.weight is not None])
-            # Targets and weights go to the last stage, where the loss is.
+            # Targets and weights go to the last stage, which computes the loss.
             given = [array[at] for array in (rows.y, rows.weight) if array is not None]
             self._send_to_stage(first, _ROWS, job.number, [key, rows.X[at]])
             self._send_to_stage(last, _TARGETS, job.number, [has, *given])
         return batch.n_rows
 
     def _compute_gradients(self, clock: int) -> list[tuple[int, Any]]:
-        """Return the gradients of the own layers by lane.
+        """Return the gradients of this trainer's layers by lane.
 
-        Parameters with a finite loss are copied now and then, for an error of divergence; where
+        Parameters with a finite loss are copied at intervals, for the error of a diverging fit; if
         several trainers hold the layers, the client has snapshots instead.
         """
         try:
@@ -181,19 +185,19 @@ class PipelineSteps:
         return parts
 
     def _run_stage(self) -> list[tuple[int, Any]]:
-        """Run the own layers on all micro-batches; return gradients by lane."""
+        """Run this trainer's layers on all micro-batches; return gradients by lane."""
         stage, jobs = self._stages.stage, self._jobs
         if stage is None:
             return []
         self._losses = dict.fromkeys((job.lane for job in jobs), 0.0)
         parts: dict[int, Any] = {}
-        # 1F1B: first one micro-batch forward for each stage that follows, and one more, so that no
-        # stage waits while a message is in transit.
+        # 1F1B: at first one micro-batch forward for each stage that follows, and one more, so that
+        # no stage waits while a message is in transit.
         after = self._stages.n_stages - stage - 1
         ahead = min(after + 1 if after else 0, len(jobs))
         for job in jobs[:ahead]:
             self._run_forward(stage, job)
-        # Steady state: one forward, one backward.
+        # Steady state: alternate one forward and one backward pass.
         for number, job in enumerate(jobs):
             if number + ahead < len(jobs):
                 self._run_forward(stage, jobs[number + ahead])
@@ -205,7 +209,7 @@ class PipelineSteps:
         return list(parts.items())
 
     def _get_gradient_sum(self, parts: dict[int, Any], lane: int) -> Any:
-        """Return the array of a lane's gradient: one for all lanes unless deterministic."""
+        """Return the array of a lane's gradient, shared by all lanes unless deterministic."""
         lane = lane if self._context.fit.run.deterministic else 0
         if lane not in parts:
             w = self._shard.w
@@ -213,7 +217,7 @@ class PipelineSteps:
         return parts[lane]
 
     def _run_forward(self, stage: int, job: _MicroBatch) -> None:
-        """Run the own layers forward on a micro-batch, and send their output on."""
+        """Run this trainer's layers forward on a micro-batch, and send on the output."""
         holders = self._stages.holders
         if stage == 0:
             came = self._receive_from_stage(job.owner, _ROWS, job.number)
@@ -241,8 +245,8 @@ class PipelineSteps:
             self._send_to_stage(holders[stage + 1], _FORWARD, job.number, [key, output])
 
     def _run_backward(self, stage: int, job: _MicroBatch, out: Any) -> None:
-        """Run the own layers backward on a micro-batch, and send the gradient back."""
-        if job.number not in self._live:  # an empty one
+        """Run this trainer's layers backward on a micro-batch, and send back the gradient."""
+        if job.number not in self._live:  # an empty micro-batch
             return
         rows, memory, gradient = self._live.pop(job.number)
         holders = self._stages.holders
@@ -255,11 +259,11 @@ class PipelineSteps:
         )  # fmt: skip
         self._busy += time.perf_counter() - since
         if stage > 0:
-            # Copied: the next backward pass may overwrite the memory before it is sent.
+            # Copied, since the next backward pass may overwrite the memory before it is sent.
             self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copy_array(before)])
 
     def _sum_pipelines(self, parts: list[tuple[int, Any]]) -> Any:
-        """Return the sum of the gradients of all lanes, of all pipelines."""
+        """Return the sum of the gradients of all lanes of all pipelines."""
         alike = self._alike
         if not self._context.fit.run.deterministic:
             total = parts[0][1]
@@ -270,10 +274,10 @@ class PipelineSteps:
     def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
-    # -- what a fit keeps ----------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums, and with the first lane's, a stage of the first pipeline."""
+        """Return every lane's sums; the first lane in the first pipeline also has the stage."""
         first = self._context.lanes[0].number
         held = (
             self._home.leave(self._shard.snapshot()) if self._stages.leads_first_pipeline else None
@@ -288,20 +292,20 @@ class PipelineSteps:
         }
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Restore the own stage from the snapshots of all stages, however those were cut."""
+        """Restore this trainer's stage from the snapshots of all stages, however they were cut."""
         (held,) = (
             lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
         )
         self._shard.restore(self._home.enter(held.part(self._rows)))
 
     def left(self) -> InterruptedState | None:
-        """Return the parameters at an interruption, where one trainer holds all."""
+        """Return the parameters at an interruption, if one trainer holds all of them."""
         if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None
         return InterruptedState(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
 
     def validation_weights(self) -> list[Any | None]:
-        """Return the whole parameters for each lane, where rows are held out."""
+        """Return the whole parameters for each lane, if rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
         own = [self._home.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
@@ -335,17 +339,18 @@ class PipelineSteps:
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of all pipelines of a fit, as one trainer sees them.
+    """Stages of all pipelines of a fit, from the viewpoint of one trainer.
 
-    Ranks are dealt to pipelines in turn: rank r is in pipeline ``r % n_pipelines`` and holds its
-    stage ``r // n_pipelines``. Ranks past the last stage only send their lanes' rows to a pipeline.
+    Ranks are assigned to pipelines in turn: rank r is in pipeline ``r % n_pipelines`` and holds its
+    stage ``r // n_pipelines``. Ranks after the last stage only send their lanes' rows to a
+    pipeline.
 
     Parameters
     ----------
     rank, size : int
-        Of the trainer, and the number of trainers.
+        Rank of the trainer, and the number of trainers.
     cuts : tuple of int
-        First layer of each stage, and the number of layers.
+        First layer of each stage, then the number of layers.
     """
 
     rank: int
@@ -359,7 +364,7 @@ class Stages:
 
     @property
     def n_pipelines(self) -> int:
-        """Return the number of pipelines beside each other."""
+        """Return the number of parallel pipelines."""
         return max(1, self.size // self.n_stages)
 
     @property
@@ -369,7 +374,7 @@ class Stages:
 
     @property
     def stage(self) -> int | None:
-        """Return the trainer's stage; None where it only feeds rows."""
+        """Return the trainer's stage; None if it only provides rows."""
         stage = self.rank // self.n_pipelines
         return stage if stage < self.n_stages else None
 
@@ -387,7 +392,7 @@ class Stages:
 
     @property
     def members(self) -> list[int]:
-        """Return the ranks whose lanes' rows go through the trainer's pipeline."""
+        """Return the ranks whose lanes' rows pass through the trainer's pipeline."""
         return list(range(self.pipeline, self.size, self.n_pipelines))
 
     @property
@@ -403,15 +408,15 @@ class Stages:
 
 
 def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
-    """Return the first layer of each stage, and the number of layers.
+    """Return the first layer of each stage, then the number of layers.
 
-    The time of the longest stage is as short as possible.
+    The time of the slowest stage is as short as possible.
     """
     n = len(seconds)
     # Linear partition by dynamic programming over prefixes of the layers.
     until = [0.0, *itertools.accumulate(seconds)]
-    # best[k][i]: least time of the longest of k + 1 stages of the first i layers, and where the
-    # last stage begins.
+    # best[k][i]: least time of the slowest of k + 1 stages of the first i layers, and the first
+    # layer of the last of these stages.
     best = [[(until[i], 0) for i in range(n + 1)]]
     for k in range(1, n_stages):
         row = [(float("inf"), 0)] * (n + 1)
@@ -425,23 +430,24 @@ def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...
 
 
 def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
-    """Measure the seconds that each layer takes, forward and backward, on rows of a lane."""
+    """Measure the seconds of each layer, forward and backward, on rows of a lane."""
     lane = max(context.lanes, key=lambda lane: lane.n_rows)
     lane.seek(context.clock)
     rows = next(iter(lane.draw_next_batch().pieces), None)
-    # A copy: the model caches arrays by its layers, and those of single layers are of no use later.
+    # A copy: the model caches arrays by its layers, and those of single layers are not needed
+    # later.
     model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
-    if rows is None:  # its pass is over
+    if rows is None:  # the lane's pass is over
         return [1.0] * len(model.layers)
     y, weight = (None if a is None else a[:n_rows] for a in (rows.y, rows.weight))
     rows = BatchRows(rows.X[:n_rows], y, weight, rows.key)
-    # The fastest of three: the others were disturbed.
+    # The fastest of three, since the others were disturbed.
     times = np.min([_time_layers(model, w, rows, lane.backend) for _ in range(3)], axis=0)
     return [float(seconds) for seconds in times]
 
 
 def _time_layers(model: StagedModel, w: Any, rows: BatchRows, backend: Any) -> list[float]:
-    """Return the seconds of each layer in one forward and backward."""
+    """Return the seconds of each layer in one forward and backward pass."""
     x, memories = rows.X, []
     layers = [range(n, n + 1) for n in range(len(model.layers))]
     seconds = [0.0] * len(layers)

@@ -1,9 +1,10 @@
-"""Loop *ranges*: rounds of a solver with large vectors, of which each trainer holds a range.
+"""Loop *ranges*: rounds of a solver with large vectors; each trainer holds a range of them.
 
-All trainers run the solver on their ranges and all-reduce the few numbers that it decides by, so
-they decide alike. Only two vectors are ever whole: the point at which a sum is made, and the sum.
-Every trainer keeps the point of the last iteration. After a loss the solver continues from there to
-the same optimum, though by other steps, since its memory of the curvature is lost.
+All trainers run the solver on their ranges and all-reduce the few numbers on which its decisions
+depend, so they all decide the same. Only two vectors are ever whole: the point at which a sum is
+computed, and the sum. Every trainer keeps the point of the last iteration. After a loss the solver
+continues from it to the same optimum, but by other steps, since its memory of the curvature is
+lost.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def run_ranges_loop(context: Context) -> Solution | None:
 
 
 class _TrainerRanges(SolverView):
-    """Range of the vectors of one trainer, as the solver sees it (`solvers.Ranges`)."""
+    """Range of one trainer's vectors, in the solver's interface (`solvers.Ranges`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
-        # Sums are made at the whole point, over this trainer's rows.
+        # Sums are computed at the whole point, over this trainer's rows.
         self._sums = LaneSums(context)
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         # A contiguous range of every vector of the solver.
@@ -57,7 +58,7 @@ class _TrainerRanges(SolverView):
         return start.ravel()[self.own]
 
     def keep(self, n_iter: int) -> None:
-        """Keep the last whole point as that of iteration `n_iter`."""
+        """Keep the last whole point as the point of iteration `n_iter`."""
         last, n_iter = self._last, self.n_done + n_iter
         assert last is not None
         self._remember_point(n_iter, lambda: {"w": last})
@@ -85,16 +86,16 @@ class _TrainerRanges(SolverView):
         return self._last
 
     def __call__(self, statistic: Statistic) -> Array:
-        """Return the numbers that a sum begins with, and the own range of each vector."""
+        """Return the numbers at the start of a sum, and the own range of each of its vectors."""
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._context.count_moved_bytes()
         n, size = statistic.n_numbers, self._bounds[-1]
-        # All-reduced: loss, rows, bytes, whether to stop (which the first trainer alone hears), and
-        # the scalars of the sum.
+        # All-reduced: loss, rows, bytes, whether to stop (only the first trainer knows), and the
+        # scalars of the sum.
         small = self._communicator.allreduce(
             np.hstack([total[-EXTRA:], float(self._wants_to_stop), total[:n]])
         )
-        # Long vectors are reduced and scattered: each rank gets its range of the sum only.
+        # Long vectors are reduce-scattered: each rank gets only its range of the sum.
         vectors = [
             self._communicator.reduce_scatter(total[at : at + size], self._bounds)
             for at in range(n, len(total) - EXTRA, size)

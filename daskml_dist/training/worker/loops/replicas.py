@@ -1,11 +1,11 @@
-"""Loop *replicas*: trainers hold the parameters themselves and meet by all-reduce.
+"""Loop *replicas*: trainers hold the parameters themselves and combine them by all-reduce.
 
-``"allreduce"`` sums gradients at each step into one replica a trainer (`SummedSteps`). Under
-``"local"`` and ``"average"`` each lane steps alone, and parameters are averaged every few steps, or
-once at the end (`AveragedSteps`); of federated averaging some lanes, drawn for each round
-(`FederatedSteps`). A lane alone on its replica takes several steps in one call (`OwnSteps`), and so
-do trainers of one host that meet in shared memory (`ReplicaTeamSteps`). Lanes that hold columns or
-pipeline stages have steps of their own (`columns.py`, `pipeline.py`).
+``"allreduce"`` sums gradients at each step into one replica per trainer (`SummedSteps`). Under
+``"local"`` and ``"average"`` each lane trains independently, and parameters are averaged every few
+steps, or once at the end (`AveragedSteps`). In federated averaging, only the lanes that are drawn
+for a round train (`FederatedSteps`). A single lane on its replica takes several steps in one call
+(`OwnSteps`), and so do trainers of one host through shared memory (`ReplicaTeamSteps`). Lanes that
+hold columns or pipeline stages have their own kinds of steps (`columns.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import LaneBatch, explain_memory_errors, get_fit_backend
 
-#: Rows in one call where each row is a step: a few milliseconds, so that Ctrl-C and lost workers
-#: are noticed soon.
+#: Rows in one call if each row is a step: a few milliseconds, so that Ctrl-C and lost workers are
+#: noticed soon.
 _SINGLE_ROWS_PER_CALL = 1 << 14
 
 
 def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
-    """Run all passes; rank 0 returns the state, or each rank the parts that it alone holds."""
+    """Run all passes; rank 0 returns the state, or each rank the parts that only it holds."""
     connection = context.connect()
     run = _choose_steps(context)
     try:
-        # All lanes of a lock-step fit begin at one clock.
+        # All lanes of a lock-step fit begin at the same clock.
         for lane in context.lanes:
             lane.seek(context.clock)
         if context.resumed:
-            # Lanes and replicas go on from snapshots.
+            # Lanes and replicas continue from snapshots.
             own = [lane.number for lane in context.lanes]
             # Lanes of columns need no other lane's parameters.
             some = {} if context.fit.steps.columns is None else {"lanes": own}
@@ -81,7 +81,7 @@ def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
 
 
 def _choose_steps(context: Context) -> _ReplicaSteps:
-    """Return the steps that suit the fit's policy and layout."""
+    """Return the kind of steps for the fit's policy and layout."""
     if context.fit.steps.pipeline is not None:
         return PipelineSteps(context)
     if context.fit.steps.columns is not None:
@@ -104,7 +104,7 @@ def _run_passes(context: Context, connection: ShardedConnection, run: _ReplicaSt
             done += run.steps(done, _steps_to_stop(context, done))
             if context.snapshot_every and done % context.snapshot_every == 0:
                 answers.store(done, run.snapshots())
-        # While the other trainers' reports come in, the next rows are drawn.
+        # While the other trainers' reports arrive, the next rows are drawn.
         weights, ahead = run.validation_weights(), partial(_draw_ahead, context, run, done)
         if answers.report(number, weights, ahead):
             return
@@ -119,13 +119,13 @@ def _steps_to_stop(context: Context, done: int) -> int:
 
 
 def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
-    """Draw the rows of the next steps while others' reports come in."""
+    """Draw the rows of the next steps while the other trainers' reports arrive."""
     if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
         run.draw_rows_ahead(done, _steps_to_stop(context, done))
 
 
 class SummedSteps:
-    """Steps of one replica a trainer, by the summed gradients of all lanes.
+    """Steps of one replica per trainer, by the summed gradients of all lanes.
 
     Parameters
     ----------
@@ -143,14 +143,15 @@ class SummedSteps:
         self._fit = context.fit
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
-        #: Sum of the lanes' gradients where these are compressed; None: they are not.
+        #: Sum of the lanes' compressed gradients; None without compression.
         self._compressed: CompressedSum | None = None
-        # A lane alone sends nothing to anybody.
+        # A single lane sends no messages.
         if (compressor := self._fit.work.compression) is not None and not alone:
             numbers = [lane.number for lane in self._lanes]
             parameters = self._fit.steps.model.parameters
             if self._fit.work.coordinates:
-                # Gradients of touched rows are sent together, whatever the rows are.
+                # Gradients of touched rows are sent together, whether or not rows are running means
+                # or sums.
                 parts = (replace(p, buffer=False, additive=False) for p in parameters.parts)
                 parameters = replace(parameters, parts=tuple(parts))
             self._compressed = compressor.make_sum(
@@ -166,11 +167,11 @@ class SummedSteps:
 
     def steps(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; return how many were taken."""
-        # One lane in all: no exchange, so all steps in one call.
+        # One lane in total: no exchange, so all steps are taken in one call.
         if self._alone is not None:
             self._alone.take(most)
             return most
-        # Several trainers on one host: many steps in one compiled loop, meeting in shared memory.
+        # Several trainers on one host: many steps in one compiled loop, through shared memory.
         if self._compressed is None and (taken := self._team.take(clock, most)):
             return taken
         last = clock + 1 == self._fit.work.stopping.max_iter * self._fit.work.n_steps
@@ -178,16 +179,17 @@ class SummedSteps:
         return 1
 
     def step(self, rows: float, *, last: bool = False) -> None:
-        """Take one step along the next batches of all lanes, which have `rows` rows in all.
+        """Take one step along the next batches of all lanes, which have `rows` rows in total.
 
-        With the `last` one all goes that compression has left out.
+        The `last` step also sends all residuals of compression.
         """
-        # A step without rows is none, and what lanes send with it would be lost.
+        # A step without rows is skipped, and the message of a lane would be lost with it.
         if self._compressed is not None and rows > 0:
             index, total = self._sum_compressed(self._compressed, last)
             self.replica.apply(self._home.to_device(total), rows, index)
             return
-        # Deterministic sums, or gradients of touched rows: gathered whole and added in lane order.
+        # Deterministic sums, or gradients of touched rows: all gradients are gathered and added in
+        # lane order.
         if self._in_order:
             index, total = self._sum_in_lane_order()
             total = self._home.to_device(total)
@@ -203,10 +205,10 @@ class SummedSteps:
             self._team.draw_rows_ahead(most)
 
     def _sum_own_lanes(self) -> Any:
-        """Return the sum of the own lanes' gradients."""
+        """Return the sum of the gradients of this trainer's lanes."""
         w = self.replica.w
         if self._context.pool is None:
-            # One thread: all lanes add into the first lane's gradient.
+            # One thread: all lanes add their gradients to the first lane's array.
             first, *others = self._lanes
             total = first.own_gradient(w, first.draw_next_batch())
             for lane in others:
@@ -241,7 +243,7 @@ class SummedSteps:
     def _sum_compressed(
         self, sums: CompressedSum, last: bool
     ) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
-        """Return the sum of the gradients of all lanes of all ranks, which travel compressed."""
+        """Return the sum of the gradients of all lanes of all ranks, sent in compressed form."""
         found = self._context.map(self._compute_gradient, self._lanes)
         own = {
             lane.number: (batch.index, self._home.to_host(gradient))
@@ -275,7 +277,7 @@ class SummedSteps:
 
     @cached_property
     def _exchange(self) -> LaneExchange:
-        """Return the ways by which lanes tell each other of their gradients."""
+        """Return the exchange of compressed gradients between lanes."""
         communicator = self._context.communicator
 
         def add(own: dict[int, NDArray[Any]]) -> NDArray[Any]:
@@ -297,7 +299,7 @@ class SummedSteps:
         )
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums, and the replica's parameters with those of lane 0."""
+        """Return every lane's sums; lane 0 also has the replica's parameters."""
         return {
             lane.number: LaneSnapshot(
                 *lane.sums,
@@ -312,7 +314,7 @@ class SummedSteps:
         return self._home.leave(self.replica.snapshot())
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Restore the replica from the snapshot of lane 0, and what each lane had left out."""
+        """Restore the replica from lane 0's snapshot, and each lane's residual."""
         self.replica.restore(self._home.enter(lanes[0].held))
         if self._compressed is not None:
             self._compressed.restore({n: lane.kept for n, lane in lanes.items()})
@@ -331,14 +333,14 @@ class SummedSteps:
 
 
 class AveragedSteps:
-    """Steps of one replica a lane, averaged by rows every few steps and at the end.
+    """Steps of one replica per lane, averaged by rows every few steps and at the end.
 
     Parameters
     ----------
     context : Context
     start : callable, optional
-        Returns the state that a lane's replica begins with, from the lane's number; by default
-        that is the fit's own start.
+        Returns the initial state of a lane's replica, from the lane's number; by default the fit's
+        initial state.
     """
 
     def __init__(self, context: Context, start: Callable[[int], ShardState] | None = None) -> None:
@@ -363,21 +365,21 @@ class AveragedSteps:
         self._every = context.fit.steps.policy.average_every
         if self._fit.work.compression is not None:
             for replica in self.replicas.values():
-                # What lanes of an earlier fit had left out is not this fit's.
+                # The residuals of an earlier fit's lanes do not belong to this fit.
                 replica.opt_state["outer_residual"][...] = 0
-                if not self._every:  # the only way of a lane is that from the start
+                if not self._every:  # the only progress of a lane is measured from the start
                     replica.opt_state["outer_origin"][...] = replica.w
-        # Allocated once: a write to new memory takes longer than the mean.
+        # Allocated once: writing to new memory takes longer than computing the mean.
         w = self.replicas[context.lanes[0].number].w
         self._mean_buffer = np.empty(w.shape, w.dtype) if self._every and is_host(w) else None
 
     def steps(self, clock: int, most: int) -> int:
-        """Take the next steps from a clock on, up to where parameters meet; return how many."""
+        """Take the next steps from a clock on, at most to the next averaging; return how many."""
         count = self._steps_to_meeting(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
-            # Lazily regularised parameters are averaged as they are: each lane catches up on the
-            # penalty when it touches them.
+            # Lazily regularised parameters are averaged without the pending penalty; each lane
+            # applies it when it touches them.
             values = {n: replica.w for n, replica in self.replicas.items()}
             if self._fit.work.compression is not None:
                 mean = self._average_ways(self._fit.work.compression, values)
@@ -388,7 +390,7 @@ class AveragedSteps:
         return count
 
     def _steps_to_meeting(self, clock: int, most: int) -> int:
-        """Return the steps from a clock on, up to where parameters meet."""
+        """Return the number of steps from a clock on, at most to the next averaging."""
         return min(most, self._every - clock % self._every) if self._every else most
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
@@ -398,22 +400,23 @@ class AveragedSteps:
             own.draw_rows_ahead(count)
 
     def _average_lanes(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
-        """Return the mean over all lanes, weighted by rows; on the host if it is deterministic."""
+        """Return the mean over all lanes, weighted by rows; on the host if deterministic."""
         if not self._fit.run.deterministic:
             return self._context.communicator.allreduce(self._sum_weighted(values, out))
         parts = [(n, self._home.to_host(values[n] * self._shares[n])) for n in sorted(values)]
         return sum_in_lane_order(gather_lane_parts(self._context.communicator, parts))[1]
 
     def _average_ways(self, compressor: Compressor, values: dict[int, Any]) -> NDArray[Any]:
-        """Return the mean over all lanes, of which each sends a compressed difference.
+        """Return the mean over all lanes, each of which sends a compressed difference.
 
-        A lane sends how far it came since the last meeting; what the compressor left out is added
-        to its next way. Lanes are packed one by one, so that nothing depends on who runs them.
+        A lane sends its progress since the last averaging; the part that the compressor omits is
+        added to its next message. Each lane is packed separately, so the result does not depend on
+        which trainer runs it.
         """
         own = {n: list(self._pack_way(n, w, compressor).arrays) for n, w in values.items()}
         ways = gather_lane_arrays(self._context.communicator, own)
         first = self.replicas[min(self.replicas)]
-        # All lanes set out from the same parameters.
+        # All lanes started from the same parameters.
         mean: NDArray[Any] = self._home.to_host(first.opt_state["outer_origin"]).copy()
         rows, way = self._context.lane_rows, np.empty_like(mean)
         n_rows = sum(rows)
@@ -423,15 +426,17 @@ class AveragedSteps:
         return mean
 
     def _pack_way(self, lane: int, w: Any, compressor: Compressor) -> Packed:
-        """Return how far a lane came since the last meeting, compressed, and keep the rest."""
+        """Return a lane's progress since the last averaging, compressed, and keep the residual."""
         to_host, state = self._home.to_host, self.replicas[lane].opt_state
         way = to_host(w) - to_host(state["outer_origin"])
-        # No other message follows one at the end, and averages of parameters have one of their own.
+        # The only message is at the end, with another one for the averages of averaged SGD, so no
+        # residual is kept.
         if not self._every:
             return compressor.compress(way.reshape(-1))
         residual = state["outer_residual"]
         feedback = Feedback(compressor, (0,), way.dtype)
-        # On the host this is the state itself, which packing changes; a device gets it back.
+        # On the host this is the state's own array, which packing changes; a device gets a copy
+        # back.
         feedback.residual = to_host(residual)
         packed = feedback.pack(way)
         if feedback.residual is not residual:
@@ -439,7 +444,7 @@ class AveragedSteps:
         return packed
 
     def _sum_weighted(self, values: dict[int, Any], out: NDArray[Any] | None = None) -> Any:
-        """Return the own lanes' part of the mean, in `out` where given."""
+        """Return the weighted sum of this trainer's lanes, in `out` if given."""
         first, *others = sorted(values)
         if out is None:
             total = values[first] * self._shares[first]
@@ -450,7 +455,7 @@ class AveragedSteps:
         return total
 
     def left(self) -> InterruptedState:
-        """Return the mean of the own lanes' parameters at an interruption."""
+        """Return the mean of this trainer's lanes' parameters at an interruption."""
         share = sum(self._shares.values())
         state = self._join_lanes(lambda values: self._sum_weighted(values) / share)
         return InterruptedState(state, share, sum(lane.sums[1] for lane in self._lanes))
@@ -472,28 +477,29 @@ class AveragedSteps:
             replica.restore(self._home.enter(lanes[number].held))
 
     def validation_weights(self) -> list[Any | None]:
-        """Return each lane's parameters, contiguous for the products of validation."""
+        """Return each lane's parameters, contiguous for the matrix products of validation."""
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
-        # A replica may keep parameters interleaved with the optimizer state: products want a copy.
+        # A replica may interleave parameters with the optimizer state; matrix products need a copy.
         found = (self.replicas[lane.number].w for lane in self._lanes)
         return [np.ascontiguousarray(w) if is_host(w) else w for w in found]
 
     def state(self) -> ShardState:
         """Return the mean of the lanes' parameters, with the first lane's optimizer state."""
         compressor = self._fit.work.compression
-        # Lanes that meet on the way have little to send at the end, and send it whole.
+        # Lanes that are averaged during the fit have made little progress at the end, and send it
+        # uncompressed.
         if compressor is None or self._every:
             return self._join_lanes(self._average_lanes)
         return self._join_lanes(partial(self._average_ways, compressor))
 
     def _join_lanes(self, mean: Callable[[dict[int, Any]], Any]) -> ShardState:
-        """Return one state of all lanes' replicas, averaged by a function."""
+        """Return one state from all lanes' replicas, averaged by a function."""
         states = {n: self._home.leave(r.state()) for n, r in self.replicas.items()}
         first = states[min(states)]
         first.w = mean({n: s.w for n, s in states.items()})
-        # Averaged SGD: the mean of the lanes' averages, with the parameters in place of an average
-        # that a lane has not begun yet.
+        # Averaged SGD: the mean of the lanes' averages; a lane without an average yet uses its
+        # parameters.
         averages = {n: s.average for n, s in states.items() if s.average is not None}
         if self._fit.steps.rule.average_after is not None:
             first.average = mean({n: averages.get(n, s.w) for n, s in states.items()})
@@ -501,11 +507,11 @@ class AveragedSteps:
 
 
 class FederatedSteps:
-    """Steps of clients that are drawn for each round, from common parameters to their mean.
+    """Steps of the clients drawn for each round, from common parameters to their mean.
 
     Federated averaging (McMahan et al. 2017); a pass is a round. A trainer holds the common
-    parameters, and replicas of its drawn lanes alone, until the round ends. Which lanes are drawn
-    follows from seed and round, so all trainers know.
+    parameters, and replicas only of its drawn lanes until the round ends. The draw depends only on
+    seed and round, so all trainers know it.
 
     Parameters
     ----------
@@ -517,13 +523,14 @@ class FederatedSteps:
         self._fit = context.fit
         self._lanes = context.lanes
         self._home = DevicePlacement(context, alone=True)
-        #: Common parameters, with the state of the outer step; its optimizer state stays as it is.
+        #: Common parameters, with the state of the outer step; their optimizer state stays
+        #: unchanged.
         self.common = self._home.make_replica(self._fit.make_start_state())
 
     def steps(self, clock: int, most: int) -> int:
         """Take the steps of the round that begins at a clock; return how many."""
         count, rows = self._fit.work.n_steps, self._context.lane_rows
-        # Snapshots, reports and ends of fits are between passes, and so between rounds.
+        # Snapshots, reports and the end of a fit are between passes, and so between rounds.
         assert clock % count == 0, "steps from within a round"
         assert most == count, "steps from within a round"
         work = self._fit.steps
@@ -536,7 +543,7 @@ class FederatedSteps:
         ]
         self._context.map(lambda client: client.take(), clients)
         mean = self._average(clients)
-        # Undrawn lanes count the steps, too, so that all lanes have one clock.
+        # Lanes that are not drawn count the steps, too, so that all lanes have the same clock.
         for lane in self._lanes:
             lane.skip(clock + count - lane.reached)
         self.common.skip(count, total)
@@ -544,12 +551,12 @@ class FederatedSteps:
         return count
 
     def _begin_client(self, lane: Lane, number: int, share: float) -> _Client:
-        """Return a drawn lane with a replica of its own, at the common parameters."""
+        """Return a drawn lane with its own replica, starting at the common parameters."""
         work, common = self._fit.steps, self.common
         rule = replace(work.rule, outer=None).scale_to_share(share)
         state = ShardState(copy_array(common.w), {}, common.step, common.rows)
         replica = self._home.make_replica(state, rule=rule)
-        # Each round begins with a fresh state of the optimizer; units of features are none.
+        # Each round begins with a new optimizer state, except for the scales of features.
         if "scale" in replica.opt_state:
             replica.opt_state["scale"][...] = common.opt_state["scale"]
         replica.restart_optimizer()
@@ -571,14 +578,14 @@ class FederatedSteps:
         return communicator.allreduce(total)
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
-        """Do nothing: whose rows are next, the next round says."""
+        """Do nothing: the next round draws the lanes first."""
 
     def left(self) -> InterruptedState:
-        """Return the common parameters at an interruption; what the open round did is lost."""
+        """Return the common parameters at an interruption; the open round's progress is lost."""
         return InterruptedState(self.state(), rows=sum(lane.sums[1] for lane in self._lanes))
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums, and the common parameters with those of lane 0."""
+        """Return every lane's sums; lane 0 also has the common parameters."""
         return {
             lane.number: LaneSnapshot(*lane.sums, None if lane.number else self._take_snapshot())
             for lane in self._lanes
@@ -614,15 +621,15 @@ class _Client:
     def take(self) -> None:
         """Take the steps of the round."""
         self.own.take(self.n_steps)
-        # The replica ends here, so that penalties of untouched rows have no later step.
+        # The replica ends here, so later steps cannot apply the penalties of untouched rows.
         self.replica.apply_pending_penalty()
 
 
 class HostSteps:
-    """Steps of one replica a host, by the summed gradients of its lanes, averaged over the hosts.
+    """Steps of one replica per host, by the summed gradients of its lanes, averaged over hosts.
 
-    Each trainer of a host holds the same replica, as under ``"allreduce"``; hosts are averaged by
-    rows every few steps and at the end, as lanes are under ``"local"``.
+    Each trainer of a host holds the same replica, as under ``"allreduce"``. Hosts are averaged by
+    rows every few steps and at the end, like lanes under ``"local"``.
 
     Parameters
     ----------
@@ -641,7 +648,7 @@ class HostSteps:
         self._steps = SummedSteps(host, rule=self._fit.steps.rule.scale_to_share(self._share))
 
     def steps(self, clock: int, most: int) -> int:
-        """Take the next steps from a clock on, up to where hosts meet; return how many."""
+        """Take the next steps from a clock on, at most to the next averaging; return how many."""
         count, done = self._steps_to_meeting(clock, most), 0
         while done < count:
             done += self._steps.steps(clock + done, count - done)
@@ -651,7 +658,7 @@ class HostSteps:
         return count
 
     def _steps_to_meeting(self, clock: int, most: int) -> int:
-        """Return the steps from a clock on, up to where hosts meet."""
+        """Return the number of steps from a clock on, at most to the next averaging."""
         return min(most, self._every - clock % self._every)
 
     def draw_rows_ahead(self, clock: int, most: int) -> None:
@@ -662,16 +669,16 @@ class HostSteps:
         """Return the mean over all hosts, weighted by rows."""
         communicator = self._context.communicator
         if not self._fit.run.deterministic:
-            # All trainers of a host have the same, and each adds its part.
+            # All trainers of a host have the same parameters, and each adds a part of their weight.
             return communicator.allreduce(values * (self._share / self._host.size))
-        # One of each host, in the order of their lanes.
+        # One array per host, in the order of the hosts' first lanes.
         own = [(self._lanes[0].number, values * self._share)]
         parts = gather_lane_parts(communicator, own if self._host.rank == 0 else [])
         return sum_in_lane_order(parts)[1]
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Return every lane's sums, and each host's parameters with those of one lane."""
-        # Snapshots are made where hosts have met: their parameters are the same.
+        """Return every lane's sums; one lane of each host also has the host's parameters."""
+        # Snapshots are made right after averaging, so all hosts have the same parameters.
         found = {lane.number: LaneSnapshot(*lane.sums, None) for lane in self._lanes}
         if self._host.rank == 0:
             first = self._lanes[0]
@@ -680,9 +687,9 @@ class HostSteps:
         return found
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Restore the replica from the snapshot of the first lane that has one.
+        """Restore the replica from the snapshot of the first lane that has parameters.
 
-        After a loss lanes may be on other hosts than before.
+        After a loss, lanes may be on other hosts than before.
         """
         first = min(number for number, lane in lanes.items() if lane.shard is not None)
         self._steps.restore({0: lanes[first]})
@@ -714,12 +721,12 @@ _ReplicaSteps = (
 class DelayedAnswers:
     """Reports and snapshots of a trainer; the answer to one is received before the next is sent.
 
-    The answer to a snapshot comes once the standby has it, which over a slow network takes as long
-    as many steps: reports do not wait for it, nor snapshots for the answer to a report.
+    The answer to a snapshot arrives once the standby has it, which over a slow network takes as
+    long as many steps. So reports do not wait for it, and snapshots do not wait for the answer to a
+    report.
 
-    A trainer does not wait for the answer to a report either where nothing but the client can end
-    the fit early (no `tol`): the fit then ends one pass after the client asked, in all trainers
-    alike.
+    A trainer does not wait for the answer to a report either, if only the client can end the fit
+    early (no `tol`). The fit then ends one pass after the client's request, in all trainers.
 
     Parameters
     ----------
@@ -730,15 +737,15 @@ class DelayedAnswers:
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         self._context, self._connection = context, connection
         work = context.fit.work
-        # In the client's process the answer is there at once, and callbacks must run before the
-        # next pass.
+        # In the client's process the answer is immediate, and callbacks must run before the next
+        # pass.
         self._may_be_late = not context.is_alone and work.lockstep and work.stopping.tol is None
         self._stops = False
-        #: What was sent and has had no answer: "store", "report" or both.
+        #: Kinds of messages without an answer yet: "store", "report" or both.
         self._open: set[str] = set()
 
     def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
-        """Send snapshots of the own lanes at a clock to the first server."""
+        """Send snapshots of this trainer's lanes at a clock to the first server."""
         self._take_answer("store")
         self._connection.ask("store", clock=clock, blob=snapshots)
         self._open.add("store")
@@ -758,22 +765,22 @@ class DelayedAnswers:
             return False
         meanwhile()
         self._take_answer("report")
-        if self._stops or is_last:  # other calls follow, by the same connection
+        if self._stops or is_last:  # other calls follow on the same connection
             self._take_answer("store")
         context.end_pass()
         return self._stops or is_last
 
     def _take_answer(self, what: str) -> None:
-        """Receive the open answer to a report or a snapshot, and those that come before it."""
+        """Receive the answer to a report or snapshot, and any answers before it."""
         while what in self._open:
             answer = self._connection.answer()
-            # That to a report tells whether the fit ends.
+            # The answer to a report contains whether the fit ends.
             self._open.remove("report" if "stop" in answer else "store")
             self._stops = bool(answer.get("stop")) or self._stops
 
 
 def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | SingleRowSteps:
-    """Return the steps, of batches or of single rows, of a lane that has a replica of its own."""
+    """Return the steps, by batches or single rows, of a lane with its own replica."""
     fit = context.fit
     if fit.steps.single_rows:
         most = max(1, _SINGLE_ROWS_PER_CALL * fit.work.n_steps // max(lane.n_rows, 1))
@@ -782,7 +789,7 @@ def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | 
 
 
 class SingleRowSteps:
-    """Steps of a lane by single rows, those of several batches in one call.
+    """Steps of a lane by single rows; one call covers several batches.
 
     Parameters
     ----------
@@ -790,7 +797,7 @@ class SingleRowSteps:
     replica : Shard
     rows : RowByRow
     most : int
-        Batches in one call at most.
+        Most batches in one call.
     raise_if_stopped : callable
         Called between calls; may raise.
     """
@@ -818,7 +825,7 @@ class SingleRowSteps:
             count -= batches
 
     def draw_rows_ahead(self, count: int) -> None:
-        """Do nothing: rows are drawn as batches come to them."""
+        """Do nothing: rows are drawn when their batch is stepped."""
 
 
 class OwnSteps:
@@ -828,7 +835,7 @@ class OwnSteps:
     ----------
     lane : Lane
     replica : Shard
-        Where the lane computes.
+        Replica on the device where the lane computes.
     raise_if_stopped : callable
         Called between steps; may raise.
     """
@@ -851,26 +858,26 @@ class OwnSteps:
             count -= self._take_recorded_steps(count) or self._take_single_step()
 
     def draw_rows_ahead(self, count: int) -> None:
-        """Draw the rows of the next steps, where these are taken in one call."""
+        """Draw the rows of the next steps, if several are taken in one call."""
         if self._recorded is not None and self._can_record:
             self._lane.draw_rows_ahead(min(count, self._recorded.most))
 
     def _take_single_step(self) -> int:
         """Take one step; return 1."""
         replica, batch = self._replica, self._lane.draw_next_batch()
-        # An empty batch has no rows to gather, and the replica may lie on a device.
+        # An empty batch has no rows to gather, and the replica may be on a device.
         index = batch.index if batch.n_rows else None
         w = replica.w if index is None else replica.w[index]
         replica.apply(self._lane.own_gradient(w, batch), batch.n_rows, index)
         return 1
 
     def _take_recorded_steps(self, count: int) -> int:
-        """Take several steps in one call; return how many, 0 where that is not possible."""
+        """Take several steps in one call; return how many, 0 if that is not possible."""
         lane, replica, gather = self._lane, self._replica, self._lane.gather_when_ready
         if gather is None or not self._can_record:
             return 0
         step = replica.empty_step()
-        # Record (compile) the step once; again when its form changes.
+        # The step is recorded (compiled) once, and again when its form changes.
         if self._recorded is None or not self._recorded.serves(step):
             with explain_memory_errors(lane.backend, "What steps need"):
                 self._recorded = lane.backend.recorder(
@@ -887,13 +894,13 @@ class OwnSteps:
 class ReplicaTeamSteps:
     """Steps by the summed gradients of all lanes, several in one call over shared memory.
 
-    Trainers of one host run the same compiled loop, and meet at each step in a `SharedBuffer`.
+    Trainers of one host run the same compiled loop, and sum at each step in a `SharedBuffer`.
 
     Parameters
     ----------
     context : Context
     replica : Shard
-        Of this trainer; all trainers make the same calls for theirs.
+        Replica of this trainer; all trainers make the same calls for theirs.
     in_order : bool
         Whether gradients are added in lane order.
     """
@@ -903,24 +910,24 @@ class ReplicaTeamSteps:
         self._backend = get_fit_backend(context.fit)
         self._recorded: Any | None = None
         self._shared_buffer: SharedBuffer | None = None
-        #: First step from which no lane copies its rows; None where such steps are impossible.
+        #: First step from which no lane copies its rows; None if such steps are impossible.
         self._first_team_step: int | None = None
         work = context.fit.work
         if work.linear is not None and replica.rule.steps_alone:
             self._first_team_step = self._find_first_step(work.linear)
 
     def _find_first_step(self, linear: LinearForm) -> int:
-        """Return the step from which no lane copies its rows any more."""
+        """Return the first step from which no lane copies its rows."""
         if self._context.fit.work.coordinates:
             return 0  # steps on sparse rows are compiled in any case
         n_steps = self._context.fit.work.n_steps
         batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
-        # Trainers must change to the compiled loop at the same step, so the largest lane decides.
+        # Trainers must switch to the compiled loop at the same step, so the largest lane decides.
         copied = self._backend.steps_copied
         return max((copied(linear.dense_kernel, n * linear.n_features) for n in batches), default=0)
 
     def take(self, clock: int, most: int) -> int:
-        """Take the next steps from a clock on; return how many, 0 where that is not possible."""
+        """Take the next steps from a clock on; return how many, 0 if that is not possible."""
         if self._first_team_step is None or clock < self._first_team_step:
             return 0
         if self._shared_buffer is None:
@@ -940,16 +947,16 @@ class ReplicaTeamSteps:
         return count
 
     def draw_rows_ahead(self, most: int) -> None:
-        """Draw the rows of the next steps, where these are taken in one call."""
+        """Draw the rows of the next steps, if several are taken in one call."""
         if self._recorded is not None and self._first_team_step is not None:
             for lane in self._context.lanes:
                 lane.draw_rows_ahead(min(most, self._recorded.most))
 
     def _open_shared_buffer(self) -> SharedBuffer | None:
-        """Return the buffer in which all trainers meet; None where one of them cannot."""
+        """Return the buffer that all trainers share; None if any of them cannot use it."""
         context, w = self._context, self._replica.w
         own = [lane.number for lane in context.lanes]
-        # All trainers must take the same path, so each sends whether it can, and its lanes.
+        # All trainers must make the same choice, so each sends whether it can, and its lanes.
         found = context.communicator.allgather([np.array([self._can_step_at_once(), *own])])
         if not all(array[0] for (array,) in found):
             return None
@@ -968,8 +975,8 @@ class ReplicaTeamSteps:
         """Take steps in one call of the compiled loop, and count those that were made."""
         context, replica = self._context, self._replica
         drawn = [lane.draw_batch_runs(count) for lane in context.lanes]
-        # Rows of each lane in each step, of which the loop asks whether there are any; mean numbers
-        # of rows may lie below one.
+        # Rows of each lane in each step, of which the loop only uses whether there are any; rounded
+        # up, since mean numbers of rows may be below one.
         counts = np.ceil([rows for _, rows in drawn]).astype(np.int64).T.copy()
         numbers = np.arange(clock, clock + count) % context.fit.work.n_steps
         steps = replica.next_steps(context.step_rows(numbers).tolist())

@@ -1,10 +1,11 @@
 """Parts that the loops of solvers share: points and logs, sums over lanes, and reports.
 
-A solver continues after a loss, or in a later part of its fit, from a `SolverPoint`, the state
-after an iteration, or by a `SumLog`, the sums over all rows since the last saved state, which it
-takes again in place of reading the rows. `LaneSums` makes a trainer's part of a sum, `SumReports`
-reports whole sums as passes, `share_furthest` gives all trainers the log or point of the one that
-was furthest, and `SolverView` is the base class of the interface to a solver that all trainers run.
+After a loss, or in a later part of its fit, a solver continues either from a `SolverPoint`, the
+state after an iteration, or from a `SumLog`, the sums over all rows since the last saved state,
+which it reuses instead of reading the rows. `LaneSums` computes a trainer's part of a sum.
+`SumReports` reports complete sums as passes. `share_furthest` sends the log or point of the most
+advanced trainer to all. `SolverView` is the base class of the interface to a solver that all
+trainers run.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from daskml_dist.training.worker.loops.context import Context
 
 #: Numbers that follow each sum in messages: loss, rows, bytes sent, bytes received.
 EXTRA = 4
-#: Bytes of sums in a log at most (256 MiB); after a loss, a solver with more begins again from its
-#: last saved state, or from the start.
+#: Most bytes of sums in a log (256 MiB); after a loss, a solver with more restarts from its last
+#: saved state, or from the beginning.
 MAX_REMEMBERED_BYTES = 2**28
 #: Bytes of sums (16 MiB) from which a solver's saved state replaces them.
 REPLACED_FROM_BYTES = 2**24
-#: Seconds between two reports where other trainers wait for this one meanwhile.
+#: Seconds between two reports, if other trainers wait during a report.
 REPORT_INTERVAL_SECONDS = 0.01
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
@@ -43,18 +44,18 @@ FloatArray = NDArray[np.float64]
 
 @dataclass
 class SolverPoint:
-    """End of a solver's iteration, to continue from after a loss or in the next part of a fit.
+    """State after a solver's iteration, to continue from after a loss or in the next part of a fit.
 
     Parameters
     ----------
     n_rows : int
-        Rows of the fit.
+        Number of rows of the fit.
     n_iter : int
-        Iterations so far, as the solver counts them.
+        Number of iterations so far, as the solver counts them.
     make_state : callable or None
-        Returns the arrays that the solver continues from, by name; None: it begins.
+        Returns the arrays from which the solver continues, by name; None: the solver starts.
     reports : sequence of ndarray
-        The `EXTRA` numbers that were reported of each pass, and its scores.
+        The `EXTRA` numbers that were reported for each pass, and its scores.
     """
 
     n_rows: int
@@ -64,7 +65,7 @@ class SolverPoint:
 
     @property
     def state(self) -> Mapping[str, Array] | None:
-        """Return the arrays that the solver continues from; None: it begins."""
+        """Return the arrays from which the solver continues; None: the solver starts."""
         return None if self.make_state is None else self.make_state()
 
     def packed(self) -> NDArray[np.uint8]:
@@ -74,7 +75,7 @@ class SolverPoint:
 
     @classmethod
     def unpacked(cls, data: NDArray[np.uint8]) -> SolverPoint:
-        """Return the point that :meth:`packed` made bytes of."""
+        """Undo :meth:`packed`."""
         n_rows, n_iter, state, reports = unpack_object(data, {})
         if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
             raise ValueError("no point of a solver on its own rows")
@@ -83,24 +84,24 @@ class SolverPoint:
 
 @dataclass
 class SumLog:
-    """Log of the sums of a fit, or of a solver's last saved state and the sums since.
+    """Log of the sums of a fit, or of a solver's last saved state and the sums since then.
 
     Parameters
     ----------
     n_rows : int
-        Rows of the fit.
+        Number of rows of the fit.
     kept : dict from str to ndarray, or None
-        The solver's last saved state; None: there is none, and the log is from the beginning.
+        The solver's last saved state; None: there is none, and the log begins with the fit.
     n_iter : int
-        Iterations up to that state.
+        Number of iterations up to that state.
     first : int
         Number of sums up to that state, which are no longer in the log.
     sums : list of ndarray or None
-        Sums since, each flattened and followed by `EXTRA` numbers; None: to be made again.
+        Later sums, each flattened and followed by `EXTRA` numbers; None: must be computed again.
     reports : list of ndarray
         The `EXTRA` numbers of all sums since the beginning of the fit.
     is_whole : bool
-        Whether all sums since that state are in the log: they may have become too large.
+        Whether all sums since that state are in the log; False if they became too large.
     n_bytes : int
         Size of the sums.
     """
@@ -116,18 +117,18 @@ class SumLog:
     _memory: ReusedMemory = field(default_factory=ReusedMemory)
 
     def allocate(self, n: int) -> FloatArray:
-        """Return memory for the next sum, of `n` numbers, reused once nobody holds that sum."""
+        """Return memory for the next sum, of `n` numbers, reused once no reference is left."""
         return self._memory.empty(8 * n).view(np.float64)
 
     def get(self, number: int) -> FloatArray | None:
-        """Return sum `number` (from 1); None where it is not in the log."""
+        """Return sum `number` (from 1); None if it is not in the log."""
         at = number - self.first - 1
         return self.sums[at] if self.is_whole and at < len(self.sums) else None
 
     def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
         """Add a sum to the log, and make it read-only."""
         total.flags.writeable = False
-        # A sum that was made before, was not remembered, and has been made again.
+        # A sum that was computed before but not remembered, and has been computed again.
         if number <= len(self.reports):
             return
         self.reports.append(total[-EXTRA:].copy())
@@ -139,14 +140,14 @@ class SumLog:
             self.sums.append(total if remembered else None)
 
     def is_worth_replacing(self, number: int) -> bool:
-        """Return whether a state kept after sum `number` is smaller than the sums up to there."""
+        """Return whether a state saved after sum `number` is smaller than the sums up to it."""
         known = 0 if self.kept is None else _count_bytes(self.kept)
         return number == len(self.reports) and self.n_bytes > max(REPLACED_FROM_BYTES, known)
 
     def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
-        """Replace all sums but the last `again` by the solver's state.
+        """Replace all sums except the last `again` by the solver's state.
 
-        The solver asks for these once more when it continues from the state.
+        The solver requests these sums again when it continues from the state.
         """
         self.kept, self.n_iter = state, n_iter
         self.first = len(self.reports) - again
@@ -155,7 +156,7 @@ class SumLog:
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
     def begin(self) -> SumLog:
-        """Return this log for a solver that begins again: without sums where some are missing."""
+        """Return this log for a solver that restarts; without any sums if some are missing."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
             self.is_whole, self.n_bytes = True, 0
@@ -163,7 +164,7 @@ class SumLog:
 
     @property
     def held_range(self) -> tuple[int, int]:
-        """Return the number of sums, and the first remembered; the largest pair is the best log."""
+        """Return the numbers of all sums, and of those before the state; the best log has most."""
         return len(self.reports), self.first
 
     def packed(self) -> NDArray[np.uint8]:
@@ -173,7 +174,7 @@ class SumLog:
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
     def replace_by(self, data: NDArray[np.uint8]) -> None:
-        """Replace this log by the one that :meth:`packed` made bytes of."""
+        """Replace this log by one from :meth:`packed`."""
         found = unpack_object(data, {})
         self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
         self.reports = list(reports)
@@ -189,7 +190,7 @@ def _count_bytes(arrays: dict[str, FloatArray] | dict[int, FloatArray | None]) -
 
 
 class PausedError(Exception):
-    """End of a part of a fit that runs in parts.
+    """Raised at the end of one part of a fit that runs in parts.
 
     Parameters
     ----------
@@ -204,7 +205,7 @@ class PausedError(Exception):
 
 @contextmanager
 def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
-    """Connect the first trainer to the ledger: it reports for all; None in the others."""
+    """Connect the first trainer, which reports for all, to the ledger; yield None in others."""
     connection = None if context.rank else context.connect()
     try:
         yield connection
@@ -216,9 +217,10 @@ def connect_to_ledger(context: Context) -> Iterator[ShardedConnection | None]:
 def share_furthest(
     context: Context, reach: Sequence[int], pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8] | None:
-    """Return what the trainer with the largest `held_range` packs; None where all have the same.
+    """Return the packed data of the trainer with the largest `reach`; None if all are equal.
 
-    Every loop of a solver begins so after a loss: trainers may have seen different numbers of sums.
+    After a loss every solver loop begins with this, since trainers may have received different
+    numbers of sums.
     """
     if not context.generation:
         return None
@@ -232,7 +234,7 @@ def share_furthest(
 def broadcast_from(
     communicator: Communicator, rank: int, pack: Callable[[], NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
-    """Return what one rank packs, in all of them."""
+    """Return the data that one rank packs, on all ranks."""
     own = [pack()] if communicator.rank == rank else []
     (packed,) = communicator.allgather(own)[rank]
     return packed
@@ -245,29 +247,29 @@ class SolverView:
     ----------
     context : Context
     connection : ShardedConnection or None
-        To the ledger; the first trainer reports for all.
+        Connection to the ledger; the first trainer reports for all.
     """
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         self._context = context
         self._communicator = context.communicator
         self.n_rows = sum(context.lane_rows)
-        #: Iterations that were made before this generation.
+        #: Number of iterations before this generation.
         self.n_done = 0
         self._to_ledger = None if connection is None else SumReports(context, connection)
         self._reports: list[Array] = []
         self.should_stop = False
-        #: Bytes sent and received since the last iteration, by all.
+        #: Bytes sent and received since the last iteration, by all trainers.
         self._extra: Array = np.zeros(2)
 
     @property
     def _wants_to_stop(self) -> bool:
-        """Return whether the ledger asks the fit to end, which only the first trainer hears."""
+        """Return whether the ledger wants the fit to end; only the first trainer knows."""
         return self._to_ledger is not None and self._to_ledger.should_stop
 
     def _agree_on_point(self, known: SolverPoint | None) -> SolverPoint:
-        """Return the point that the solver continues from: the furthest of any trainer."""
-        # A point of other rows (some were lost for good) is of no use.
+        """Return the point from which the solver continues: the most advanced of any trainer."""
+        # A point for other rows (some were lost for good) cannot be used.
         point = SolverPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
         if (packed := share_furthest(self._context, (point.n_iter,), point.packed)) is not None:
             point = SolverPoint.unpacked(packed)
@@ -277,13 +279,13 @@ class SolverView:
         return point
 
     def _remember_point(self, n_iter: int, make_state: State) -> SolverPoint:
-        """Remember an iteration that ended, for the next generation."""
+        """Remember a finished iteration for the next generation."""
         point = SolverPoint(self.n_rows, n_iter, make_state, list(self._reports))
         self._context.memory["point"] = point
         return point
 
     def _repeat_reports(self, reports: Iterable[Array]) -> None:
-        """Report again what was reported of the iterations before a loss."""
+        """Repeat the reports of the iterations before a loss."""
         self._reports = list(reports)
         for extra in self._reports:
             self._report_iteration(extra)
@@ -308,12 +310,12 @@ class SolverView:
         self._context.end_pass()
 
     def _report_iteration(self, extra: Array) -> None:
-        """Report one iteration where this is the first trainer."""
+        """Report one iteration, if this is the first trainer."""
         if self._to_ledger is not None:
             self._to_ledger.add(extra)
 
     def end(self) -> None:
-        """Report the last iterations."""
+        """Send the remaining reports."""
         if self._to_ledger is not None:
             self._to_ledger.send()
 
@@ -323,7 +325,7 @@ class LaneSums:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        #: Buffer of each lane, reused: the first write to new memory takes longer than a sum.
+        #: Buffer of each lane, reused since the first write to new memory takes longer than a sum.
         self._buffers: dict[int, NDArray[np.float64]] = {}
         # Each sum is one pass over all rows of the lane.
         for lane in context.lanes:
@@ -359,17 +361,16 @@ class LaneSums:
         out = buffer[:n]
         out.fill(0.0)
         sums = out[:-EXTRA].reshape(shape)
-        # Loss and rows travel with the sum, so one all-reduce carries both.
+        # Loss and rows are part of the array, so one all-reduce carries everything.
         out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
         return lane.number, out
 
 
 class SumReports:
-    """Reports of the first trainer: each whole sum is a pass of all lanes.
+    """Reports of the first trainer: each complete sum counts as a pass of all lanes.
 
-    A trainer alone reports each sum at once. Where other trainers wait during a report, sums are
-    reported together, at most a hundred times a second.
-
+    A single trainer reports each sum immediately. If other trainers wait during a report, several
+    sums are reported together, at most a hundred times a second.
     Parameters
     ----------
     context : Context
@@ -378,7 +379,7 @@ class SumReports:
     Attributes
     ----------
     should_stop : bool
-        Whether the fit is to stop, by the answer to the last report.
+        Whether the fit should stop, according to the answer to the last report.
     """
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
@@ -400,7 +401,7 @@ class SumReports:
             self.send()
 
     def send(self) -> None:
-        """Report what has not been reported yet."""
+        """Send all waiting reports."""
         if not self._waiting:
             return
         now = self._sent_at = time.perf_counter()

@@ -1,8 +1,8 @@
 """Steps of single sparse rows on a replica with interleaved parameters and optimizer state.
 
-Rows come in runs of neighbours, the runs in random order: reading them is several times faster than
-reading rows drawn one by one, and the fit converges as well. Where the targets of a block are
-sorted, a run would have one class alone, so runs are cut to a few rows.
+Rows are read in runs of adjacent rows, the runs in random order: this is several times faster than
+drawing single rows, and the fit converges as well. If the targets of a block are sorted, a run
+would contain only one class, so runs are cut to a few rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.reader import RowsInTurn
 
-#: Rows of a run in a block whose targets are sorted.
+#: Rows per run in a block with sorted targets.
 _SORTED_RUN_ROWS = 4
 #: Von Neumann's ratio (1 in random order) up to which targets count as sorted.
 _MAX_SORTED_RATIO = 0.5
-#: Blocks whose check for sorted targets is remembered: streamed blocks are new ones in each pass.
+#: Blocks whose check for sorted targets is cached; streamed blocks are new objects in each pass.
 _MAX_CHECKED_BLOCKS = 64
 
 
@@ -61,7 +61,7 @@ class RowByRow:
         def run(batches: list[RowsInTurn], find: Callable[[int], Any]) -> float:
             """Step along rows of blocks; return the sum of their losses."""
             sizes.extend(len(part) for part, _ in batches)
-            # Rows of several batches in one call; `sizes` says where each batch ends.
+            # Rows of several batches in one call; `sizes` gives the end of each batch.
             of, rows = map(np.concatenate, zip(*batches, strict=True))
             numbers = np.flatnonzero(np.bincount(of))
             blocks = [find(number) for number in numbers.tolist()]
@@ -92,7 +92,7 @@ class RowByRow:
         return self._steps[lane]
 
     def _has_sorted_targets(self, y: NDArray[Any]) -> bool:
-        """Return whether a block's targets are sorted, checked once a block."""
+        """Return whether a block's targets are sorted, checked once per block."""
         found = self._sorted_blocks.get(id(y))
         if found is None or found[0] is not y:
             if len(self._sorted_blocks) > _MAX_CHECKED_BLOCKS:
@@ -117,14 +117,14 @@ class RowByRow:
 
 def _order_in_short_runs(n_rows: int, length: int) -> NDArray[np.intp]:
     """Return the numbers below `n_rows` in runs of `length`, the runs in a fixed random order."""
-    # Seeded by the size: batches of one size always have the same order.
+    # Seeded by the size, so batches of one size always have the same order.
     runs = np.random.default_rng(n_rows).permutation(-(-n_rows // length))
     order: NDArray[np.intp] = (runs[:, None] * length + np.arange(length)).reshape(-1)
     return order[order < n_rows]
 
 
 def _are_targets_sorted(y: NDArray[Any]) -> bool:
-    """Return whether neighbouring targets are alike; True for a block of one target alone."""
+    """Return whether adjacent targets are similar; True for a block with a single target value."""
     if len(y) < 2:
         return False
     # Ratio of von Neumann (1941): mean squared successive difference over twice the variance; 1 in

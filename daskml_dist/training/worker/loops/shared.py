@@ -1,21 +1,21 @@
-"""Loop *shared*: threads race on one replica (``"hogwild"``), and trainers meet at the servers.
+"""Loop *shared*: threads race on one replica (``"hogwild"``); servers combine the trainers.
 
-The threads of a trainer update one replica. Every few steps one of them sends the servers the
-trainer's changes since the last meeting, and adds the other trainers' changes to the replica.
+The threads of a trainer update one replica. Every few steps one of them sends the trainer's changes
+since the last exchange to the servers, and adds the other trainers' changes to the replica.
 
-By default a step is a batch's mean gradient, computed from parameters that other threads change
-meanwhile (Niu, Recht, Ré and Wright 2011). Threads take turns for the update itself: if updates of
-whole arrays raced, one could lose a gradient's second moment and keep its first, which an adaptive
-optimizer would then divide by nearly nothing. A turn is short beside a gradient of many rows.
+By default a step is a batch's mean gradient, computed from parameters that other threads change at
+the same time (Niu, Recht, Ré and Wright 2011). The update itself takes a lock: if updates of whole
+arrays raced, one could lose a gradient's second moment and keep its first, which an adaptive
+optimizer would then divide by almost zero. An update is short compared to a gradient of many rows.
 
 On sparse rows of many features each row is a step, without locks (`backends/row_steps.py`): an
 entry's step is computed from the moment that the same thread has just written, so a lost write does
-not lengthen it. Threads stop only while their trainer adds the others' changes: a row under way
-would overwrite them, and the next meeting would send that as a change back. A pass then takes
-milliseconds, and sending all parameters would take most of the time. So trainers meet seldom, and
-each damps its changes by how close they came to the minimum (`_damping_factor`): where a parameter
-has nearly arrived in every trainer, the changes are averaged; where it has only begun to move, they
-are added up.
+not lengthen it. Threads stop only while their trainer adds the other trainers' changes: a row in
+progress would overwrite them, and the next exchange would send that back as a change. A pass then
+takes milliseconds, and sending all parameters would take most of the time. So exchanges are rare,
+and each trainer damps its changes by how close they came to the minimum (`_damping_factor`): if a
+parameter has nearly converged in every trainer, the changes are averaged; if it has only begun to
+move, they are added.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
-#: Steps of a trainer between two meetings at the servers.
+#: Steps of a trainer between two exchanges with the servers.
 STEPS_BETWEEN_MEETINGS = 8
-#: Where rows are steps: time between two meetings, as a multiple of the duration of the last one,
-#: so that meetings take 5 % of the time at most.
+#: If rows are steps: time between two exchanges, as a multiple of the duration of the last one, so
+#: that exchanges take at most 5 % of the time.
 _MEET_AFTER = 20.0
-#: Parameters damped at once: 64 KiB in float64, so that temporaries stay in the cache.
+#: Parameters that are damped at a time: 64 KiB in float64, so that temporaries stay in the cache.
 _PIECE = 1 << 13
-#: Where rows are steps: batches that a lane may be ahead of the trainer's slowest, and seconds that
-#: it sleeps until it checks again.
+#: If rows are steps: number of batches that a lane may be ahead of the trainer's slowest, and
+#: seconds that it sleeps before it checks again.
 _LEAD, _NAP = 2, 5e-5
 
 
@@ -81,17 +81,16 @@ def _get_replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
 
 
 class SharedReplica:
-    """Replica that the threads of a trainer share, and its meetings at the servers.
+    """Replica that the threads of a trainer share, and its exchanges with the servers.
 
     Parameters
     ----------
     context : Context
     connection : ShardedConnection
     state : ShardState, optional
-        What the replica begins with. The caller then sets the number of each step, counted over
-        all trainers (`replica.version`), and pulls the parameters before the first one. By default
-        the replica is the one of the last generation, or begins as the fit does, and counts the
-        own steps.
+        Initial state of the replica. The caller then sets the number of each step, counted over all
+        trainers (`replica.version`), and pulls the parameters before the first step. By default the
+        replica is that of the last generation, or a new one, and counts its own steps.
     """
 
     def __init__(
@@ -110,12 +109,12 @@ class SharedReplica:
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
-        # Turns are for writing whole arrays; parameters are read at any time.
+        # The lock is for writing whole arrays; parameters may be read at any time.
         self._turns = SharedOrAlone()
         self._has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
-        #: Clock, rows and loss of each lane; its thread puts a new entry for each step.
+        #: Clock, rows and loss of each lane; its thread stores a new entry after each step.
         self._done = {n: (context.clocks[n], 0.0, 0.0) for n in self._lanes}
         self._told = dict(self._done)
         self._base = self.replica.w.copy() if state is None else self.replica.w
@@ -137,7 +136,7 @@ class SharedReplica:
                 lane.seek(self._context.clocks[lane.number])
             # After a loss the lanes continue from different clocks.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
-                # The lane that is furthest behind comes first.
+                # The lane that is furthest behind is stepped first.
                 behind = [
                     (x.clock, i) for i, x in enumerate(lanes) if self._has_steps_left(x, number)
                 ]
@@ -156,7 +155,7 @@ class SharedReplica:
                     return
 
     def _wait_for_slow_threads(self, lane: Lane) -> None:
-        """Wait while a lane is too far ahead of the trainer's slowest, where rows are steps."""
+        """Wait while a lane is too far ahead of the trainer's slowest, if rows are steps."""
         if self._rows is None:
             return
         while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
@@ -170,9 +169,9 @@ class SharedReplica:
         return lane.clock < number * self._fit.work.n_steps
 
     def _step_lane(self, lane: Lane) -> None:
-        """Make a lane's next step, and meet at the servers where that is due."""
+        """Make a lane's next step, and exchange changes with the servers if that is due."""
         self.step(lane)
-        # One thread meets for all; the others step on, unless the policy says when to meet.
+        # One thread exchanges for all; the others continue, unless the policy sets the interval.
         if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
             try:
                 if self._is_meeting_due():
@@ -198,9 +197,10 @@ class SharedReplica:
         self._steps += 1
 
     def _is_meeting_due(self) -> bool:
-        """Return whether the trainer should meet the others at the servers."""
+        """Return whether the trainer should exchange changes with the servers."""
         if self._rows is None:
-            # Threads that increment the count at once may lose one: hence no test for equality.
+            # Threads that increment the count at the same time may lose one, so this does not test
+            # equality.
             return self._steps - self._steps_met >= STEPS_BETWEEN_MEETINGS
         if self._meet_every:
             slowest = min(clock for clock, _, _ in self._done.values())
@@ -208,14 +208,14 @@ class SharedReplica:
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
     def exchange_changes(self, pull: bool = True, index: NDArray[np.int64] | None = None) -> Any:
-        """Send the own changes to the servers; with `pull`, add those of the other trainers.
+        """Send this trainer's changes to the servers; with `pull`, add the other trainers' changes.
 
-        The caller holds the lock of meetings. `index` are the rows of the parameters that may have
-        changed, where only these were pulled last; None: all.
+        The caller holds the lock of exchanges. `index` are the parameter rows that may have
+        changed, if only these were pulled last; None: all rows.
         """
         since, self._steps_met = time.perf_counter(), self._steps
-        # Rows and losses are counted where the changes are applied: at the server.
-        # Clock of each lane, with rows and loss since the last meeting.
+        # Clock of each lane, with rows and loss since the last exchange. The server counts rows and
+        # losses when it applies the changes.
         told, self._told = self._told, dict(self._done)
         progress = np.array(
             [
@@ -244,13 +244,14 @@ class SharedReplica:
             return None
         pulled = self._connection.receive(self._name)
         if self._has_others:
-            # Threads went on meanwhile, so the others' changes are added, not their parameters
-            # taken: others = pulled - (base + own changes), in the memory of `delta`.
+            # Threads have continued in the meantime, so the parameters are not replaced; the
+            # others' changes are added: pulled - (base + own changes), computed in the memory of
+            # `delta`.
             delta += self._base
             others = np.subtract(pulled.w, delta, out=delta)
             with self._turns.alone():
                 self.replica.w += others
-        # Changes are measured from here until the next meeting.
+        # The next exchange measures changes from here.
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
@@ -258,14 +259,14 @@ class SharedReplica:
         return pulled.w
 
     def pull_parameters(self, index: NDArray[np.int64] | None = None) -> None:
-        """Replace the replica's parameters, or some rows of them, by those of the servers."""
+        """Replace the replica's parameters, or some rows of them, by the servers'."""
         self._connection.send((self._name,), self._clock, pull_index=index)
         pulled = self._connection.receive(self._name)
         self.replica.replace(pulled.w, index)
         self._base, self._stopped = pulled.w, pulled.stop
 
     def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
-        """Meet and report a pass; return whether the fit ends."""
+        """Exchange changes and report a pass; return whether the fit ends."""
         with self._meeting:
             w = self._send_last_changes() if self._has_finished else self.exchange_changes()
             stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
@@ -274,15 +275,15 @@ class SharedReplica:
 
     @property
     def _has_finished(self) -> bool:
-        """Return whether no thread of this trainer has a step left, whatever the ledger says."""
+        """Return whether no thread of this trainer has a step left, even if the ledger goes on."""
         last = self._fit.work.stopping.max_iter
         return not any(self._has_steps_left(lane, last) for lane in self._context.lanes)
 
     def _send_last_changes(self) -> Any:
-        """Send the last changes; pull the others' only where they are validated."""
+        """Send the last changes; pull the others' changes only for validation."""
         pull = self._fit.rows.validation_fraction > 0
         if self._has_sent_all and not pull:
-            return None  # by another thread; without a pull, the changes would be sent twice
+            return None  # sent by another thread; without a pull they would be sent twice
         self._has_sent_all = True
         self.replica.apply_pending_penalty()
         return self.exchange_changes(pull=pull)
@@ -296,7 +297,7 @@ class SharedReplica:
 
 
 class _DampedRowSteps:
-    """Steps of single rows, with changes damped by what other trainers' steps also achieve."""
+    """Steps of single rows; changes are damped for progress that other trainers also make."""
 
     def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
         self._replica = replica
@@ -307,11 +308,11 @@ class _DampedRowSteps:
     def _opt_state(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
-        # One-dimensional copies: NumPy is several times faster on them.
+        # One-dimensional copies, on which NumPy is several times faster.
         return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
 
     def damp_changes(self, delta: NDArray[Any]) -> None:
-        """Damp the changes since the last meeting in place, by `_damping_factor`."""
+        """Damp the changes since the last exchange in place, by `_damping_factor`."""
         if self._share >= 1:
             return
         replica = self._replica
@@ -332,8 +333,9 @@ def _damping_factor(contraction: Any, share: float) -> Any:
     """Return the factor on the changes of one of ``1 / share`` trainers that move the same way.
 
     `contraction` is a: a trainer that makes the share `share` of all steps leaves ``exp(-a)`` of
-    the distance to the minimum, where all trainers' steps in a row would have left ``exp(-a /
-    share)``. The factor makes the sum of the trainers' changes that of these steps in a row.
+    the distance to the minimum; all trainers' steps in sequence would have left ``exp(-a /
+    share)``. With this factor, the sum of the trainers' changes equals the change of these steps in
+    sequence.
     """
     n = round(1 / share)
     if n > 1 and n * share == 1:
@@ -371,7 +373,7 @@ class SharedOrAlone:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock alone: wait for all others, and keep new ones waiting."""
+        """Hold the lock alone: wait for all others, and block new ones."""
         with self._changed:
             self._waiting += 1
             try:

@@ -1,10 +1,10 @@
-"""Loop *solver*: the first trainer runs the solver, and all trainers make the sums it asks for.
+"""Loop *solver*: the first trainer runs the solver, and all trainers compute its sums.
 
-Since the first trainer alone runs the solver, machines that round differently cannot diverge. Every
-trainer keeps a log of the sums, or of the solver's last saved state and the sums since (`SumLog`).
-After a loss the solver begins again from that state, on whatever worker is now the first trainer:
-it asks for the same sums and gets them from the log, without a pass over the rows. Only the sum
-that was lost is made again, so the fit ends with the digits of an undisturbed one.
+Since only the first trainer runs the solver, machines that round differently cannot diverge. Every
+trainer keeps a log of the sums, or of the solver's last saved state and the sums since then
+(`SumLog`). After a loss the solver restarts from that state on the worker that is now the first
+trainer. It requests the same sums and gets them from the log, without a pass over the rows. Only
+the sum that was lost is computed again, so the fit ends with the digits of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from daskml_dist.training.worker.loops.rounds import (
     share_furthest,
 )
 
-#: Kinds of messages to all trainers: make a sum, save the solver's state.
+#: Kinds of messages to all trainers: compute a sum, save the solver's state.
 _ASK, _KEEP = 0, 1
 #: Bytes of a message's header: the kind and two numbers.
 _HEADER = 3 * np.dtype(np.int64).itemsize
@@ -74,7 +74,7 @@ def run_solver_loop(context: Context) -> Solution | None:
 
 
 class _SumMaker:
-    """Maker of a trainer's part in each sum, with the log of all sums."""
+    """Computation of a trainer's part in each sum, with the log of all sums."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -91,12 +91,12 @@ class _SumMaker:
 
     @cached_property
     def question_packer(self) -> RepeatedObjects:
-        """Return the packer of statistics, made at the first use: a trainer alone needs none."""
+        """Return the packer of statistics, made at first use: a single trainer needs none."""
         work = self._context.fit.rounds
         return RepeatedObjects(question_kinds(work.solver, work.model))
 
     def answer_questions(self) -> None:
-        """Make the sums that the first trainer asks for, until it has its solution."""
+        """Compute the sums that the first trainer requests, until it has its solution."""
         communicator = self._context.communicator
         # An empty message ends the fit.
         while (message := communicator.broadcast_bytes()).size:
@@ -120,12 +120,12 @@ class _SumMaker:
 
         `left` is the number of the last sum that wrote the row state of this statistic; 0: none.
         """
-        # Merges that are not sums (sketches, sorted samples) depend on the order, too.
+        # Merges that are not sums (sketches, sorted samples) also depend on the order.
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
-            # All lanes' parts on every rank.
+            # The parts of all lanes, on every rank.
             total = self._merge_in_order(self._sums.parts(statistic, number, left), statistic)
-            # Only the own range is finished on this rank.
+            # Each rank finishes only its own range.
             if isinstance(statistic, ReduceScatterStatistic):
                 own = slice(*self._range_bounds(statistic)[self._context.communicator.rank :][:2])
                 total = self._finish_range(total[own], total[-EXTRA:], statistic)
@@ -134,17 +134,17 @@ class _SumMaker:
         else:
             total = self._sums.total(statistic, number, left)
             total[2 - EXTRA :] = self._context.count_moved_bytes()
-            # Into memory of its own, since the log keeps the sum; the lanes' memory is reused.
+            # Into separate memory, since the log keeps the sum and the lanes' memory is reused.
             out = self.log.allocate(len(total))
             total = np.asarray(self._context.communicator.allreduce(total, out))
-        # All numbers but the bytes moved are the same on every rank, to the bit.
+        # All numbers except the bytes moved are bit-identical on every rank.
         self.log.add(number, total, statistic.remembered)
         return total
 
     def _merge_in_order(
         self, parts: list[tuple[int, NDArray[np.float64]]], statistic: Statistic
     ) -> NDArray[np.float64]:
-        """Merge the parts of all lanes in lane order, or, not deterministic, trainers in pairs."""
+        """Merge the lanes' parts in lane order, or trainers in pairs if not deterministic."""
         parts[0][1][2 - EXTRA :] = self._context.count_moved_bytes()
         if not self._context.fit.run.deterministic:
             return self._merge_in_pairs([part for _, part in parts], statistic)
@@ -154,7 +154,7 @@ class _SumMaker:
     def _merge_in_pairs(
         self, parts: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
-        """Merge this trainer's lanes, then trainers in pairs, so that nobody gathers all parts."""
+        """Merge this trainer's lanes, then trainers in pairs, so that no rank gathers all parts."""
         own = self._merge_parts(parts, statistic)
         (total,) = self._context.communicator.reduce(
             [own], lambda lower, higher: [self._merge_parts([*lower, *higher], statistic)]
@@ -165,7 +165,7 @@ class _SumMaker:
         self, parts: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Return the parts merged one after the other."""
-        # Merged into a copy: the parts' memory is reused for the next sum.
+        # Merged into a copy, since the parts' memory is reused for the next sum.
         first, *others = parts
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
@@ -176,7 +176,7 @@ class _SumMaker:
     def _reduce_scatter(
         self, total: NDArray[np.float64], statistic: ReduceScatterStatistic
     ) -> NDArray[np.float64]:
-        """Sum and finish the own range; return the finished ranges of all ranks."""
+        """Sum and finish this rank's range; return the finished ranges of all ranks."""
         communicator = self._context.communicator
         total[2 - EXTRA :] = self._context.count_moved_bytes()
         extra = communicator.allreduce(total[-EXTRA:].copy())
@@ -194,7 +194,7 @@ class _SumMaker:
         extra: NDArray[np.float64],
         statistic: ReduceScatterStatistic,
     ) -> NDArray[np.float64]:
-        """Finish the own range; return the results of all ranges, followed by `extra`."""
+        """Finish this rank's range; return the results of all ranges, followed by `extra`."""
         communicator, model = self._context.communicator, self._context.fit.work.model
         n, *rest = statistic.shape(model)
         at = slice(*communicator.bounds(n)[communicator.rank :][:2])
@@ -207,7 +207,7 @@ class _SumMaker:
 
 
 class _AskedSums:
-    """Sums of all trainers, as the solver sees them (`solvers.Sums`)."""
+    """Sums over all trainers, in the solver's interface (`solvers.Sums`)."""
 
     def __init__(self, context: Context, rounds: _SumMaker, connection: ShardedConnection) -> None:
         log = rounds.log
@@ -221,23 +221,23 @@ class _AskedSums:
         #: Number of the last sum that named each state.
         self._left: dict[str, int] = {}
         self._points: list[NDArray[np.float64]] = []
-        # Reports of sums before the saved state are sent again: the ledger may be a new one.
+        # Reports of sums before the saved state are sent again, since the ledger may be a new one.
         for extra in log.reports[: log.first]:
             self._reports.add(extra)
 
     @property
     def should_stop(self) -> bool:
-        """Return whether the user asked the fit to end."""
+        """Return whether the user wants the fit to end."""
         stopped = self._context.fit.rounds.is_stopped and self._n_asked >= self._n_before
         return stopped or self._reports.should_stop
 
     def __call__(self, statistic: Statistic) -> NDArray[np.float64]:
-        """Return the sum of a statistic over all rows, from the log or made now."""
+        """Return the sum of a statistic over all rows, from the log or computed now."""
         self._n_asked += 1
         total = self._rounds.log.get(self._n_asked)
-        # Row states (margins, labels) are valid only if made by the right sum.
+        # Row states (margins, labels) are valid only if the right sum wrote them.
         left = self._find_state_source(statistic.state)
-        # Not in the log: check the bounds, ask all trainers, and sum.
+        # Not in the log: check the bounds, send the statistic to all trainers, and sum.
         if total is None:
             solver, pause_at = self._context.fit.rounds.solver, self._context.fit.rounds.pause_at
             if self._n_asked > solver.max_passes:
@@ -246,7 +246,7 @@ class _AskedSums:
                     f"max_passes={solver.max_passes} sums. Set max_passes to the largest number "
                     "it may need."
                 )
-            # This part of the fit ends here, once its log is whole.
+            # This part of the fit ends here, once its log is complete.
             log = self._rounds.log
             if pause_at is not None and self._n_asked > pause_at and log.is_whole:
                 raise PausedError(log.packed())
@@ -265,7 +265,7 @@ class _AskedSums:
         return left
 
     def _broadcast_checked(self, thing: Any, *numbers: int) -> None:
-        """Send something to all trainers; raise with a remedy where it cannot be packed."""
+        """Send an object to all trainers; raise with a remedy if it cannot be packed."""
         try:
             self._rounds.broadcast_message(thing, *numbers)
         except TypeError as error:
@@ -282,21 +282,21 @@ class _AskedSums:
     ) -> None:
         """Keep the parameters after an iteration, and the state that the solver can continue from.
 
-        `again` is how many of the last sums the solver asks for again when it continues.
+        `again` is the number of last sums that the solver requests again when it continues.
         """
         self._n_iter += 1
-        # A copy in memory that two points take turns to use: an interrupt may come while one is
-        # written, and the other is then whole.
+        # Copied into one of two alternating arrays: an interrupt may happen during the copy, and
+        # the other array is then still valid.
         room = np.empty_like(w)
         if len(self._points) == 2 and (old := self._points.pop(0)).shape == w.shape:
             room = old
         room[...] = w
         self._points.append(room)
         w = room
-        # What an interrupted fit returns.
+        # The result of an interrupted fit.
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.set_left_behind(lambda: InterruptedState(found))
-        # The solver's state is smaller than the sums: keep it in their place.
+        # If the solver's state is smaller than the sums, it replaces them.
         if state is not None and self._rounds.log.is_worth_replacing(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}
             self._broadcast_checked(made, _KEEP, self._n_iter, again)
@@ -310,9 +310,10 @@ class _AskedSums:
 
 
 def question_kinds(*brought: Any) -> KnownClasses:
-    """Return the classes that statistics are made of, by name.
+    """Return the classes of which statistics consist, by name.
 
-    They are those of loaded modules, and those that are pickled by value with the given objects.
+    They are the classes of loaded modules, and those that are pickled by value with the given
+    objects.
     """
     of_modules = [
         kind for base in _BASES for kind in _iterate_subclasses(base) if _is_found_in_module(kind)
@@ -328,8 +329,8 @@ def _iterate_subclasses(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def _is_found_in_module(kind: type) -> bool:
-    """Return whether a class is what its module has under its name."""
-    # A class re-executed in a notebook leaves an old one of the same name behind.
+    """Return whether a class is the object that its module has under its name."""
+    # A class that a notebook cell redefines leaves an old one of the same name behind.
     module = sys.modules.get(kind.__module__)
     found: Any = reduce(
         lambda at, name: getattr(at, name, None), kind.__qualname__.split("."), module
@@ -338,14 +339,14 @@ def _is_found_in_module(kind: type) -> bool:
 
 
 def _find_pickled_classes(objects: Any) -> list[type]:
-    """Return the classes that travel with some objects, in the same order in every process."""
+    """Return the classes that are pickled with some objects, in the same order in every process."""
     finder = _ClassFinder()
     finder.dump(objects)
     return finder.found
 
 
 class _ClassFinder(cloudpickle.Pickler):
-    """Pickler that only notes classes, and copies no array."""
+    """Pickler that only records classes, and copies no array."""
 
     def __init__(self) -> None:
         super().__init__(self, protocol=5, buffer_callback=lambda _: None)
@@ -356,7 +357,7 @@ class _ClassFinder(cloudpickle.Pickler):
         return len(data)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Note the class of a question, and pickle on."""
+        """Record the class of a statistic's part, and continue pickling."""
         if isinstance(obj, type) and issubclass(obj, _BASES):
             self.found.append(obj)
         return super().reducer_override(obj)
