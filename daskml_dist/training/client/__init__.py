@@ -1,3 +1,3 @@
-"""The client's part of a fit on a cluster: it places, launches, watches, and begins generations."""
+"""Client's part of a fit on a cluster: placement, launch, supervision, and new generations."""
 
 import daskml_dist.data.device_wire  # noqa: F401  (Dask asks it how blocks travel)

@@ -1,4 +1,4 @@
-"""Jobs of Slurm that the workers of a run belong to, and why those that were lost ended."""
+"""Slurm jobs of a run's workers, and why the jobs of lost workers ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-#: Seconds in which workers lost together are noticed, that Slurm may take to answer, and that it
-#: may take to settle how a job ended.
+#: Seconds within which workers count as lost together, that Slurm may take to answer, and that it
+#: may take to decide how a job ended.
 _TOGETHER, _ANSWER, _SETTLED = 0.2, 5.0, 15.0
-#: Seconds between two questions about a job that is about to end.
+#: Seconds between two queries about a job that is about to end.
 _LOOK = 0.3
-#: Seconds that the answer may take to become part of the reason for a new generation.
+#: Seconds that the answer may take to be included in the reason for a new generation.
 _NAMED = 1.0
 
-#: What became of jobs, by Slurm's name of the state that they ended in.
+#: Description of how jobs ended, by Slurm's name of the final state.
 _ENDS = {
     "TIMEOUT": "reached the walltime",
     "CANCELLED": "was cancelled",
@@ -48,7 +48,7 @@ def query_slurm_job(job: str) -> tuple[str, str]:
             command, capture_output=True, text=True, timeout=_ANSWER, check=False
         ).stdout
         fields = dict(re.findall(r"(JobState|Reason|TimeLimit)=(\S+)", told))
-        # While its processes end a job is "COMPLETING", and its reason tells more.
+        # While its processes end, a job is "COMPLETING", and its reason is more informative.
         timed_out = fields.get("Reason") == "TimeLimit"
         return ("TIMEOUT" if timed_out else fields.get("JobState", "")), fields.get("TimeLimit", "")
     return "", ""
@@ -57,7 +57,7 @@ def query_slurm_job(job: str) -> tuple[str, str]:
 class BatchJobs:
     """Slurm jobs of a run's workers.
 
-    Slurm is asked in a thread, so a fit goes on whether it answers or not.
+    Slurm is queried in a thread, so a fit continues whether or not it answers.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ class BatchJobs:
 
     def __init__(self, ask: Callable[[str], tuple[str, str]] = query_slurm_job) -> None:
         self._ask = ask
-        #: Job of each worker that is in one.
+        #: Job of each worker that belongs to one.
         self._jobs: dict[str, str] = {}
-        #: End and walltime of the job of each worker that was lost with it.
+        #: Final state and walltime of the job of each worker that was lost with it.
         self._ends: dict[str, tuple[str, str]] = {}
         self._noted: set[str] = set()
         self._to_ask: set[str] = set()
@@ -76,11 +76,11 @@ class BatchJobs:
         self._answered = threading.Event()
 
     def note(self, address: str, job: str) -> None:
-        """Note the job of a worker."""
+        """Record the job of a worker."""
         self._jobs[address] = job
 
     def note_lost_workers(self, addresses: Iterable[str]) -> None:
-        """Find out in the background why workers were lost, and warn of it."""
+        """Find out in the background why workers were lost, and log a warning."""
         with self._lock:
             fresh = {a for a in addresses if a in self._jobs} - self._noted
             if not fresh:
@@ -93,7 +93,7 @@ class BatchJobs:
             threading.Thread(target=self._ask_about_lost, name="daskml-jobs", daemon=True).start()
 
     def name(self, reason: str, lost: Iterable[str]) -> str:
-        """Return a reason completed by all lost workers, and how their jobs ended."""
+        """Return a reason that also names all lost workers, and how their jobs ended."""
         lost = sorted(lost)
         self.note_lost_workers(lost)
         if unnamed := [address for address in lost if address not in reason]:
@@ -104,7 +104,7 @@ class BatchJobs:
         return f"{reason}: {why}" if why else reason
 
     def describe_losses(self) -> str:
-        """Return a sentence about all workers lost with their jobs; empty where none were."""
+        """Return a sentence about all workers that were lost with their jobs, or an empty text."""
         lost = sorted(self._ends)
         return (
             f" Lost with their jobs: {', '.join(lost)} ({self._describe_ends(lost)})."
@@ -113,7 +113,7 @@ class BatchJobs:
         )
 
     def _describe_ends(self, addresses: Iterable[str]) -> str:
-        """Return how the jobs of lost workers ended, in words; empty where nobody knows."""
+        """Return how the jobs of lost workers ended, in words; empty if unknown."""
         ends: dict[tuple[str, str], set[str]] = defaultdict(set)
         for address in addresses:
             if address in self._ends:
@@ -121,7 +121,7 @@ class BatchJobs:
         return "; ".join(_describe_jobs(jobs, *end) for end, jobs in sorted(ends.items()))
 
     def _ask_about_lost(self) -> None:
-        """Ask Slurm about the lost workers' jobs, and log a warning."""
+        """Query Slurm about the lost workers' jobs, and log a warning."""
         time.sleep(_TOGETHER)
         with self._lock:
             asked, self._to_ask = sorted(self._to_ask), set()
@@ -139,13 +139,13 @@ class BatchJobs:
                 self._answered.set()
 
     def _find_job_end(self, job: str) -> tuple[str, str] | None:
-        """Return how a job ended, and its walltime; None where it runs, or nobody knows."""
+        """Return how a job ended, and its walltime; None if it is running or unknown."""
         deadline = time.monotonic() + _SETTLED
         while True:
             state, limit = self._ask(job)
             if state in _ENDS:
                 return state, limit
-            # One that runs may be about to end: its worker was the first to hear.
+            # A running job may be about to end: its worker is notified first.
             if not state or time.monotonic() > deadline:
                 return None
             time.sleep(_LOOK)

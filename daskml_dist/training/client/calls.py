@@ -26,10 +26,10 @@ def call_workers(
     args: Mapping[str, tuple[Any, ...]],
     timeout: float,
 ) -> dict[str, Any]:
-    """Call a function on some workers at once; return the answers that came in time."""
+    """Call a function on several workers in parallel; return the answers that arrived in time."""
 
     async def call(address: str) -> dict[str, Any]:
-        """Call one worker; return nothing where it does not answer."""
+        """Call one worker; return an empty dictionary if it does not answer."""
         with suppress(Exception):
             # In the client's own loop, `run` is a coroutine.
             running: Any = client.run(function, *args[address], workers=[address])
@@ -37,15 +37,15 @@ def call_workers(
         return {}
 
     async def call_all() -> dict[str, Any]:
-        """Call all workers until the deadline, and give up on those that are gone."""
+        """Call all workers until the deadline; stop waiting for workers that are gone."""
         calls = {asyncio.ensure_future(call(address)): address for address in args}
         deadline = time.monotonic() + timeout
         pending = set(calls)
-        # Look now and then whether a silent worker is still on the scheduler's list.
+        # Check regularly whether a silent worker is still on the scheduler's list.
         while pending and time.monotonic() < deadline:
             _, pending = await asyncio.wait(pending, timeout=min(CHECK_SECONDS, timeout))
             if pending:
-                # A worker that is gone by now will not answer.
+                # A worker that is no longer listed will not answer.
                 scheduler: Any = client.scheduler
                 there = (await scheduler.identity(n_workers=-1))["workers"]
                 pending = {running for running in pending if calls[running] in there}
@@ -61,10 +61,10 @@ def call_workers(
 
 
 def listen_to_topic(client: Any, topic: str, listener: str, handler: Handler) -> None:
-    """Call `handler(message)` for each event of a topic, in a thread of the client's."""
+    """Call `handler(message)` for each event of a topic, in a thread of the client."""
     with _lock:
         handlers = _handlers_of_client.setdefault(client, {}).setdefault(topic, {})
-        # Dask keeps one handler a topic, so fits share it.
+        # Dask keeps one handler per topic, so fits share it.
         if not handlers:
             client.subscribe_topic(topic, partial(_dispatch_event, handlers))
         handlers[listener] = handler

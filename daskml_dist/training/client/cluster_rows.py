@@ -1,7 +1,7 @@
-"""Rows of a fit on a cluster: made where they lie, kept while they fit, else read in each pass.
+"""Rows of a fit on a cluster: made on workers, kept if they fit, else read in each pass.
 
-`ClusterRows` reads the blocks once (`inspect_blocks`); they are then kept or streamed.
-Futures of blocks are in `held_blocks.py`, waiting for tasks in `gathering.py`.
+`ClusterRows` reads the blocks once (`inspect_blocks`); they are then kept or streamed. Futures of
+blocks are in `held_blocks.py`, waiting for tasks in `gathering.py`.
 """
 
 from __future__ import annotations
@@ -38,27 +38,26 @@ from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.membership import Membership, ignore_event
 from daskml_dist.training.client.run_actors import EarlyHost, is_actor_key
 
-#: Share of a worker's memory that blocks may take by default; the rest is for reading and for the
-#: user.
+#: Share of a worker's memory for blocks by default; the rest is for reading and for the user.
 _AUTO_BUDGET = 0.4
-#: Share of a GPU's memory, where blocks are copied to one.
+#: Share of a GPU's memory, if blocks are copied to it.
 _GPU_BUDGET = 0.6
-#: Repeated work, in times of making all blocks once, above which recipes are not run again in each
-#: pass.
+#: Amount of repeated work, in multiples of making all blocks once, above which recipes are not run
+#: again in each pass.
 _REPEATED_WORK = 1.5
-#: Summaries that one task merges: a tree of 16 has few levels, and no task waits for many.
+#: Summaries that one task merges: a tree of 16 has few levels, and no task waits for many others.
 _FAN_IN = 16
 _READ = "the rows to be read"
-#: Most times as many bytes as its part that a block may take: bytes that become float64.
+#: Largest ratio of a block's bytes to its part's bytes: bytes that become float64.
 _WIDER = 8
-#: Bytes of a block from which another worker would pay.
+#: Bytes of a block from which an additional worker would pay.
 _WORTH = 1 << 22
 
 
 class ClusterRows:
     """Blocks of one fit, made and held by workers.
 
-    Whatever is lost while rows are read is read again (`Gathering`, `HeldBlocks`).
+    Blocks that are lost while rows are read are read again (`Gathering`, `HeldBlocks`).
 
     Parameters
     ----------
@@ -67,9 +66,9 @@ class ClusterRows:
     memory_budget : int or None
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
-        Where the fit is asked to be.
+        Requested device of the fit.
     tell : callable, optional
-        Told of its phases, as callbacks are.
+        Receives the phases of the fit, like callbacks.
     """
 
     def __init__(
@@ -84,45 +83,45 @@ class ClusterRows:
         self._collection = collection
         self._given_budget = memory_budget
         self._device = device
-        #: Share of the budget that blocks may take.
+        #: Share of the budget that blocks may use.
         self.share = 1.0
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self.membership = Membership(client)
         self.membership.on_wait = partial(tell, "waiting for workers")
         self._tell = tell
-        #: Blocks that are being read, while they are counted.
+        #: Number of blocks that are being read, for progress reports.
         self._n_blocks = 0
         self._held = HeldBlocks(client, collection, self.membership)
         self._gathering = Gathering(
             client, self.membership, self._timeout, lambda: self._held.futures.values(),
             self._report_blocks_read,
         )  # fmt: skip
-        #: Workers that use the GPU of each one, once they have been asked.
+        #: Number of workers on each worker's GPU, once they have answered.
         self._gpu_sharers: dict[str, int] = {}
         self._recipes: BlockRecipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
-        #: What blocks of keys are made of.
+        #: Parts from which blocks of keys are made.
         self.parts = HeldParts(client)
 
     def take(self, collection: Collection) -> None:
-        """Use the same rows cut otherwise, before any block is made."""
+        """Use the same rows, cut differently; only before any block is made."""
         self._collection = collection
         self._held.take(collection)
 
     # -- the cluster -----------------------------------------------------------------------------
 
     def threads(self) -> dict[str, int]:
-        """Return the threads of each worker that takes work; wait for at least one worker."""
+        """Return the threads of each worker that accepts work; wait for at least one worker."""
         return self.membership.wait_for_any_worker(self._timeout)
 
     def _worker_facts(self) -> list[dict[str, Any]]:
-        """Return the scheduler's facts of each worker that takes work."""
+        """Return the scheduler's facts of each worker that accepts work."""
         return [self.membership.facts(address) for address in self.threads()]
 
     @property
     def home_workers(self) -> list[str | None]:
-        """Return the worker of each part that the user has persisted; empty where rows are read."""
+        """Return the worker of each part that the user has persisted; empty if rows are read."""
         return self._held.home_workers
 
     @property
@@ -138,7 +137,7 @@ class ClusterRows:
         budget = _AUTO_BUDGET * self.least_memory_limit
         if self._device == "cpu":
             return budget
-        # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
+        # Dask reports the memory of GPUs if NVIDIA's nvidia-ml-py is installed, as with dask-cuda.
         workers = {address: self.membership.facts(address) for address in self.threads()}
         memory = {
             address: int(total)
@@ -163,34 +162,32 @@ class ClusterRows:
     ) -> list[BlockInfo]:
         """Read all rows once and return the facts of each block.
 
-        Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
-        thread. A run's first actor is started beside them.
+        Rows in memory are cut into one block per lane or, if `n_lanes` is None, per thread. The
+        run's first actor is started at the same time.
         """
         self._held.early = early
         self._tell("reading")
-        # Rows of the client are dealt out evenly, a block a lane or thread.
+        # Rows of the client are distributed evenly, one block per lane or thread.
         if self._collection.kind == "memory":
             if early is not None:
                 early.start()
-            # A block for each lane, or each thread of the cluster.
             n_blocks = n_lanes or sum(self.threads().values())
             self._n_blocks = self._held.cut_rows_here(n_blocks)
             self._make_and_inspect(list(range(self._n_blocks)))
         else:
             self._read_in_waves()
         self._n_blocks = 0
-        # A budget that the user gave holds for all rows; the default only for streamed ones, since
-        # blocks that are kept may lie unevenly.
-        # Rows that must keep to a budget are refused before training.
+        # A given budget applies to all rows; the default only to streamed ones, since kept blocks
+        # may be distributed unevenly. Rows that exceed the budget are refused before training.
         if self.streamed or self._given_budget is not None:
             self._check_budget()
         return self.infos
 
     def _check_budget(self) -> None:
-        """Raise `InvalidDataError` where the rows that were read cannot keep to the budget."""
+        """Raise `InvalidDataError` if the rows that were read exceed the budget."""
         room = self.share * self.budget
         if self._collection.kind == "memory":
-            # They are dealt out evenly, and never dropped.
+            # They are distributed evenly, and never dropped.
             nbytes = sum(info.nbytes for info in self.infos) // len(self.threads())
             what = "Rows that are passed as an array or frame in memory take"
             remedy = "Pass them as a Dask collection, dask.array.from_array(X, chunks=...)"
@@ -208,19 +205,19 @@ class ClusterRows:
             )
 
     def _report_blocks_read(self, done: int = 0) -> None:
-        """Tell the callbacks how many blocks are read."""
+        """Report to the callbacks how many blocks have been read."""
         if self._n_blocks:
             self._tell("reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks)
 
     def room_for_server(self) -> str:
-        """Return the worker where a first server will probably be: without rows if possible."""
+        """Return the worker for the first server: one without rows if possible."""
         # Prefer a worker without rows: its network and memory are free for the parameters.
         ready = self.membership.ready or self.threads()
         homes = [home for home in self.home_workers if home in ready]
         return min(set(ready).difference(homes), default=homes[0] if homes else "")
 
     def find_persisted_homes(self) -> None:
-        """Choose one worker for each persisted part that holds it, if all are persisted."""
+        """Choose, for each persisted part, one worker that holds it, if all parts are persisted."""
         if self._collection.kind == "memory":
             return
         if parts := self._held.persisted_parts():
@@ -229,14 +226,14 @@ class ClusterRows:
             self._held.choose_home_workers(parts)
 
     def _read_in_waves(self) -> None:
-        """Make the blocks and keep them, in waves, as long as they fit in the budget."""
+        """Make the blocks and keep them, wave by wave, as long as they fit in the budget."""
         self._held.begin()
         if self._held.early is not None and not self._held.is_made_directly:
             self._held.early.start()
-        # Read wave by wave, so that memory is never filled by more than one wave beyond the budget.
+        # In waves, so that memory never holds more than one wave beyond the budget.
         bundles, done = self._held.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
-        # Whether all blocks fit in the budget, whatever their rows are.
+        # Whether all blocks certainly fit in the budget, whatever their rows are.
         room = self.share * self.budget * len(self.membership.ready)
         fit = fit_surely_in_memory(
             self._client, self._collection, room, persisted=bool(self.home_workers)
@@ -253,27 +250,28 @@ class ClusterRows:
             if used > room:
                 self._switch_to_streaming()
                 break
-            # Extrapolate the mean size of the blocks so far to how many more would fit.
+            # Extrapolate from the mean size of the blocks so far to the number that would still
+            # fit.
             left = (room - used) * done / max(used, 1)
-            # The next wave is what probably fits.
+            # The next wave is the number that probably fits.
             wave = 1 + int(min(left, len(bundles)))
         self.infos.sort(key=lambda info: info.index)
 
     @property
     def _repeats_work(self) -> bool:
-        """Return whether blocks, made one by one, repeat much work (a shuffle, a join)."""
+        """Return whether making blocks one by one repeats much work (a shuffle, a join)."""
         return not self._held.is_made_directly and self._held.recipes.repeated_work > _REPEATED_WORK
 
     def _switch_to_streaming(self) -> None:
-        """Look at the remaining blocks; from now on each is made when it is needed."""
+        """Inspect the remaining blocks; from now on each block is made when it is needed."""
         self._check_budget()  # before all others are read
         recipes = self._held.recipes
         # Sizes of the blocks that were read so far.
         seen = {info.index: info.nbytes for info in self.infos}
-        # Blocks of later waves have not been looked at yet.
+        # Blocks of later waves have not been inspected yet.
         rest = [i for i in recipes.targets if i not in seen]
-        # A shuffle is not run again for each block of each pass, and data that lies in the graph
-        # need not travel with it: such blocks are kept, and spill to disk.
+        # A shuffle should not run again for each block of each pass, and data inside the graph need
+        # not be sent with it. Such blocks are kept, and Dask spills them to disk.
         if self._repeats_work or recipes.nbytes > sum(seen.values()) / 2:
             self._make_and_inspect(rest)
         else:
@@ -285,14 +283,14 @@ class ClusterRows:
 
     def _make_and_inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
-        # First the quick way: workers tell the facts themselves within a moment.
+        # First the fast way: workers report the facts themselves within a moment.
         found = self._gathering.make_and_ask_soon(
             self._held.make, self._held.collect_facts, numbers
         )
         if len(found) < len(numbers):
             self._gathering.wait_until_made(self._held.make, numbers, _READ)
             found = self._held.collect_facts(numbers)
-        # What has been spilled or lost since then.
+        # Blocks that were spilled or lost since then.
         if rest := [i for i in numbers if i not in found]:
             found |= self._map_held_blocks(rest, inspect_block)
         self._add_infos(found)
@@ -305,14 +303,14 @@ class ClusterRows:
     def _map_held_blocks(
         self, numbers: Iterable[int], function: Any, arguments: Mapping[int, Any] | None = None
     ) -> dict[int, Any]:
-        """Return the results of a function of some blocks that are kept."""
+        """Return the results of a function of some kept blocks."""
         start = self._make_held_tasks(function, arguments)
         return self._gathering.results(start, numbers, _READ)
 
     def _make_held_tasks(
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
-        """Return the function that starts a task for each of some blocks that are kept."""
+        """Return the function that starts a task for each of some kept blocks."""
         held, look = self._held, delayed(partial(apply_to_block, function=function), pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
@@ -324,7 +322,7 @@ class ClusterRows:
     def _make_lazy_tasks(
         self, function: Any, arguments: Mapping[int, Any] | None = None
     ) -> Callable[[list[int]], dict[int, Any]]:
-        """Return the function that starts a task for each of some blocks, read again."""
+        """Return the function that starts a task for each of some blocks, which are read again."""
         held, look = self._held, delayed(function, pure=False)
         begun: set[int] = set()
 
@@ -338,7 +336,7 @@ class ClusterRows:
     def _start_each(
         self, look: Any, sources: dict[int, tuple[Any, ...]], arguments: Mapping[int, Any] | None
     ) -> dict[int, Any]:
-        """Start a lazy function of each block's source, and of its own argument if it has one."""
+        """Start a lazy function of each block's source, with the block's own argument if any."""
         if arguments is not None:
             sources = {i: (*source, arguments[i]) for i, source in sources.items()}
         return self._held.start({i: look(*source) for i, source in sources.items()})
@@ -366,7 +364,7 @@ class ClusterRows:
                 level = [submit(bundle) for bundle in futures.values()]
             else:
                 level = list(look(numbers).values())
-            # A tree of merges, each task of up to `_FAN_IN` summaries.
+            # A tree of merges, with at most `_FAN_IN` summaries per task.
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
                 level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
@@ -377,7 +375,7 @@ class ClusterRows:
         return join_scales([found[part] for part in range(n_parts)])
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Return the results of a function of each block, computed where it lies."""
+        """Return the results of a function of each block, computed on its worker."""
         numbers = [info.index for info in self.infos]
         found = self._map_held_blocks(numbers, function)
         return [found[i] for i in numbers]
@@ -385,7 +383,7 @@ class ClusterRows:
     def map_blocks(
         self, function: Callable[[Any, Any], Any], arguments: Mapping[int, Any]
     ) -> list[Any]:
-        """Return the results of a function of some blocks, each with an argument of its own.
+        """Return the results of a function of some blocks, each with its own argument.
 
         Blocks that are not kept are read again.
         """
@@ -397,22 +395,22 @@ class ClusterRows:
         return [found[i] for i in arguments]
 
     def warn_of_few_blocks(self) -> None:
-        """Warn where the user's blocks are fewer than the workers, and large."""
+        """Warn if the user's blocks are large and fewer than the workers."""
         X, ready = self._collection.inputs[0], list(self.membership.ready)
         own = {future.key for future in self._held.futures.values()}
         warn_of_few_blocks(self._client, X, self.infos, ready, own)
 
-    # -- where they lie --------------------------------------------------------------------------
+    # -- location ------------------------------------------------------------------------------
 
     def find_holders(self) -> dict[int, list[str]]:
-        """Return the workers that hold each block; none where it is read or made again."""
+        """Return the workers that hold each block; none if it is read or made again."""
         if self._held.were_seen_at_home():
             return {info.index: [self.home_workers[info.index] or ""] for info in self.infos}
         found = self._held.find_holders()
         if self.home_workers:
             there = self.membership.ready
-            # Work on the side may have made copies elsewhere.
-            # Prefer the worker where the user has persisted the part.
+            # Other work may have made copies elsewhere, so the worker is preferred on which the
+            # user has persisted the part.
             at_home = {i: [home] for i, home in enumerate(self.home_workers) if home in there}
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
         return {info.index: found.get(info.index, []) for info in self.infos}
@@ -422,15 +420,15 @@ class ClusterRows:
         return self._held.find_holders()
 
     def is_only_holder(self, address: str) -> bool:
-        """Return whether some block is held by this worker and by no other."""
+        """Return whether any block is held only by this worker."""
         return any(held == [address] for held in self.find_current_holders().values())
 
     def were_just_seen(self) -> bool:
-        """Return whether `inspect_blocks` found all blocks at home, and none is lost."""
+        """Return whether `inspect_blocks` found all blocks at home, and none was lost since."""
         return self._held.were_seen_at_home() and not self.missing_blocks()
 
     def missing_blocks(self) -> list[int]:
-        """Return the blocks that nobody holds, and that nobody is about to make."""
+        """Return the blocks that no worker holds, and that no task is about to make."""
         return self._held.missing_blocks()
 
     @property
@@ -439,12 +437,12 @@ class ClusterRows:
         return all(future.status == "finished" for future in self._held.futures.values())
 
     def free_waiting_blocks(self) -> None:
-        """Release blocks that are to be made again from waiting for a worker that is gone."""
+        """Free blocks that are being made again from waiting for a lost worker."""
         if not self.are_blocks_made:
             self._held.free_waiting_blocks()
 
     def remake_lost_blocks(self) -> dict[int, str]:
-        """Make lost blocks again; return all that nothing can make, and why."""
+        """Make lost blocks again; return the blocks that cannot be made, and why."""
         return self._held.remake_lost_blocks(range(len(self.infos)))
 
     def blocks_for_trainer(self, numbers: Iterable[int]) -> list[Any] | bytes:
@@ -453,7 +451,7 @@ class ClusterRows:
         futures = self._held.futures
         if self._recipes is None:
             return list({futures[i].key: futures[i] for i in numbers}.values())
-        # Streamed in name: kept on workers, spilled by Dask, and fetched by key.
+        # Streamed in form only: kept on workers, spilled by Dask, and fetched by key.
         if self._keeps:
             keys = {i: futures[i].key for i in numbers}
             rows = self._recipes.rows
@@ -461,25 +459,25 @@ class ClusterRows:
         return self._recipes.pack(numbers)
 
     def seconds_a_row(self) -> float:
-        """Measure the time of a row in a pass, on the largest block."""
+        """Measure the time per row in a pass, on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows).index
         seconds: float = self._map_held_blocks([largest], measure_seconds_per_row)[largest]
         return seconds
 
     def bandwidth(self) -> float:
-        """Return the bytes a second between workers, as these have measured."""
+        """Return the bytes per second between workers, as measured by them."""
         measured = [worker["metrics"]["bandwidth"]["total"] for worker in self._worker_facts()]
         return float(np.median(measured))
 
     def blocks_per_lane(self, n_lanes: int) -> int:
-        """Return how many streamed blocks each of a worker's lanes may have in memory."""
+        """Return how many streamed blocks each lane of a worker may have in memory."""
         largest = max(info.nbytes for info in self.infos)
-        # A read takes about three times the block (file, frame, array) while it lasts.
+        # During a read, about three times the block is in memory (file, frame, array).
         room = self.share * self.budget - 3 * largest * n_lanes
         return int(max(2, min(room / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Release the blocks, and what they are made of."""
+        """Release the blocks, and the data from which they are made."""
         self._held.close()
         self.parts.release()
 
@@ -497,7 +495,7 @@ def compute_bundle_scales(bundle: BlockBundle) -> FeatureScales:
 
 
 def measure_seconds_per_row(block: Block) -> float:
-    """Return the time a row of the two products of a gradient, on up to 65,536 rows."""
+    """Return the time per row of a gradient's two products, on up to 65,536 rows."""
     X = copy_to_host(block.rows[: 2**16])
     if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
         X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
@@ -515,16 +513,16 @@ def measure_seconds_per_row(block: Block) -> float:
 def fit_surely_in_memory(
     client: Client, collection: Collection, room: float, *, persisted: bool
 ) -> bool:
-    """Return whether all blocks fit, whatever their rows are."""
+    """Return whether all blocks certainly fit, whatever their rows are."""
     nbytes = collection.nbytes
     if nbytes is not None and sum(nbytes) <= room:
         return True
-    # Sparse rows, and frames whose rows nobody has counted.
+    # Sparse rows, and frames with an unknown number of rows.
     return persisted and _WIDER * _count_persisted_bytes(client, collection) <= room
 
 
 def _count_persisted_bytes(client: Client, collection: Collection) -> float:
-    """Return the bytes of all parts of the features; infinite where Dask does not know."""
+    """Return the bytes of all parts of the features; infinite if Dask does not know them."""
     keys = [part[0].key for part in collection.parts]
     found = client.nbytes(keys, summary=False)
     return float(sum(found.get(key, math.inf) for key in keys))
@@ -556,14 +554,14 @@ class HeldParts:
 
 
 class Parts:
-    """Some parts that workers hold.
+    """Parts that workers hold.
 
     Parameters
     ----------
     client : Client
     parts : list of Delayed
     futures : list
-        Takes whatever else is to be held as long as they are.
+        List for further futures that must be held as long as the parts.
     """
 
     def __init__(self, client: Client, parts: list[Any], futures: list[Any]) -> None:
@@ -590,7 +588,7 @@ class Parts:
 def warn_of_few_blocks(
     client: Client, X: Any, infos: Sequence[BlockInfo], workers: Sequence[str], own: Container[Any]
 ) -> None:
-    """Warn where some workers have no block, nothing else to do, and blocks are not small."""
+    """Warn if blocks are not small, and some idle workers have none."""
     filled = [info for info in infos if info.n_rows]
     n_blocks, n_rows = len(filled), sum(info.n_rows for info in filled)
     if X is None or not 0 < n_blocks < len(workers):
@@ -618,8 +616,8 @@ def warn_of_few_blocks(
 
 
 def _count_idle_workers(client: Client, workers: Sequence[str], own: Container[Any]) -> int:
-    """Return the number of workers that nobody else has work for."""
-    with suppress(OSError):  # the scheduler is gone: the next roll call says so
+    """Return the number of workers without tasks of other users."""
+    with suppress(OSError):  # the scheduler is gone: the next roll call reports it
         tasks: dict[str, Any] = client.processing(list(workers))
         return sum(all(is_actor_key(k) or k in own for k in tasks.get(w, ())) for w in workers)
     return 0

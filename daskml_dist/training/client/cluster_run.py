@@ -1,9 +1,9 @@
-"""One fit on a cluster: launch, watch, recover, gather, and leave nothing behind.
+"""One fit on a cluster: launch, supervise, recover, gather the result, and clean up.
 
-The client is the authority on who belongs to the run. `TrainingRun` hears at once when a connection
-breaks (`calls.listen`), takes the roll now and then (`Membership`), and begins a new generation
-(`Generations`) whenever there is a reason (`Reasons`): a worker is lost, leaves or joins.
-`RunEnding` gathers the result, or stops all that runs after an error.
+The client decides which workers belong to the run. `TrainingRun` is notified immediately when a
+connection breaks (`calls.listen_to_topic`), takes a roll call at intervals (`Membership`), and
+starts a new generation (`Generations`) whenever there is a reason (`Reasons`): a worker is lost,
+leaves or joins. `RunEnding` gathers the result, or stops everything after an error.
 """
 
 from __future__ import annotations
@@ -67,46 +67,48 @@ from daskml_dist.training.worker.servers import (
     revive_servers,
 )
 
-#: Seconds between two looks at the fit: short at first, so that its first passes are told soon.
+#: Seconds between two checks of the fit: short at first, so that its first passes are reported
+#: soon.
 _FIRST_LOOK, _LOOK = 0.05, 0.2
 #: Seconds between two roll calls.
 _ROLL_CALL = 0.5
 #: Seconds that a call to a worker may take.
 _CALL_SECONDS = 3.0
-#: Seconds after which lanes are evened out though the fit has ended no pass since they were moved:
-#: longer than a worker takes to begin its part.
+#: Seconds after which lanes may be evened out although the fit has finished no pass since they were
+#: moved: longer than a worker takes to begin its part.
 _UNMOVED = 10.0
-#: Seconds that a fit must last before it gets standbys: a shorter one is sooner begun anew.
+#: Seconds that a fit must last before it gets standbys; a shorter one is restarted faster.
 _STANDBY_AFTER = 0.25
 #: Seconds between two fetches of snapshots to the client, without and with standbys.
 _SAVE, _SAVE_WITH_STANDBYS = 1.0, 5.0
-#: The same, in durations of the last fetch: fetches take 5 % of the time at most.
+#: Smallest interval of these fetches in durations of the last one, so that they take at most 5 % of
+#: the time.
 _SAVE_SHARE = 20
-#: Seconds for the end of all trainers after an error, a call to their workers, and the end of the
-#: actors.
+#: Seconds for all trainers to end after an error, for a call to their workers, and for the actors
+#: to end.
 _WIND_DOWN, _END_CALL, _CLEAN = 15.0, 3.0, 2.0
-#: Seconds between two looks at trainers that are to end, and to fetch an error of one that has.
+#: Seconds between two checks of trainers that should end, and to fetch the error of one that has.
 _END_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class GenerationEvent:
-    """Change of a run's membership, as callbacks and the history see it.
+    """Change of a run's membership, for callbacks and the history.
 
     Parameters
     ----------
     generation : int
     reason : str
     lost_versions : int
-        Updates that are made again, as far as somebody that is still there knew of them: rounds
-        where all lanes step together, else steps of all lanes.
+        Updates that are repeated, as far as remaining processes knew of them: rounds if all lanes
+        step together, else steps of all lanes.
     anew : bool
-        Whether the fit began anew (from its checkpoint, where it has one).
+        Whether the fit started again from the beginning (or its checkpoint, if it has one).
     seconds : float
-        From the moment the reason was known until all had their orders.
+        Time from when the reason was known until all trainers had their orders.
     from_pass : int, default=0
-        Passes of earlier parts of the fit, whose state is saved (by its checkpoint, where it has
-        one), so that they are not made again even where `anew` is true; 0: there are none.
+        Passes of earlier parts of the fit, whose state is saved (by its checkpoint, if it has one),
+        so that they are not repeated even if `anew` is true; 0 if there are none.
 
     Examples
     --------
@@ -144,7 +146,7 @@ class TrainingRun:
     interrupts : Interrupts
     early : EarlyHost
     log : AssignmentLog
-        Who runs the lanes, for the history.
+        Log of the workers that run the lanes, for the history.
     """
 
     def __init__(
@@ -179,11 +181,11 @@ class TrainingRun:
         self._stopping = False
         self._losses = LossCounts(fit.run.timeout)
         self._events: list[GenerationEvent] = []
-        #: Times that a function has begun again after losses.
+        #: Number of times that a function was restarted after losses.
         self._begun_again = 0
-        #: Clock that each lane was seen to reach in the present generation.
+        #: Clock that each lane is known to have reached in the present generation.
         self._reached: dict[int, int] = {}
-        #: Workers that are to be retired once the run needs them no more.
+        #: Workers that will be retired once the run does not need them any more.
         self._to_retire: set[str] = set()
         self._saved_at = self._save_took = 0.0
         self._began = time.monotonic()
@@ -203,10 +205,10 @@ class TrainingRun:
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
 
-        An interrupted fit that has made a step returns what it had come to.
+        An interrupted fit that has made a step returns its present result.
         """
         self._callbacks = callbacks
-        # Workers that are there from the beginning need no test of readiness.
+        # Workers that exist from the beginning need no test of readiness.
         self._generations.assignments.dealt.update(
             self._membership.wait_for_any_worker(self._fit.run.timeout)
         )
@@ -214,7 +216,7 @@ class TrainingRun:
         self._server_addresses += self._generations.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
-            # Alarms arrive in another thread, which wakes the watch.
+            # Alarms arrive in another thread, which wakes the watching thread.
             listen_to_topic(self._client, TOPIC, self._id, self._on_event)
             self._begin_generation("the fit begins")
             with self._interrupts.between_steps():
@@ -241,12 +243,12 @@ class TrainingRun:
         return self._generations.visited_workers
 
     def _add_events(self, result: FitResult) -> FitResult:
-        """Return a result with the changes of membership."""
+        """Return a result with the changes of membership added."""
         return replace(result, events=[asdict(event) for event in self._events])
 
     def _on_alarm(self, alarm: Alarm) -> None:
-        """Take an alarm, in a thread of the client's."""
-        # Not an alarm: a worker says that it has begun.
+        """Handle an alarm, in a thread of the client."""
+        # Not an error: the worker only reports that it has begun.
         if alarm.at_work is not None:
             self._membership.note_work_begun(alarm.at_work)
             if alarm.job is not None:
@@ -260,13 +262,14 @@ class TrainingRun:
         self._awake.set()
 
     def _on_event(self, told: Any) -> None:
-        """Take an event of the alarms' topic."""
+        """Handle an event of the alarms' topic."""
         if told["run"] == self._id:
             self._on_alarm(parse_alarm(told))
 
     def _on_worker_event(self, address: str, told: Any) -> None:
-        """Take an event of a worker: a retirement that our actor is in the way of."""
-        # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
+        """Handle an event of a worker: Dask cannot retire it because of our actor."""
+        # Dask does not retire a worker that holds an actor. Ours is moved; then the worker may
+        # retire.
         if isinstance(told, dict) and told.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
             self._to_retire.add(address)
@@ -274,7 +277,7 @@ class TrainingRun:
     # -- a generation --------------------------------------------------------------------------
 
     def _begin_generation(self, reason: str, *, even: bool = False) -> None:
-        """Begin the next generation, and another one where a worker is lost on the way."""
+        """Begin the next generation, and another one if a worker is lost meanwhile."""
         since, generations = time.monotonic(), self._generations
         members = generations.members
         self._callbacks.on_phase("placing")
@@ -311,25 +314,25 @@ class TrainingRun:
             self._actors.ask_for_results(generations.trainers)
             return
         self._note_progress(go_on)
-        # For the history: how much work the loss cost.
+        # For the history: the work that the loss cost.
         again = self._count_repeated_steps(go_on)
         anew = go_on is None
         if self._fit.work.remembers_course and generations.kept:
-            # The open sum alone is made again.
+            # Only the unfinished sum is computed again.
             again, anew = min(again, 1), False
         seconds = time.monotonic() - since
-        # Slurm may take a moment to tell: all have their orders, so nobody waits.
+        # Slurm may take a moment to answer; all trainers have their orders, so none waits for it.
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         from_pass = self._fit.work.first_pass
         event = GenerationEvent(generations.number, reason, again, anew, seconds, from_pass)
         self._events.append(event)
         if self._passes.n_passes:
-            with suppress(WorkerUnreachableError):  # the next generation is asked
+            with suppress(WorkerUnreachableError):  # the next generation repeats it
                 self._passes.forget_repeated_passes(self._ask_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _note_progress(self, go_on: RecoveryPoint[ActorHandle] | None) -> None:
-        """Note how far the fit has come by a new generation."""
+        """Record the progress of the fit at a new generation."""
         if self._fit.work.remembers_course:
             self._losses.go_on_from(self._passes.n_passes)
         elif go_on is not None:
@@ -338,7 +341,7 @@ class TrainingRun:
             self._losses.begin_anew()
 
     def _count_repeated_steps(self, go_on: RecoveryPoint[ActorHandle] | None) -> int:
-        """Return the steps that trainers had made beyond the clocks they go back to."""
+        """Return the steps that trainers had made after the clocks from which they continue."""
         reached, self._reached = self._reached, {}
         first = self._fit.work.first_clock
         again = [
@@ -348,7 +351,7 @@ class TrainingRun:
         return max(0, *(again or [0])) if self._fit.work.lockstep else max(0, sum(again))
 
     def _count_retry(self, reason: str) -> None:
-        """Give up once a function has begun again as often as its user allows."""
+        """Raise if a function has restarted more often than its user allows."""
         call = self._fit.work.call
         self._begun_again += 1
         if call is not None and call.retries is not None and self._begun_again > call.retries:
@@ -359,9 +362,9 @@ class TrainingRun:
             )
 
     def _handle_unreachable(self, gone: WorkerUnreachableError) -> str:
-        """Count a worker that does not answer as lost; return the reason for a new generation.
+        """Count an unreachable worker as lost; return the reason for a new generation.
 
-        It counts as lost, also where the scheduler does not yet know.
+        It counts as lost even if the scheduler does not know it yet.
         """
         if not self._membership.begins_new_work(gone.address):
             return str(gone)  # it is only paused
@@ -374,23 +377,23 @@ class TrainingRun:
     # -- watch ---------------------------------------------------------------------------------
 
     def _watch(self) -> FitResult:
-        """Watch the run until its result is gathered."""
+        """Supervise the run until its result is gathered."""
         look, roll_call = _FIRST_LOOK, time.monotonic()
         while True:
             even = False
             try:
-                # Alarms and ends of trainers wake the client at once.
+                # Alarms and ends of trainers wake the client immediately.
                 woken = self._sleep_until_event(look)
                 look = min(look * 1.5, _LOOK)
                 reason = self._reasons.reason_from_alarms()
-                # Losses that nobody alarmed of: heartbeats, paused or new workers.
+                # Losses without an alarm: missing heartbeats, paused or new workers.
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
                     reason = self._reasons.reason_from_roll_call()
                     if reason is None and self._is_settled:
                         reason = self._reasons.reason_to_even_out()
                         even = reason is not None
-                if reason is None and not woken:  # the end of a trainer is seldom alone
+                if reason is None and not woken:  # trainers usually end together
                     reason = self._reasons.reason_from_early_end()
                 if reason is None:
                     if self._actors.have_trainers_ended(self._generations.trainers):
@@ -413,11 +416,11 @@ class TrainingRun:
 
     @property
     def _is_settled(self) -> bool:
-        """Return whether the generation has done some work: its lanes may then be moved again.
+        """Return whether the generation has done some work, so that its lanes may be moved again.
 
-        Where workers come and go all the time, moves for their sake would leave no time to work.
-        Those that come during the first one, as a cluster grows, do not wait: nothing was moved
-        yet, and a function that ranks run together ends no pass.
+        If workers come and go all the time, moving lanes each time would leave no time to work. In
+        the first generation there is no such delay, since a cluster may still be growing: no lane
+        was moved yet, and a function that ranks run together ends no pass.
         """
         if self._generations.number == 0:
             return True
@@ -425,7 +428,7 @@ class TrainingRun:
         return has_come_further or time.monotonic() - self._began > _UNMOVED
 
     def _protect_state(self) -> None:
-        """Keep a copy of the servers' state on standbys, and at the client."""
+        """Keep copies of the servers' state on standbys and at the client."""
         now = time.monotonic()
         if now - self._began < _STANDBY_AFTER or self._fit.work.remembers_course:
             return
@@ -440,7 +443,7 @@ class TrainingRun:
             self._save_took = self._saved_at - now
 
     def _sleep_until_event(self, seconds: float) -> bool:
-        """Sleep until an event, or the given seconds; return whether there was an event."""
+        """Sleep until an event or for the given time; return whether there was an event."""
         woken = self._awake.wait(seconds)
         self._awake.clear()
         self._interrupts.raise_pending()
@@ -451,7 +454,7 @@ class TrainingRun:
         return self._actors.ask(self._generations.servers[0].host, method, *args)
 
     def _release_workers(self) -> None:
-        """Let workers leave that the run needs no more, neither for its parts nor for rows."""
+        """Release workers that the run does not need any more, for its parts or for rows."""
         for address in sorted(self._reasons.to_let_go - self._generations.members):
             if self._rows.is_only_holder(address):
                 continue
@@ -464,7 +467,7 @@ class TrainingRun:
                 finish_retirement(self._client, address)
 
     def _tell_passes(self, records: list[dict[str, Any]]) -> None:
-        """Tell the callbacks of passes."""
+        """Pass the records of finished passes to the callbacks."""
         for record in records:
             self._reasons.note_progress()
             with self._interrupts.at_once():
@@ -473,17 +476,17 @@ class TrainingRun:
     def _request_stop(self) -> None:
         """End the fit with the open pass."""
         self._stopping = True
-        with suppress(WorkerUnreachableError):  # the next generation is told
+        with suppress(WorkerUnreachableError):  # the next generation passes it on
             self._ask_first_server("stop")
 
 
 class PassRecords:
-    """Records of the passes that count, and how many of them callbacks were told of.
+    """Records of the passes that count, and the number of passes reported to callbacks.
 
     Parameters
     ----------
     view : RunView
-        Its `n_passes` is kept.
+        Its `n_passes` is updated.
     """
 
     def __init__(self, view: RunView) -> None:
@@ -498,22 +501,22 @@ class PassRecords:
         return len(self._records)
 
     def forget_repeated_passes(self, records: list[dict[str, Any]]) -> None:
-        """Forget the passes that no longer count, from the first difference on."""
-        # A pass that is made again takes another time; its loss may be the same, or NaN.
+        """Forget passes that do not count any more, from the first difference on."""
+        # Loss values cannot be compared: a repeated pass may have the same loss, or NaN.
         now = [record["seconds"] for record in records]
         known = [record["seconds"] for record in self._records]
-        # Passes are recognised by their times: a repeated pass takes another time.
+        # Passes are recognised by their durations, since a repeated pass takes another time.
         kept = 0
         while kept < min(len(known), len(now)) and known[kept] == now[kept]:
             kept += 1
         del self._records[kept:]
-        # Bytes of a mean that lanes make at the very end come after the last pass was told.
+        # Bytes of a final average are only known after the last pass was reported.
         if kept:
             self._records[-1].update(records[kept - 1])
         self._view.n_passes = self._first + kept
 
     def tell(self, record: dict[str, Any], callbacks: CallbackList) -> None:
-        """Record the next pass, and tell the callbacks."""
+        """Record the next pass, and report it to the callbacks."""
         self._records.append(record)
         self._view.n_passes = self._first + len(self._records)
         if len(self._records) > self._told:
@@ -524,7 +527,7 @@ class PassRecords:
 
 
 class RunEnding:
-    """End of a run, well or not.
+    """End of a run, successful or not.
 
     Parameters
     ----------
@@ -535,7 +538,7 @@ class RunEnding:
     actors : RunActors
     generations : Generations
     awake : threading.Event
-        Set when a trainer ends.
+        Event that is set when a trainer ends.
     """
 
     def __init__(
@@ -557,7 +560,7 @@ class RunEnding:
         self._awake = awake
 
     def gather(self) -> FitResult | None:
-        """Return the result; None where a trainer ended before it heard of this generation."""
+        """Return the result; None if a trainer ended without knowing of this generation."""
         servers = [server.host for server in self._generations.servers]
         told = self._actors.start_asking_hosts(servers, "outcome")
         results = self._actors.collect_results(self._generations.trainers)
@@ -566,7 +569,7 @@ class RunEnding:
         outcomes: list[ServerOutcome] = told()
         state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
         result = self._make_result(state, outcomes[0])
-        # A mean that lanes make at the very end belongs to the last pass.
+        # The bytes of a final average are counted in the last pass.
         pushed, pulled = (sum(one.moved[at] for one in results) for at in (0, 1))
         if result.records and pushed + pulled:
             result.records[-1]["bytes_pushed"] += pushed
@@ -576,9 +579,10 @@ class RunEnding:
     def stop_and_clean_up(
         self, error: BaseException, is_users: bool
     ) -> tuple[BaseException, FitResult | None]:
-        """Stop all that runs, and clean up."""
+        """Stop everything, and clean up."""
         if isinstance(error, SchedulerLostError) and self._client.status != "running":
-            # Nobody is there to clean up with; workers without a scheduler end what they hold.
+            # Without a scheduler there is nothing to clean up; the workers end their parts by
+            # themselves.
             stop_listening(self._client, self._id)
             return error, None
         try:
@@ -595,11 +599,11 @@ class RunEnding:
         return cause, kept
 
     def release_run(self) -> None:
-        """Release a run that ended well: its workers clean up as soon as they hear it.
+        """Release a run that ended successfully; its workers clean up when they are notified.
 
-        The client only sends, and waits for nobody.
+        The client only sends messages, and does not wait.
         """
-        # Several generations, or standbys: their parts are ended one by one.
+        # After several generations, or with standbys, the parts are ended one by one.
         if not self._generations.release_run():
             self.clean_up()
             return
@@ -608,11 +612,11 @@ class RunEnding:
     def clean_up(self) -> None:
         """Leave no actor, task, socket or order behind."""
         stop_listening(self._client, self._id)
-        with suppress(SchedulerLostError):  # it goes, and all that is left with it
+        with suppress(SchedulerLostError):  # everything on the cluster ends with the scheduler
             self._generations.close()
         deadline, pause = time.monotonic() + _CLEAN, 0.001
         with suppress(Exception):
-            # Actors end in the background; whoever looks after the fit finds none.
+            # Actors end in the background; waiting ensures that none is visible after the fit.
             while any(self._call_on_workers(forget_run).values()) and time.monotonic() < deadline:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
@@ -620,7 +624,7 @@ class RunEnding:
     def _make_result(
         self, state: ShardState | Solution, outcome: ServerOutcome, rows: float = 0.0
     ) -> FitResult:
-        """Return a state with what the first server knows, and `rows` that it does not know of."""
+        """Return the state with the first server's records, plus `rows` that it did not count."""
         assert outcome.stopping is not None
         return FitResult(
             state,
@@ -632,7 +636,7 @@ class RunEnding:
         )
 
     def _recover_interrupted(self, error: KeyboardInterrupt) -> FitResult | None:
-        """Return the result of an interrupted fit, from whoever can still tell."""
+        """Return the result of an interrupted fit from workers, or else from snapshots."""
         for told in (self._recover_from_workers, self._recover_from_snapshots):
             with suppress(Exception):
                 if (result := told()) is not None:
@@ -657,7 +661,7 @@ class RunEnding:
         return fit.make_start_state().w
 
     def _recover_from_workers(self) -> FitResult | None:
-        """Return what the trainers that ended, and the servers, have come to."""
+        """Return the state of the servers and of the trainers that have ended."""
         trainers = [
             trainer for trainer in self._generations.trainers if trainer.future.status == "finished"
         ]
@@ -668,7 +672,7 @@ class RunEnding:
         return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
 
     def _recover_from_snapshots(self) -> FitResult | None:
-        """Return what the client's snapshots hold, where workers are lost."""
+        """Return the state in the client's snapshots, if workers are lost."""
         fit, saved = self._fit, self._generations.saved.get()
         if not saved:
             return None
@@ -685,13 +689,13 @@ class RunEnding:
 
     def _stop_everything(self, error: BaseException) -> None:
         """Stop trainers and servers, and wait until the trainers have ended."""
-        # Trainers first: they are to hear it from their client.
+        # Trainers first, so that they learn of the end from their client.
         with suppress(Exception):
             self._call_on_workers(abort_run)
         for server in self._generations.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
-        # One that has not begun waits behind its worker's other tasks, for as long as these run.
+        # A trainer that has not begun would wait in its worker's queue as long as other tasks run.
         self._actors.discard_futures(
             trainer.future
             for trainer in self._generations.trainers_not_begun
@@ -703,12 +707,12 @@ class RunEnding:
             self._awake.clear()
 
     def _is_any_running(self) -> bool:
-        """Return whether a trainer still runs on a worker that is there."""
+        """Return whether a trainer is still running on a worker that exists."""
         there = self._membership.call()
         return any(not s.future.done() and s.address in there for s in self._generations.trainers)
 
     def _find_root_cause(self, error: BaseException) -> BaseException:
-        """Return the error to raise: a trainer's own, where this one is but its consequence."""
+        """Return the error to raise: a trainer's own error if `error` is only its consequence."""
         if not isinstance(error, Exception) or (
             isinstance(error, DaskMLDistError) and not is_consequence(error)
         ):
@@ -724,6 +728,6 @@ class RunEnding:
         return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
 
     def _call_on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Call a function of the run's name on all workers that had a part in it."""
+        """Call a function with the run's name on all workers that had a part in it."""
         workers = self._generations.visited_workers.intersection(self._membership.call())
         return call_workers(self._client, function, {w: (self._id,) for w in workers}, _END_CALL)

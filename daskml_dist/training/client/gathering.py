@@ -1,4 +1,4 @@
-"""Results of many short tasks, for the client; tasks that a loss takes are started again."""
+"""Results of many short tasks, for the client; tasks that are lost are started again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
 
-#: Seconds between two looks at tasks, and that fetching results may take at first.
+#: Seconds between two checks of tasks, and seconds that fetching results may take at first.
 _LOOK, _FETCH = 0.5, 5.0
-#: Seconds in which workers may tell what they have just made.
+#: Seconds within which workers may report data that they have just made.
 _MOMENT = 0.15
-#: Times that one block's task is started again after Dask gave it up because its workers died.
+#: Times that a block's task is restarted after Dask gave up on it because its workers died.
 MOST_KILLED = 4
 
 _AGAIN = "Check the workers' logs and the other work on the cluster, then fit again."
@@ -44,11 +44,11 @@ class Gathering:
     client : Client
     membership : Membership
     timeout : float
-        Seconds without any progress after which it gives up: no task ends, and no worker works.
+        Seconds without any progress (no task ends, and no worker computes) after which it gives up.
     held : callable
-        Futures that its tasks may need and that are ours, too.
+        Returns other futures of the fit, which its tasks may need.
     on_done : callable, optional
-        Takes how many of the tasks that are waited for have ended, now and then.
+        Takes the number of awaited tasks that have ended; called at intervals.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Gathering:
         self._timeout = timeout
         self._held = held
         self._on_done = on_done
-        #: Workers that took work at the last look.
+        #: Workers that accepted work at the last check.
         self._ready: set[str] = set()
 
     def results(self, start: Start, numbers: Iterable[int], what: str) -> dict[int, Any]:
@@ -73,8 +73,8 @@ class Gathering:
         futures: dict[int, Any] = {}
 
         def begin() -> None:
-            # Dask cancels tasks whose data went with a worker.
-            # Started for the first time, or again.
+            # Tasks are started for the first time, or again: Dask cancels tasks whose data was lost
+            # with a worker.
             lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
             if lost:
                 self._start_tasks(start, lost, futures)
@@ -86,18 +86,18 @@ class Gathering:
                 found = self._fetch_results([futures[n] for n in numbers], seconds)
                 if seconds > self._timeout:
                     raise WorkerLostError(f"Waiting for {what}: they cannot be fetched. {_AGAIN}")
-                # A large result may take long; give it more time each turn.
+                # A large result may take long, so each attempt gets more time.
                 seconds *= 2
         finally:
-            # An error's traceback would hold them, and with them the user's rows.
+            # An error's traceback would hold the futures, and with them the user's rows.
             for future in futures.values():
                 future.release()
         return dict(zip(numbers, found, strict=True))
 
     def make_and_ask_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
-        """Start tasks whose data workers hold; return what workers tell of it within a moment.
+        """Start tasks whose data stays on workers; return facts that workers report soon.
 
-        They say so themselves, before the client would hear that their tasks have ended.
+        Workers report directly, before the client would know that their tasks have ended.
         """
         self._membership.wait_for_any_worker(self._timeout)
         futures: dict[int, Any] = {}
@@ -105,7 +105,7 @@ class Gathering:
         return told(numbers, _MOMENT) if futures else {}
 
     def wait_until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
-        """Wait for data that workers are to hold."""
+        """Wait for data that will stay on workers."""
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
@@ -136,7 +136,7 @@ class Gathering:
         *,
         ours: bool = True,
     ) -> None:
-        """Wait for tasks, started again by `begin` where that is needed and they are ours."""
+        """Wait for tasks; `begin` restarts them if that is needed and they are ours."""
         patience = Deadline(what, self._timeout, "Check the cluster's dashboard.")
         killed: Counter[int] = Counter()
         done = 0
@@ -146,7 +146,7 @@ class Gathering:
             self._wait_a_moment(list(futures.values()))
             self._handle_failed_tasks(futures, killed, ours)
             before, done = done, sum(f.status == "finished" for f in futures.values())
-            # Progress for the callbacks.
+            # Report progress to the callbacks.
             if self._on_done is not None:
                 self._on_done(done)
             if done == n_futures:
@@ -160,7 +160,7 @@ class Gathering:
                 )
 
     def _wait_a_moment(self, futures: list[Any]) -> None:
-        """Wait a moment, or until all have ended."""
+        """Wait a moment, or until all tasks have ended."""
         if not futures:
             time.sleep(_LOOK / 10)
             return
@@ -171,12 +171,12 @@ class Gathering:
             wait(futures, timeout=_LOOK)
 
     def _start_tasks(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
-        """Start tasks; where nobody can be reached, the next turn tries again."""
+        """Start tasks; if the cluster cannot be reached, the next iteration tries again."""
         try:
             futures.update(start(numbers))
             flush_client(self._client)
         except (OSError, RuntimeError) as error:
-            # Nobody could be reached for the moment.
+            # The cluster cannot be reached at the moment.
             if isinstance(error, DaskMLDistError):
                 raise
         except Exception as error:
@@ -184,7 +184,7 @@ class Gathering:
                 raise
 
     def _fetch_results(self, futures: list[Any], seconds: float) -> list[Any] | None:
-        """Return the results; None where one was lost meanwhile, or does not come."""
+        """Return the results; None if one was lost in the meantime, or does not arrive."""
         fetch = partial(self._client.gather, futures, asynchronous=True)
         try:
             found: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
@@ -197,13 +197,13 @@ class Gathering:
     def _handle_failed_tasks(
         self, futures: dict[int, Any], killed: Counter[int], ours: bool
     ) -> None:
-        """Start again tasks that a loss ended; raise what a task raised."""
+        """Restart tasks that ended by a loss; raise errors of the tasks themselves."""
         for number, future in list(futures.items()):
             if future.status != "error":
                 continue
             error = future.exception(timeout=_FETCH)
-            # Dask gives a task up after some workers died with it. That need not be the task's
-            # fault.
+            # Dask gives up on a task after some workers died while running it, which need not be
+            # the task's fault.
             killed[number] += is_killed_worker(error)
             if killed[number] > MOST_KILLED:
                 raise WorkerLostError(
@@ -216,7 +216,7 @@ class Gathering:
                 if ours:
                     futures.pop(number).release()
                 else:
-                    time.sleep(_LOOK / 5)  # until the client has heard that it is tried again
+                    time.sleep(_LOOK / 5)  # until the client knows about the retry
             elif isinstance(error, DaskMLDistError):
                 raise error
             else:
@@ -225,15 +225,15 @@ class Gathering:
                 raise make_reading_error(f"Block {number}", error, task) from error
 
     def _is_cluster_busy(self, futures: dict[int, Any], ours: bool) -> bool:
-        """Return whether a worker works on anything; free tasks that wait for workers gone."""
+        """Return whether a worker computes anything; free tasks that wait for lost workers."""
         membership = self._membership
-        # Silent workers are evicted, so that their tasks begin elsewhere.
+        # Silent workers are evicted, so that their tasks are started elsewhere.
         membership.evict_stopped(list(membership.call()))
         ready = set(membership.ready)
         busy = False
-        with suppress(OSError):  # the scheduler is gone: the next roll call says so
+        with suppress(OSError):  # the scheduler is gone: the next roll call reports it
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
-        # Workers came or went, or nothing moves: look for tasks that wait in vain.
+        # Workers joined or left, or there is no progress: check for tasks that wait in vain.
         if not busy or ready != self._ready:
             all_ = [*futures.values(), *self._held()]
             waiting = {future.key for future in all_ if future.status in {"pending", "lost"}}

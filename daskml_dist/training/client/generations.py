@@ -1,8 +1,8 @@
-"""Generations of a run: who is server, standby or trainer, and how the next generation begins.
+"""Generations of a run: its servers, standbys and trainers, and the change to the next one.
 
 When a worker is lost, leaves or joins, `Generations.renew` pauses the servers, chooses the latest
 state from which all can continue (`choose_recovery_point`), moves lanes (`lane_assignments.py`),
-and gives servers and trainers their parts. Generation 0 begins the same way, with nothing to
+and gives servers and trainers their parts. Generation 0 begins the same way, without anything to
 recover. `Standbys` keeps a copy of each server on another worker, `SavedSnapshots` one at the
 client.
 """
@@ -45,11 +45,12 @@ from daskml_dist.training.worker.control import give_generation_orders
 from daskml_dist.training.worker.servers import count_fit_servers
 
 logger = logging.getLogger(__name__)
-#: Seconds that a server may take to pause, and orders to arrive.
+#: Seconds that a server may take to pause, and orders may take to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
-#: Most bytes of snapshots that the client keeps in memory; more go to its disk.
+#: Most bytes of snapshots that the client keeps in memory; larger ones go to its disk.
 _MOST_SAVED = 2**25
-#: Most times by which snapshots of large parameters are rarer, where a step takes as much longer.
+#: Largest factor by which snapshots of large parameters are rarer, as steps take longer by about as
+#: much.
 _MOST_LARGER = 32
 #: Snapshot and records of a server.
 Saved = tuple[ServerSnapshot, list[Any]]
@@ -63,12 +64,12 @@ class Generations:
     client : Client
     fit : FitSpec
     placement : Placement
-        Of generation 0.
+        Placement of generation 0.
     rows : ClusterRows
     membership : Membership
     actors : RunActors
     early : EarlyHost
-        The run's name and secret, and where it has an actor already.
+        The run's name and secret, and its first actor if one was started early.
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class Generations:
         self.number = -1
         self.servers: list[ServerPair] = []
         self.trainers: list[TrainerTask] = []
-        #: Trainers without lanes, until they have ended.
+        #: Trainers without lanes that have not ended yet.
         self.dismissed: list[TrainerTask] = []
         #: Servers and standbys that are not needed any more.
         self.old_hosts: list[ActorHandle] = []
         #: Workers that had a part in the run.
         self.visited_workers: set[str] = set()
-        #: Names of trainers that their workers have begun.
+        #: Names of trainers that have begun on their workers.
         self.begun: set[int] = set()
         self.lost_rows = 0
-        #: Trainers that this generation took over from the one before it.
+        #: Number of trainers that this generation took over from the previous one.
         self.kept = 0
         self.assignments = LaneAssignments(fit, placement, rows, membership)
         self._client = client
@@ -103,12 +104,12 @@ class Generations:
         self._actors = actors
         self._early = early
         self._run_id, self._secret = early.run_id, early.secret
-        # Updates between snapshots: the price of a loss against that of copying.
+        # Updates between snapshots: a trade-off between repeated work after a loss and copying.
         self._every = _choose_snapshot_interval(fit)
-        #: Snapshot and records of each server, that the client keeps.
+        #: Snapshot and records of each server, kept by the client.
         self.saved = SavedSnapshots()
         self._standbys = Standbys(actors, membership, self._every, self.visited_workers.add)
-        #: Server whose standby takes its place in the next generation though nobody is lost.
+        #: Server that its standby will replace in the next generation although none is lost.
         self._moving: ServerPair | None = None
 
     @property
@@ -119,47 +120,48 @@ class Generations:
 
     @property
     def trainers_not_begun(self) -> list[TrainerTask]:
-        """Return the trainers that their workers have not begun."""
+        """Return the trainers that have not begun on their workers."""
         return [trainer for trainer in self.trainers if trainer.spec.name not in self.begun]
 
     def place_servers(self) -> list[str]:
-        """Return workers for the servers, spread: those without rows to train on first."""
+        """Return workers for the servers, spread out; workers without training rows come first."""
         workers, early = self.assignments.threads(), self._early.address
         trainers = [w for w in self.assignments.first_trainers if w in workers]
         idle = sorted(set(workers).difference(trainers))
-        # Workers without rows first, and among them the one where an actor is starting already.
+        # Workers without rows first, and among them the one on which an actor is already starting.
         spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
         return list(islice(cycle(spread), count_fit_servers(self._fit)))
 
     def move_crowded_server(self) -> str | None:
-        """Have the next generation move a server to its standby's worker, which has fewer servers.
+        """Make the next generation move a server to its standby's worker, with fewer servers.
 
-        After losses servers meet at the workers that are left; workers that come back have none.
+        After losses, servers accumulate on the remaining workers; workers that return have none.
 
         Returns
         -------
         str or None
-            The worker that it leaves; None where servers are even enough.
+            The worker that it leaves; None if servers are distributed evenly enough.
         """
         n_servers = Counter(server.host.address for server in self.servers)
         for server in self.servers:
             if server.standby is None or not server.standby_ships:
                 continue
-            # By two at least: moved back and forth, a server would gain nothing.
+            # A difference of at least two, so that servers are not moved back and forth.
             if n_servers[server.host.address] - n_servers[server.standby.address] < 2:
                 continue
             others = [other.host for other in self.servers if other is not server]
-            # A standby that has just begun has no place yet from which all could go on.
+            # A standby that has just started has no place yet from which all servers could
+            # continue.
             if self._find_common_places([server.standby, *others]):
                 self._moving = server
                 return server.host.address
         return None
 
     def _find_common_places(self, hosts: Sequence[ActorHandle]) -> list[set[int]]:
-        """Return the places of each host's snapshots from which all of them can go on together."""
+        """Return the places of each host's snapshots from which all can continue together."""
         kept = [set(self._actors.ask(host, "kept")) for host in hosts]
         if self._fit.work.lockstep:
-            # In lock-step the snapshots must be of one clock.
+            # In lock-step, all snapshots must have the same clock.
             kept = [set.intersection(*kept)] * len(kept)
         return kept if all(kept) else []
 
@@ -172,10 +174,10 @@ class Generations:
             self._fit.work, [self._pause_hosts(server) for server in self.servers]
         )
         self._moving = None
-        # No server is left: the client's own snapshots.
+        # If no server is left: the client's own snapshots.
         if go_on is None and (saved := self.saved.get()):
             go_on = self._restore_saved(saved)
-        # Rows first: which lanes a trainer can run depends on the blocks that are there.
+        # Rows first: the lanes that a trainer can run depend on the existing blocks.
         self._mend_rows()
         parts = self._assign_lanes(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
@@ -192,7 +194,7 @@ class Generations:
         return go_on
 
     def _pause_hosts(self, server: ServerPair) -> list[tuple[ActorHandle, AvailableSnapshots]]:
-        """Pause a server and its standby; return what each could continue from."""
+        """Pause a server and its standby; return the places from which each could continue."""
         held = []
         # The server and its standby; one of them is enough to continue.
         for host in server.hosts:
@@ -201,7 +203,8 @@ class Generations:
             try:
                 is_moving = server is self._moving and host is server.host
                 if is_moving or self._membership.is_leaving(host.address):
-                    # It still answers: its standby gets its last state, and takes its place.
+                    # The server still answers: it sends its last state to its standby, which
+                    # replaces it.
                     if host is server.host and server.standby_ships:
                         self._actors.ask(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
@@ -211,7 +214,7 @@ class Generations:
         return held
 
     def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[ActorHandle] | None:
-        """Give new servers the client's snapshots; return where to continue."""
+        """Start new servers with the client's snapshots; return where to continue."""
         self._start_servers(0)
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
@@ -223,7 +226,7 @@ class Generations:
 
     def _renew_servers(self, go_on: RecoveryPoint[ActorHandle], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
-        # A standby may become the server, and the server that was behind its standby.
+        # A standby may become the server, and a server that is behind becomes its standby.
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
             self._actors.ask(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
@@ -238,7 +241,7 @@ class Generations:
             server.host = host
 
     def _start_servers(self, n_trainers: int) -> None:
-        """Start new servers in their first state."""
+        """Start new servers in their initial state."""
         self.assignments.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
@@ -250,32 +253,32 @@ class Generations:
     # -- rows and lanes ------------------------------------------------------------------------
 
     def _mend_rows(self) -> None:
-        """Make lost blocks again; drop rows lost for good where the user allows it."""
+        """Make lost blocks again; drop rows that are lost for good if the user allows it."""
         if not self.number and self._rows.were_just_seen():
             return
-        # Blocks that nothing can make again are lost for good.
+        # Blocks that cannot be made again are lost for good.
         lost = self._rows.remake_lost_blocks()
         if not self.assignments.have_rows_of(lost):
             return
-        # The user may prefer to lose rows rather than the fit.
+        # The user may prefer to lose rows rather than the whole fit.
         if self._fit.run.on_lost_data == "raise":
             raise DataLostError(describe_lost_blocks(lost))
         self.lost_rows += self.assignments.drop_blocks(lost)
 
     def _assign_lanes(self, even: bool) -> list[TrainerLanes]:
-        """Return the lanes of each trainer: of those that stay, then of new ones."""
-        # Trainers that go on keep their blocks in memory.
+        """Return the lanes of each trainer: first of running trainers, then of new ones."""
+        # Trainers that continue keep their blocks in memory.
         trainers = [trainer for trainer in self.trainers if self._may_stay_trainer(trainer)]
         for trainer in self.trainers:
             if trainer not in trainers:
                 self._actors.discard_futures([trainer.future])
         parts = self.assignments.assign_lanes(trainers, even)
-        # Where somebody is lost before all have their parts, these are still there.
+        # Set already, in case another worker is lost before all trainers have their parts.
         self.trainers, self.kept = trainers, len(trainers)
         return parts
 
     def _may_stay_trainer(self, trainer: TrainerTask) -> bool:
-        """Return whether a trainer may continue: at a paused worker only once it has begun."""
+        """Return whether a trainer may continue; on a paused worker only if it has begun."""
         there = self._membership
         if trainer.address not in there.threads or trainer.future.status != "pending":
             return False
@@ -284,8 +287,8 @@ class Generations:
     # -- trainers ------------------------------------------------------------------------------
 
     def _deliver_parts(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
-        """Give all trainers their part: orders to running ones, tasks to new ones."""
-        # Ranks follow the lanes, so that rank 0 has lane 0.
+        """Give all trainers their parts: orders to running trainers, tasks to new ones."""
+        # Ranks follow the lanes, so rank 0 has lane 0.
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         addresses = tuple(part.address for part in working)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
@@ -305,19 +308,19 @@ class Generations:
         self.trainers = [part.trainer for part in working if part.trainer is not None]
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
-        # Noted first: where a server cannot begin, its trainers are told to stop.
+        # Recorded first: if a server cannot begin, its trainers must be stopped.
         self.visited_workers |= self.members
-        # Trainers wait at the door of a server that has no part yet.
+        # Trainers wait at the gate of a server that has no part yet.
         self._actors.begin_waiting_hosts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
         for trainer in idle:
             if trainer.address in there:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
-        # A running task cannot be spoken to; its process can (`worker.control`).
+        # A running task cannot receive messages, but its process can (`worker.control`).
         while calls:
             heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
-            # One that leaves may be gone by now; the trainer there has no part any more.
+            # A leaving worker may be gone by now; its trainer has no part any more.
             deaf = sorted(set(calls).difference(heard, self._membership.leaving))
             for address in deaf:
                 if not self._membership.is_busy(address):
@@ -327,7 +330,7 @@ class Generations:
     def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, addresses: tuple[str, ...], clocks: dict[int, int]
     ) -> TrainerSpec:
-        """Return a trainer's part of this generation."""
+        """Return a trainer's part in this generation."""
         return TrainerSpec(
             self._run_id,
             self._actors.next_serial_number() if part.trainer is None else part.trainer.spec.name,
@@ -347,7 +350,7 @@ class Generations:
     # -- standbys -------------------------------------------------------------------------------
 
     def ensure_standbys(self) -> None:
-        """See that each server has a standby on another worker."""
+        """Make sure that each server has a standby on another worker."""
         self._standbys.ensure_standbys(self.servers, standby_generation(self.number))
 
     @property
@@ -368,8 +371,8 @@ class Generations:
             try:
                 self.saved.put(saved, on_disk=not self._has_small_snapshots)
             except OSError as error:
-                # The fit goes on, with an older snapshot or none.
-                # A full disk must not end a fit that needs the snapshot only after a loss.
+                # A full disk must not end the fit, which needs the snapshot only after a loss: it
+                # continues with an older snapshot or none.
                 logger.warning(
                     "The snapshots of a fit cannot be saved (%s): if its last worker is lost, "
                     "more work is repeated. Free disk space, or set temporary-directory in "
@@ -379,14 +382,14 @@ class Generations:
 
     @property
     def may_save_at_client(self) -> bool:
-        """Return whether the client is to have snapshots: small ones, and all without a standby."""
+        """Return whether the client needs snapshots: if they are small, or without standbys."""
         return self._has_small_snapshots or not self.has_standbys
 
     @property
     def _has_small_snapshots(self) -> bool:
         """Return whether the snapshots of all servers are small."""
         fit = self._fit
-        if fit.work.remembers_course:  # nobody holds parameters
+        if fit.work.remembers_course:  # no process holds parameters
             return True
         dtype = np.dtype(fit.rows.dtype)
         arrays = fit.steps.n_parameters * (3 + len(fit.steps.rule.state_names))
@@ -396,7 +399,7 @@ class Generations:
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
     def release_run(self) -> bool:
-        """Release all that the run holds; return False where a clean-up is needed too."""
+        """Release everything that the run holds; return False if a clean-up is needed, too."""
         whole = not (self.number or self.dismissed or self.old_hosts)
         if not whole or any(server.standby is not None for server in self.servers):
             return False
@@ -407,7 +410,7 @@ class Generations:
         return True
 
     def close(self) -> None:
-        """Leave nothing on the cluster."""
+        """Remove everything of the run from the cluster."""
         hosts = [host for server in self.servers for host in server.hosts]
         self._actors.close([*hosts, *self.old_hosts])
         self.saved.close()
@@ -415,18 +418,17 @@ class Generations:
 
 
 def _choose_snapshot_interval(fit: FitSpec) -> int:
-    """Return the updates between two snapshots of a server, or steps where trainers hold the state.
+    """Return the updates (or steps, if trainers hold the state) between two snapshots.
 
-    A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default),
-    and so many times more as there are times 16,384 parameters: 32 times at most where a step
-    touches all of them, since it then takes as much longer.
+    A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default).
+    This is multiplied by the number of parameters divided by 16,384; by at most 32 if a step
+    touches all parameters, since a step then takes longer by about as much.
     """
     every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
     if fit.work.remembers_course:
         return 2 * every
     policy = fit.steps.policy
-    # A step costs little next to a snapshot of many parameters.
-    # Copies of many parameters take longer, and so do their steps.
+    # A snapshot of many parameters takes longer; a dense step does, too, but a sparse one does not.
     larger = max(1, fit.steps.n_parameters // 2**14)
     if fit.steps.model.table is not None:
         # A snapshot has the rows that changed since the last one: it costs as much as some steps,
@@ -438,10 +440,10 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     if policy.averages and not policy.average_every:
         return 8 * every
     if policy.averages_on_servers:
-        # An update is that of many steps of many lanes.
+        # An update combines many steps of many lanes.
         return max(1, every // (policy.average_every * len(fit.rows.lane_rows)))
     if not policy.uses_shards:
-        every *= 2  # trainers wait at the next one until the standby has what they handed over
+        every *= 2  # trainers wait at the next snapshot until the standby has the previous one
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
     return every
@@ -450,7 +452,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
 class SavedSnapshots:
     """Last snapshots of all servers: small ones in memory, large ones in a private file.
 
-    The file lies in Dask's ``temporary-directory``, where that is set, and goes with the fit.
+    The file is in Dask's ``temporary-directory``, if it is set, and is deleted with the fit.
     """
 
     def __init__(self) -> None:
@@ -458,7 +460,7 @@ class SavedSnapshots:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def put(self, snapshots: list[Saved], on_disk: bool) -> None:
-        """Keep snapshots in place of those before."""
+        """Replace the previous snapshots."""
         if not on_disk:
             self._snapshots = snapshots
             return
@@ -468,14 +470,14 @@ class SavedSnapshots:
                 dir=dask.config.get("temporary-directory", None),
                 ignore_cleanup_errors=True,
             )
-        # Written beside and moved over, so a crash leaves the last whole file.
+        # Written to another file and renamed, so that a crash leaves the last complete file.
         new = self._file_path.with_suffix(".new")
         with new.open("wb") as file:
             pickle.dump(snapshots, file, protocol=pickle.HIGHEST_PROTOCOL)
         os.replace(new, self._file_path)
 
     def get(self) -> list[Saved]:
-        """Return the last snapshots; empty where there are none."""
+        """Return the last snapshots; empty if there are none."""
         if self._folder is None or not self._file_path.exists():
             return self._snapshots
         with self._file_path.open("rb") as file:
@@ -512,7 +514,7 @@ class ServerPair:
 
 
 class Standbys:
-    """Standbys of servers, on other workers.
+    """Standbys of servers on other workers.
 
     Parameters
     ----------
@@ -521,7 +523,7 @@ class Standbys:
     every : int
         Updates between two snapshots.
     visit : callable
-        Takes the address of a worker before a standby is opened there.
+        Takes the address of a worker before a standby is started there.
     """
 
     def __init__(
@@ -533,7 +535,7 @@ class Standbys:
         self._visit = visit
 
     def ensure_standbys(self, servers: Sequence[ServerPair], generation: int) -> None:
-        """See to the standbys of all servers; return before new ones are there."""
+        """Check and start the standbys of all servers; do not wait for new ones."""
         for number, server in enumerate(servers):
             standby = server.standby
             try:
@@ -545,7 +547,7 @@ class Standbys:
                 self._actors.discard_host_actor(standby)
 
     def _mind_server(self, number: int, servers: Sequence[ServerPair], generation: int) -> None:
-        """Open a server's standby, or let the server send it snapshots."""
+        """Start a server's standby, or make the server send it snapshots."""
         server = servers[number]
         standby = server.standby
         if standby is not None and not self._may_stay(standby):
@@ -562,14 +564,14 @@ class Standbys:
             server.standby_ships = True
 
     def _may_stay(self, standby: ActorHandle) -> bool:
-        """Return whether a standby is there and stays, or will be."""
+        """Return whether a standby exists, or will soon, and its worker is not leaving."""
         begins = standby.address in self._membership.ready or self._actors.is_ready(standby)
         return begins and not self._membership.is_leaving(standby.address)
 
     def _open_standby(
         self, number: int, own: str, n_servers: Counter[str], generation: int
     ) -> ActorHandle | None:
-        """Start a standby on another worker, of those with the fewest servers; None without one."""
+        """Start a standby on another worker with the fewest servers; return None without one."""
         ready = set(self._membership.ready) - {own}
         fewest = min((n_servers[address] for address in ready), default=0)
         others = sorted(address for address in ready if n_servers[address] == fewest)

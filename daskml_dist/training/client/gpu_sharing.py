@@ -1,4 +1,4 @@
-"""Count of the workers that use the same GPU, each of which has a part of its memory alone."""
+"""Count of the workers that share a GPU, and so share its memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from distributed import Client
 
 from daskml_dist.training.client.calls import call_workers
 
-#: Seconds for workers to say which GPU they use; one that does not is taken to have its own.
+#: Seconds for workers to report their GPU; a worker without an answer counts as the only one.
 _ANSWER = 5.0
 
 
 def first_visible_gpu() -> str:
-    """Return the name of the GPU that this process uses, without a call of CUDA."""
-    # Fits use the first device that a process sees; dask-cuda and SLURM tell each its own so.
+    """Return the name of the GPU that this process uses, without calling CUDA."""
+    # Fits use the first visible device; dask-cuda and SLURM give each process its own visible
+    # device.
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
 
 
 def count_workers_of_gpus(
     client: Client, workers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
-    """Count, for each worker, those that use its GPU, itself among them."""
+    """Count, for each worker, the workers that use its GPU, including itself."""
     host_of = {address: facts.get("host", address) for address, facts in workers.items()}
     of_host = Counter(host_of.values())
     asked = {address: () for address, host in host_of.items() if of_host[host] > 1}

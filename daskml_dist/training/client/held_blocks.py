@@ -1,4 +1,4 @@
-"""Blocks of a fit that workers hold: where they lie, and how lost ones are made again."""
+"""Blocks of a fit that workers hold: their locations, and how lost ones are made again."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import EarlyHost, query_bundles
 
-#: Times that a block may fail by an exception of its own before it counts as lost.
+#: Times that a block may raise an exception of its own before it counts as lost.
 _MOST_FAILED = 3
 
 
 class HeldBlocks:
     """Futures of a fit's blocks.
 
-    Losses are not counted: whatever was lost is made again as often as need be. What counts are
-    failures to make a block, and whether the data that it is made of is still there.
+    Losses are not counted: lost blocks are made again as often as necessary. Only failures to make
+    a block are counted, and the data from which it is made must still exist.
 
     Parameters
     ----------
@@ -59,31 +59,31 @@ class HeldBlocks:
         self._membership = membership
         #: The future of each block's bundle.
         self.futures: dict[int, Any] = {}
-        #: Worker of each part that the user has persisted; empty where rows are read for the fit.
+        #: Worker of each part that the user has persisted; empty if rows are read for the fit.
         self.home_workers: list[str | None] = []
-        #: Why blocks cannot be made any more.
+        #: Blocks that cannot be made any more, and why.
         self.hopeless: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
         self._killed: Counter[int] = Counter()
         self._here: RowsHere | None = None
-        #: Futures of the user's that blocks are made of, by key.
+        #: Futures of the user from which blocks are made, by key.
         self._sources: dict[Any, Any] = {}
         #: The run's first actor, which is submitted with the first blocks.
         self.early: EarlyHost | None = None
-        #: Worker that had each block in memory, when it told of it.
+        #: Worker that had each block in memory when it reported the block's facts.
         self._seen_at: dict[int, str] = {}
-        #: Blocks that are made together at first.
+        #: Blocks that are initially made together.
         self.bundles: list[tuple[int, ...]] = []
 
     def take(self, collection: Collection) -> None:
-        """Use the same rows cut otherwise, before any block is made."""
+        """Use the same rows, cut differently; only before any block is made."""
         self._collection = collection
 
     # -- making --------------------------------------------------------------------------------
 
     @cached_property
     def first(self) -> list[Any]:
-        """Return all blocks as they were made at first, lazy."""
+        """Return all blocks, lazy, as they are made the first time."""
         return self._collection.delayed_blocks()
 
     @cached_property
@@ -93,7 +93,7 @@ class HeldBlocks:
 
     @cached_property
     def is_made_directly(self) -> bool:
-        """Return whether blocks are made of nothing but rows that are there, or lie on workers."""
+        """Return whether blocks are made only from existing rows, in memory or on workers."""
         return bool(self.home_workers) and all(
             not isinstance(value, Delayed) or value.key in self._sources
             for part in self._collection.parts
@@ -102,14 +102,14 @@ class HeldBlocks:
 
     def begin(self) -> None:
         """Decide how all blocks are made."""
-        # Hold the user's persisted data for as long as the fit may need it.
+        # The user's persisted data are held as long as the fit may need them.
         self._sources = find_given_futures(self._client, self._collection.parts)
         if self.is_made_directly:
             nbytes = self._collection.nbytes
             self.bundles = group_into_bundles(self.home_workers, self._membership.threads, nbytes)
             return
         self.bundles = self._collection.bundles
-        # Data on workers that the blocks are made of is held, too.
+        # Data on workers from which the blocks are made are held, too.
         for key in self.recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
@@ -126,8 +126,8 @@ class HeldBlocks:
         return len(self._here)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
-        """Start tasks, each pinned to its part's worker where it has one."""
-        # One message a worker, instead of one a task.
+        """Start tasks, each pinned to its part's worker if it has one."""
+        # One message per worker, instead of one per task.
         groups: dict[str | None, list[int]] = {}
         for i in lazy:
             groups.setdefault(self._find_home(i), []).append(i)
@@ -139,33 +139,33 @@ class HeldBlocks:
         return futures
 
     def _find_home(self, number: int) -> str | None:
-        """Return the worker that should have a block, if it takes work."""
+        """Return the worker that should have a block, if it accepts work."""
         home = self.home_workers[number] if self.home_workers else self._find_owner(number)
         return home if home in self._membership.ready else None
 
     def _find_owner(self, number: int) -> str | None:
-        """Return the worker whose share a block is; of data on workers Dask finds it."""
+        """Return the worker to whose share a block belongs; for data on workers Dask decides."""
         share, ready = self._collection.share(number), sorted(self._membership.ready)
         if share is None or not ready or (self._collection.columns and self._sources):
             return None
         return ready[share[0] * len(ready) // share[1]]
 
     def make(self, numbers: Iterable[int]) -> dict[int, Any]:
-        """Make blocks that are not there; return the future of each one's bundle."""
+        """Make missing blocks; return the future of each block's bundle."""
         numbers = list(numbers)
-        # What Dask makes again by itself needs nothing from us.
+        # Blocks that Dask makes again by itself need no action.
         if lost := [i for i in numbers if self._is_lost(i)]:
             self.check(i for i in lost if i in self.futures)
             self._make_blocks(lost)
         return {i: self.futures[i] for i in numbers}
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Raise `DataLostError` where nothing can make one of these blocks, which were lost."""
+        """Raise `DataLostError` if any of these lost blocks cannot be made again."""
         if causes := self._find_causes(list(numbers)):
             raise DataLostError(describe_lost_blocks(causes))
 
     def _make_blocks(self, numbers: list[int]) -> None:
-        """Start the tasks that make some blocks, in bundles at first."""
+        """Start the tasks that make some blocks, initially in bundles."""
         again = self._distinct_futures(i for i in numbers if i in self.futures)
         if again:
             self._client.cancel(again)
@@ -173,8 +173,8 @@ class HeldBlocks:
         if self._collection.kind == "memory":
             self.futures.update(self._scatter_rows(numbers))
             return
-        # What is made again may fail block by block.
-        # Whole bundles at first; single blocks when some are made again.
+        # Whole bundles the first time; single blocks when some are made again, since these may fail
+        # separately.
         wanted = set(numbers)
         bundles = [] if again else [b for b in self.bundles if wanted.issuperset(b)]
         bundles += [(i,) for i in wanted.difference(*bundles)]
@@ -182,13 +182,13 @@ class HeldBlocks:
             self.futures.update(dict.fromkeys(bundle, future))
 
     def _start_bundles(self, bundles: list[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-        """Start one task a bundle."""
+        """Start one task per bundle."""
         maker, parts = self._collection.block_maker, self._collection.parts
         if self.is_made_directly:
             keys = {f"{make_bundle.__name__}-{uuid.uuid4()}": bundle for bundle in bundles}
             tasks: dict[Any, Any] = {}
             for key, bundle in keys.items():
-                # Persisted rows are given as futures, so they do not travel.
+                # Persisted rows are passed as futures, so they are not copied to the client.
                 sources = [
                     [self._sources[v.key] if isinstance(v, Delayed) else v for v in parts[i]]
                     for i in bundle
@@ -204,7 +204,7 @@ class HeldBlocks:
         return {bundle: futures[bundle[0]] for bundle in bundles}
 
     def _scatter_rows(self, numbers: list[int]) -> dict[int, Any]:
-        """Scatter rows of the client's memory, and make blocks of them."""
+        """Scatter rows from the client's memory, and make blocks of them."""
         assert self._here is not None
         make, parts = self._collection.block_maker, self._here.parts(numbers)
         rows = scatter_values(self._client, parts) if parts else []
@@ -216,22 +216,22 @@ class HeldBlocks:
     # -- losses --------------------------------------------------------------------------------
 
     def _is_lost(self, number: int) -> bool:
-        """Return whether Dask does not make a block again by itself, after a loss or an error."""
+        """Return whether Dask will not make a block again by itself, after a loss or an error."""
         future = self.futures.get(number)
         return future is None or future.status in {"cancelled", "error"}
 
     def missing_blocks(self) -> list[int]:
-        """Return the blocks that nobody holds, and that nobody is about to make."""
+        """Return the blocks that no worker holds, and that no task is about to make."""
         return [i for i in self.futures if self._is_lost(i)]
 
     def free_waiting_blocks(self) -> None:
-        """Release blocks that are to be made again from waiting for a worker that is gone."""
-        # Their dependencies may be pinned to a worker that went.
+        """Free blocks that are being made again from waiting for a lost worker."""
+        # Their dependencies may be pinned to a lost worker.
         waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
         release_stuck_tasks(self._client, list(waiting))
 
     def remake_lost_blocks(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Make blocks again that went with a worker; return all that nothing can make, and why."""
+        """Make blocks of lost workers again; return the blocks that cannot be made, and why."""
         streamed = not self.futures
         if streamed:
             self.hopeless.update(self._find_causes([i for i in numbers if i not in self.hopeless]))
@@ -245,11 +245,11 @@ class HeldBlocks:
         return self.hopeless
 
     def _find_causes(self, numbers: list[int]) -> dict[int, str]:
-        """Return the blocks among some that nothing can make, and why."""
+        """Return the blocks among `numbers` that cannot be made, and why."""
         if self._collection.kind == "memory" or not numbers:
             return {}
         causes = {}
-        # A block fails for good after too many exceptions of its own, or once its data is gone.
+        # A block fails for good after too many exceptions of its own, or once its data is lost.
         for i in numbers:
             cause = self._count_failure(i) or self._find_lost_source(i)
             if cause is not None:
@@ -257,7 +257,7 @@ class HeldBlocks:
         return causes
 
     def _count_failure(self, number: int) -> str | None:
-        """Count an exception of a block's own; return it after too many."""
+        """Count an exception of the block itself; return it after too many."""
         future = self.futures.get(number)
         if future is None or future.status != "error":
             return None
@@ -270,7 +270,7 @@ class HeldBlocks:
         return repr(error) if self._failed[number] > _MOST_FAILED else None
 
     def _find_lost_source(self, number: int) -> str | None:
-        """Return why the data of a block is gone; None where it is there, or comes."""
+        """Return why the data of a block is lost; None if it exists, or is being made."""
         if not self.bundles:
             return None
         for future in (self._sources[key] for key in self._list_sources(number)):
@@ -281,12 +281,12 @@ class HeldBlocks:
         return None
 
     def _list_sources(self, number: int) -> list[Any]:
-        """Return the keys of the data on workers that a block is made of."""
+        """Return the keys of the data on workers from which a block is made."""
         if not self.is_made_directly:
             return list(self.recipes.find_held_keys(number))
         return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
 
-    # -- where they lie ------------------------------------------------------------------------
+    # -- location ------------------------------------------------------------------------------
 
     def persisted_parts(self) -> list[Any]:
         """Return the user's persisted parts in block order; [] unless all are persisted."""
@@ -299,7 +299,7 @@ class HeldBlocks:
         return [futures[X.key] for X in parts]
 
     def choose_home_workers(self, parts: list[Any]) -> None:
-        """Choose one worker for each persisted part that holds it, evenly."""
+        """Choose, for each persisted part, one worker that holds it; distribute evenly."""
         held = self._client.who_has(parts) if parts else {}
         ready = self._membership.ready
         # Replicated parts go to the holder with the fewest parts so far.
@@ -313,7 +313,7 @@ class HeldBlocks:
                 load[home] += 1
 
     def were_seen_at_home(self) -> bool:
-        """Return whether each block was in its home's memory when its worker told of it."""
+        """Return whether each block was in its home's memory when its facts were reported."""
         seen = [self._seen_at.get(i) for i in self.futures]
         return bool(self.home_workers) and seen == [self.home_workers[i] for i in self.futures]
 
@@ -323,11 +323,11 @@ class HeldBlocks:
         return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
 
     def _distinct_futures(self, numbers: Iterable[int]) -> list[Any]:
-        """Return the futures of some blocks, each bundle's once."""
+        """Return the futures of some blocks, once per bundle."""
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
     def collect_facts(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
-        """Return facts of blocks, as workers that have them in memory tell; perhaps not of all."""
+        """Return facts of blocks from the workers that have them in memory; may be incomplete."""
         ready = self._membership.ready
         homes = {
             self.futures[i].key: self.home_workers[i] if self.home_workers else None
@@ -353,14 +353,14 @@ class HeldBlocks:
         self.futures = {}
 
     def close(self) -> None:
-        """Release the blocks, and what they are made of."""
+        """Release the blocks, and the data from which they are made."""
         self.release()
         self._sources = {}
         flush_releases(self._client)
 
 
 def describe_lost_blocks(causes: dict[int, str]) -> str:
-    """Return the message of a `DataLostError`."""
+    """Return the error message of a `DataLostError`."""
     some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
         f"{len(causes)} block(s) were lost with a worker and cannot be recomputed ({some}). Pass "
@@ -371,16 +371,16 @@ def describe_lost_blocks(causes: dict[int, str]) -> str:
 
 
 def find_given_futures(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Return the user's futures that parts are made of, by key; in a task, futures of our own."""
+    """Return the user's futures from which parts are made, by key; in a task, new futures."""
     parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
     futures = find_futures(collect_layers(parts_of_graphs).values())
     _check_same_cluster(client, futures.values())
-    # Those that came to a task with its function belong to no client.
+    # Futures that arrived in a task with its function have no client.
     return {k: f if f.client is not None else request_data(client, k) for k, f in futures.items()}
 
 
 def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
-    """Raise where rows lie on another cluster than the fit's, which would wait for ever."""
+    """Raise if rows are on another cluster than the fit, which would wait for ever."""
     owners = {id(f.client): f.client for f in futures if f.client not in (None, client)}
     for other in owners.values():
         there = _find_scheduler_address(other)
@@ -393,22 +393,22 @@ def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
 
 
 def _find_scheduler_address(client: Any) -> str | None:
-    """Return the address of a client's scheduler; None where it is gone."""
-    with suppress(Exception):  # closed, or lost: what its futures say of themselves is told later
+    """Return the address of a client's scheduler; None if it is gone."""
+    with suppress(Exception):  # closed or lost: errors of its futures are reported later
         address: str = client.scheduler_info()["address"]
         return address
     return None
 
 
 class RowsHere:
-    """Rows in memory, cut into blocks of at least a row; parts that hold columns are a block each.
+    """Rows in memory, cut into blocks of at least one row; parts with columns are whole blocks.
 
     Parameters
     ----------
     collection : Collection
-        Of the kind "memory".
+        Collection of the kind "memory".
     n_blocks : int
-        Wanted number of blocks of whole rows.
+        Requested number of blocks of whole rows.
     """
 
     def __init__(self, collection: Collection, n_blocks: int) -> None:

@@ -1,7 +1,7 @@
 """Shields of a local cluster's processes against the Ctrl-C that ends a fit.
 
-Ctrl-C in a terminal, and the interrupt of a notebook, go to the client's whole process group. The
-workers that it has started are in that group, and would end for good.
+Ctrl-C in a terminal, and the interrupt of a notebook, are sent to the client's whole process group.
+The workers that the client has started are in that group, and would be killed.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from distributed import Client
 from daskml_dist.dask_internals.cluster import get_address_host
 from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
-#: Seconds between two looks for new workers, and that removing the shields may take.
+#: Seconds between two checks for new workers, and seconds that removing the shields may take.
 _LOOK, _END = 1.0, 2.0
 
-#: Clients beside which no nanny and no scheduler needs a shield. These may be processes of the
-#: group too, started by a script; those of a `LocalCluster` are the client's own.
+#: Clients whose nannies and scheduler need no shield. Processes that a script started may be in the
+#: group, too; nannies and scheduler of a `LocalCluster` run in the client's own process.
 _shielded_alone: WeakSet[Client] = WeakSet()
 
 
 class Shielding:
     """Shields of the processes of a cluster that share the client's process group.
 
-    It works in the client's event loop, so a fit does not wait for it to begin. A worker where
-    something of the run was ends its shield itself, as it forgets the run.
+    It runs in the client's event loop, so a fit does not wait for it to start. A worker that had a
+    part in the run removes its shield itself when it forgets the run.
 
     Parameters
     ----------
     client : Client
     name : str
-        Of the run.
+        Name of the run.
     """
 
     def __init__(self, client: Client, name: str) -> None:
@@ -53,16 +53,16 @@ class Shielding:
         self._loop.add_callback(self._shield_until_end)
 
     def take_next_run(self, name: str) -> None:
-        """Continue for the next run, once the one before has ended."""
+        """Continue for the next run, after the previous one has ended."""
         self._name, self._covered = name, set()
 
     def end(self, but: Iterable[str] = ()) -> None:
-        """Begin to remove the shields, but those of workers that do it themselves."""
+        """Start removing the shields, except on workers that do it themselves."""
         self._covered.difference_update(but)
         self._loop.add_callback(self._end.set)
 
     def wait(self) -> None:
-        """Wait, not for long, until the shields are removed."""
+        """Wait, for a short time, until the shields are removed."""
         self._ended.wait(_END)
 
     async def _shield_until_end(self) -> None:
@@ -79,7 +79,7 @@ class Shielding:
         self._ended.set()
 
     async def _shield_new_workers(self) -> bool:
-        """Shield workers that are new; return whether there may be more."""
+        """Shield new workers; return whether there may be more."""
         workers = await self._list_workers()
         # Only processes of this machine can be in the client's process group.
         new = set(filter(_is_on_this_host, workers)) - self._covered
@@ -98,12 +98,13 @@ class Shielding:
     async def _call_everywhere(
         self, workers: Iterable[str], function: Callable[..., Any], *args: Any
     ) -> bool:
-        """Call a function on workers, nannies and scheduler; return if it had effect beside."""
+        """Call a function on workers, nannies, scheduler; return its effect on the last two."""
         workers = list(workers)
         client: Any = self._client
         run = partial(client.run, function, *args, on_error="ignore")
-        # In the client's own loop these are coroutines; `run` takes no workers for all.
-        # Workers, then the scheduler and nannies, which may be processes of the same group.
+        # In the client's own loop these are coroutines. An empty list of workers would mean all
+        # workers. The first call is to the workers, the others are to the scheduler and nannies,
+        # which may be processes of the same group.
         calls = [run(workers=workers)] if workers else []
         if client not in _shielded_alone:
             calls.append(client.run_on_scheduler(function, *args))
@@ -116,7 +117,7 @@ class Shielding:
 
 
 def _is_on_this_host(address: str) -> bool:
-    """Return whether an address belongs to this machine, and to another process."""
+    """Return whether an address belongs to another process on this machine."""
     if address.startswith("inproc"):
         return False
     host = str(get_address_host(address))

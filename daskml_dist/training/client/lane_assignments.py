@@ -1,10 +1,11 @@
-"""Lanes and the workers that run them: at the start, in later generations, and the log of them.
+"""Lanes and the workers that run them: at the start, in later generations, and a log of them.
 
-At the start two aims are at odds. A pass takes as long as the lane of most rows, so lanes should be
-even; and a block that goes to another worker is sent over the network. By default no block moves (a
-lane for each thread of each worker with rows); with a given number of lanes they are even, their
-bounds move to block bounds nearby, and each goes to the worker that holds most of its rows.
-`LaneAssignments` gives the lanes of lost workers to others; `AssignmentLog` notes who ran them.
+At the start two goals conflict. A pass takes as long as the lane with the most rows, so lanes
+should be even; and a block that moves to another worker is sent over the network. By default no
+block moves (one lane per thread of each worker with rows). With a given number of lanes they are
+even, their bounds are shifted to nearby block bounds, and each goes to the worker that holds most
+of its rows. `LaneAssignments` moves the lanes of lost workers to others; `AssignmentLog` records
+which workers ran them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec, count_training_rows
 
-#: A lane's boundary moves to a block's boundary that is nearer than this share of a lane: lanes are
-#: then at most half as long again as even ones, and fewer blocks are needed by two workers.
+#: A lane's bound is shifted to a block's bound that is nearer than this share of a lane: lanes are
+#: then at most 1.5 times as long as even ones, and fewer blocks are needed by two workers.
 _SNAP_SHARE = 0.25
-#: Threads that a worker counts for that is to get no more lanes: more than none, so that it keeps
-#: its own.
+#: Number of threads that counts for a worker that should get no more lanes: above zero, so that it
+#: keeps its own lanes.
 _NO_ROOM = 1e-6
 
 
@@ -51,7 +52,7 @@ class Placement:
     workers: list[str]
 
     def by_worker(self) -> dict[str, list[LaneSpec]]:
-        """Return the lanes of each worker, workers in the order of their first lane."""
+        """Return the lanes of each worker, with workers ordered by their first lane."""
         lanes: dict[str, list[LaneSpec]] = {}
         for lane, worker in zip(self.lanes, self.workers, strict=True):
             lanes.setdefault(worker, []).append(lane)
@@ -60,16 +61,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class PlacementGain:
-    """Gain of an even placement over another, and what it would move.
+    """Gain of an even placement over another, and the bytes that it would move.
 
     Parameters
     ----------
     skew : float
-        Rows of the fullest lane over those of the fullest lane of the even placement.
+        Rows of the fullest lane, divided by those of the fullest lane of the even placement.
     rows : int
-        By how many rows the fullest lane is fuller.
+        Number of rows by which the fullest lane is larger.
     nbytes : int
-        Bytes of blocks that workers would get.
+        Bytes of blocks that would be moved to other workers.
     """
 
     skew: float
@@ -85,7 +86,7 @@ class PlacementGain:
         infos: Sequence[BlockInfo],
     ) -> PlacementGain:
         """Compare two placements of the same blocks."""
-        # A pass takes as long as the fullest lane's.
+        # A pass takes as long as its fullest lane.
         full, fair = (max(lane.n_rows for lane in p.lanes) for p in (uneven, even))
         sizes = {info.index: info.nbytes for info in infos}
         wanted = {
@@ -98,8 +99,7 @@ class PlacementGain:
 
     def is_worthwhile(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
         """Return whether the skew costs more time than the move, over a number of passes."""
-        # Seconds that the skew costs over all passes, against those that the blocks are on their
-        # way.
+        # Seconds that the skew costs over all passes, compared to the seconds of the transfer.
         return passes * self.rows * seconds_a_row > self.nbytes / bandwidth
 
 
@@ -124,7 +124,7 @@ def reassign_lanes(
     *,
     even: bool = False,
 ) -> dict[int, str]:
-    """Give lanes that lost their worker to others; move as few as possible."""
+    """Move lanes of lost workers to others; move as few lanes as possible."""
     loads = _WorkerLoads(current, capacity)
 
     def local(lane: LaneSpec, worker: str) -> int:
@@ -132,11 +132,11 @@ def reassign_lanes(
 
     for lane in lanes:
         if lane.lane not in loads.given:
-            # The emptiest worker for its capacity; of equally empty ones that with most of the
-            # rows.
+            # The least loaded worker for its capacity; among equally loaded ones, the one with most
+            # of the lane's rows.
             best = min(sorted(capacity), key=lambda w: (loads.load_share(w), -local(lane, w)))
             loads.assign_lane(lane.lane, best)
-    # Each move takes a lane from the fullest worker, so that it ends.
+    # Each move takes a lane from the fullest worker, so the loop ends.
     while even and (move := loads.find_evening_move()) is not None:
         full, free = move
         moved = min(
@@ -148,16 +148,16 @@ def reassign_lanes(
 
 
 class _WorkerLoads:
-    """Lanes of each worker, beside its capacity."""
+    """Number of lanes of each worker, compared to its capacity."""
 
     def __init__(self, current: Mapping[int, str], capacity: Mapping[str, float]) -> None:
-        # Lanes of workers that are lost have no worker here, and are given away first.
+        # Lanes of lost workers are not included here, and are assigned first.
         self.given = {lane: worker for lane, worker in current.items() if worker in capacity}
         self._capacity = capacity
         self._lanes = Counter(self.given.values())
 
     def load_share(self, worker: str, more: int = 1) -> float:
-        """Return the share of a worker's capacity that its lanes, and `more` of them, take."""
+        """Return the share of a worker's capacity that its lanes plus `more` lanes take."""
         return (self._lanes[worker] + more) / self._capacity[worker]
 
     def assign_lane(self, lane: int, worker: str) -> None:
@@ -168,8 +168,8 @@ class _WorkerLoads:
         self._lanes[worker] += 1
 
     def find_evening_move(self) -> tuple[str, str] | None:
-        """Return workers between which moving a lane evens the load; None where none do."""
-        # Sorted by address first, so that ties are broken alike in every run.
+        """Return two workers between which moving a lane evens out the load, or None."""
+        # Sorted by address first, so that ties are broken in the same way in every run.
         full = max(sorted(self._capacity), key=lambda worker: self.load_share(worker, 0))
         free = min(sorted(self._capacity), key=self.load_share)
         return (full, free) if self.load_share(free) < self.load_share(full, 0) else None
@@ -178,17 +178,17 @@ class _WorkerLoads:
 def _place_where_rows_lie(
     rows: Mapping[int, int], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
 ) -> Placement:
-    """Return a placement that moves no block: a lane for each thread of each worker with rows."""
+    """Return a placement that moves no block: one lane per thread of each worker with rows."""
     held: dict[str, list[int]] = {}
     load = dict.fromkeys(threads, 0)
     for block in sorted(rows):
-        # A block that no worker holds at the moment is made, or fetched, by the least loaded one.
+        # A block that no worker holds is made, or fetched, by the least loaded worker.
         worker = min([w for w in holders[block] if w in load] or load, key=lambda w: (load[w], w))
         held.setdefault(worker, []).append(block)
         load[worker] += rows[block]
     segments: list[tuple[Segment, ...]] = []
     workers: list[str] = []
-    # In the order of the first blocks, so that lanes are numbered alike in each run.
+    # Ordered by first block, so that lanes have the same numbers in each run.
     for worker in sorted(held, key=lambda w: held[w][0]):
         parts = [s for s in split_rows(held[worker], rows, threads[worker]) if s]
         segments += parts
@@ -199,12 +199,12 @@ def _place_where_rows_lie(
 def place_evenly(
     lanes: list[LaneSpec], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
 ) -> Placement:
-    """Give each lane to the worker that holds most of it, evenly over the workers."""
+    """Assign each lane to the worker that holds most of it, evenly over the workers."""
     names = sorted(threads)[: len(lanes)] if len(lanes) < len(threads) else sorted(threads)
     if len(lanes) < len(threads):
         holding = {w for block in holders.values() for w in block}
         names = sorted(sorted(threads), key=lambda w: w not in holding)[: len(lanes)]
-    # Every worker runs as many lanes as any other, or one more.
+    # Numbers of lanes differ by at most one between workers.
     room = dict.fromkeys(names, len(lanes) // len(names))
     for name in names[: len(lanes) % len(names)]:
         room[name] += 1
@@ -215,7 +215,7 @@ def place_evenly(
             for worker in holders[segment.block]:
                 if worker in local:
                     local[worker] += len(segment)
-        # Greedily in the order of lanes: the worker that holds most of the lane's rows.
+        # Greedy, in lane order: the worker that holds most of the lane's rows.
         best = max((w for w in names if room[w]), key=lambda w: (local[w], room[w]))
         room[best] -= 1
         workers.append(best)
@@ -238,7 +238,7 @@ class LaneAssignments:
     ----------
     fit : FitSpec
     placement : Placement
-        Of generation 0.
+        Placement of generation 0.
     rows : ClusterRows
     membership : Membership
     """
@@ -251,10 +251,10 @@ class LaneAssignments:
         self.lane_rows = fit.rows.lane_rows
         #: Worker of each lane.
         self.workers = dict(enumerate(placement.workers))
-        #: Speed of slow workers, as a share of the others'.
+        #: Speed of slow workers, as a share of the others' speed.
         self.speeds: dict[str, float] = {}
-        #: Workers that were there when lanes were dealt, or have joined since: others have yet to
-        #: import what the fit needs, and nobody is to wait for that.
+        #: Workers that existed when lanes were assigned, or that have joined since. Other workers
+        #: have yet to import the modules that the fit needs, and the fit should not wait for that.
         self.dealt: set[str] = set()
         self._fit = fit
         self._rows = rows
@@ -268,12 +268,12 @@ class LaneAssignments:
     # -- rows ----------------------------------------------------------------------------------
 
     def have_rows_of(self, blocks: Container[int]) -> bool:
-        """Return whether lanes have rows of some of these blocks."""
+        """Return whether lanes have rows of any of these blocks."""
         return any(s.block in blocks for lane in self.lanes for s in lane.segments)
 
     def drop_blocks(self, blocks: Container[int]) -> int:
-        """Take blocks from all lanes; return the number of rows dropped."""
-        # Blocks that are lost for good leave all lanes.
+        """Remove blocks from all lanes; return the number of rows dropped."""
+        # Blocks that are lost for good are removed from all lanes.
         before = sum(lane.n_rows for lane in self.lanes)
         self.lanes = [
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
@@ -285,31 +285,31 @@ class LaneAssignments:
     # -- workers -------------------------------------------------------------------------------
 
     def threads(self) -> dict[str, int]:
-        """Return the threads of the workers that can be given work."""
+        """Return the threads of the workers that accept work."""
         threads = self._membership.ready
         if not threads:
-            # The scheduler may have named workers that were dead already.
+            # The scheduler may have listed workers that were dead already.
             raise WorkerUnreachableError("of every lane", "all were lost at once")
         return threads
 
     def weighted_threads(self) -> dict[str, float]:
-        """Return the threads of these workers, weighted by their speeds."""
+        """Return the threads of the workers that accept work, weighted by their speeds."""
         return {a: n * self.speeds.get(a, 1.0) for a, n in self.threads().items()}
 
     def would_even_out(self) -> bool:
-        """Return whether an even spread over the workers that stay would move lanes."""
+        """Return whether an even distribution over the remaining workers would move lanes."""
         known = self._prefer_ready_workers(self.weighted_threads())
         return reassign_lanes(self.lanes, self.workers, {}, known, even=True) != self.workers
 
     def _prefer_ready_workers(self, capacity: dict[str, float]) -> dict[str, float]:
-        """Return the workers that have imported what the fit needs, else all."""
+        """Return the workers that have imported the fit's modules, or all if there are none."""
         known = {a: n for a, n in capacity.items() if a in self.dealt}
         return known if known.keys() - self._membership.paused else capacity
 
     # -- lanes ---------------------------------------------------------------------------------
 
     def assign_lanes(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
-        """Return the lanes of each trainer: of those that stay, then of new ones."""
+        """Return the lanes of each trainer: first of running trainers, then of new ones."""
         self._move_lanes(trainers, even)
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []
@@ -318,15 +318,15 @@ class LaneAssignments:
             here = [lanes[n.lane] for n in trainer.lanes if self.workers[n.lane] == trainer.address]
             parts.append(TrainerLanes(trainer.address, here, trainer))
             seated.update(lane.lane for lane in here)
-        # Lanes without a running trainer: one new trainer a worker.
+        # Lanes without a running trainer: one new trainer per worker.
         rest: dict[str, list[LaneSpec]] = {}
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
         if self._fit.work.call is not None or self._fit.work.keeps_lanes:
-            # The new trainer takes all lanes of its worker: a function runs once in a process, and
-            # lanes at their own pace would have as much of it for each trainer as for another,
-            # however few lanes that has.
+            # The new trainer takes all lanes of its worker. A function runs only once in a process;
+            # and lanes at their own pace would get equal shares of the process per trainer,
+            # although one trainer has fewer lanes.
             for part in parts:
                 if part.address in rest:
                     rest[part.address] = sorted(
@@ -336,13 +336,13 @@ class LaneAssignments:
         return parts + [TrainerLanes(address, here) for address, here in rest.items()]
 
     def _move_lanes(self, trainers: list[TrainerTask], even: bool) -> None:
-        """Give lanes without a worker to others."""
-        # One that is paused keeps what it runs, and is given no more.
+        """Assign lanes without a worker to other workers."""
+        # A paused worker keeps its running lanes, and gets no more.
         paused = set(self._membership.paused).difference(self._membership.leaving)
         paused &= {trainer.address for trainer in trainers}
         capacity = self.weighted_threads() | dict.fromkeys(sorted(paused), _NO_ROOM)
         run_on = {lane.lane for trainer in trainers for lane in trainer.lanes}
-        # Lanes that may stay where they are.
+        # Lanes that may stay on their workers.
         given = {
             lane: worker
             for lane, worker in self.workers.items()
@@ -362,14 +362,14 @@ class AssignmentLog:
         self._end = 0.0
 
     def begin(self) -> None:
-        """Note that a part of the fit begins; the first one starts the clock."""
+        """Record that a part of the fit begins; the first one starts the clock."""
         if self._since is None:
             self._since = time.monotonic()
 
     def note(self, generation: int, lanes: dict[int, str], seconds: float) -> None:
-        """Note who runs each lane from now on, and the seconds that assigning them took.
+        """Record which worker runs each lane from now on, and how long the assignment took.
 
-        Of a part that begins as the last one ended nothing is noted.
+        Nothing is recorded for a part that begins with the same assignment as the last one.
         """
         workers = [address for _, address in sorted(lanes.items())]
         if generation == 0:
@@ -380,7 +380,7 @@ class AssignmentLog:
         self._seatings.append({**facts, "workers": workers})
 
     def end(self) -> None:
-        """Note that a part of the fit ended."""
+        """Record that a part of the fit has ended."""
         self._end = self._seconds_since_begin()
 
     def _seconds_since_begin(self) -> float:

@@ -1,14 +1,14 @@
-"""Counts of a fit's losses, by which it is given up where it comes no further for long."""
+"""Counts of a fit's losses, used to give up if it makes no progress for long."""
 
 from __future__ import annotations
 
 from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import MessageError, WorkerLostError
 
-#: Generations without progress after which the user is told, and after the timeout the fit is given
-#: up; and times that it may lose all it had learned.
+#: Number of generations without progress after which the user is informed and, after the timeout,
+#: the fit is given up; also the number of times that a fit may lose its whole state.
 MANY_LOSSES = 6
-#: Such generations after which a fit is given up where somebody sends unreadable messages.
+#: Number of such generations after which a fit with unreadable messages is given up.
 MANY_GARBLED = 3
 _REMEDY = (
     "Check the workers' logs: did they run out of memory? Use smaller chunks, memory_budget, or "
@@ -17,46 +17,45 @@ _REMEDY = (
 
 
 class LossCounts:
-    """Counts of a run's losses since it last came further.
+    """Counts of a run's losses since its last progress.
 
     Parameters
     ----------
     seconds : float
-        For which workers may be lost without progress in between.
+        Seconds for which workers may be lost without progress in between.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._patience = Deadline("an end of the losses of workers", seconds, _REMEDY)
-        #: How far the fit has come since it last began anew, and losses since.
+        #: Progress of the fit since its last restart from the beginning, and losses since then.
         self._furthest = 0
         self._n_losses = 0
-        #: Losses in a row in which somebody sent a message without a meaning.
+        #: Consecutive losses in which a malformed message was received.
         self._n_garbled = 0
         self._n_anew = 0
 
     def go_on_from(self, reached: int) -> None:
-        """Note how far a fit has come that goes on after a loss."""
+        """Record the progress of a fit that continues after a loss."""
         if reached > self._furthest:
             self._furthest, self._n_losses, self._n_garbled = reached, 0, 0
 
     def begin_anew(self) -> None:
-        """Note that all was lost: from here on the fit is judged by what it learns anew."""
+        """Record that all state was lost: progress is measured from the beginning again."""
         self._n_anew += self._furthest > 0
         self._furthest = 0
 
     def count(self, reason: str, garbled: str | None, story: str) -> None:
-        """Count a loss; raise where the fit has come no further for long.
+        """Count a loss; raise if the fit has made no progress for long.
 
-        And soon where it is not that: whoever sends what nobody can read will do so again.
-
+        It raises sooner for unreadable messages, since their sender will most likely repeat them.
         Parameters
         ----------
         reason : str
         garbled : str or None
-            What was sent that has no meaning.
+            Error of a malformed message.
         story : str
-            What batch systems tell of the workers' ends.
+            Sentence from batch systems about why the workers were lost.
         """
         self._n_losses += 1
         self._n_garbled = self._n_garbled + 1 if garbled else 0

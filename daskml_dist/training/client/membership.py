@@ -27,43 +27,43 @@ from daskml_dist.data.computing import (
 )
 from daskml_dist.training.spec import configured_lease
 
-#: Seconds for which a worker must be new, or paused, before the run acts on it.
+#: Seconds for which a worker must be new, or paused, before the run reacts.
 SETTLED = 1.0
 
-#: Seconds of silence that a worker may need to import what its first part of a run needs: its
-#: event loop does nothing else meanwhile.
+#: Seconds of silence that a worker may need to import the modules for its first part of a run,
+#: which blocks its event loop.
 _IMPORT = 30.0
-#: Seconds between two roll calls after which a silence says nothing: the client itself slept.
+#: Seconds between two roll calls beyond which silence means nothing, since the client itself slept.
 _GAP = 2.0
 #: Seconds for which a roll call that found workers need not be repeated.
 _FRESH = 0.1
-#: Lease in seconds while some host is said to be silent: two of Dask's heartbeats.
+#: Lease in seconds while a host is reported as silent: two of Dask's heartbeats.
 _SUSPECTED_LEASE = 1.0
-#: Seconds for which that is so: longer than a silence takes to be confirmed.
+#: Duration of this state: longer than confirming a silence takes.
 _SUSPICION_SECONDS = 4.0
-#: Seconds in which a worker without heartbeats may still show that it lives, and the longest turn
-#: of the client's event loop that counts in full.
+#: Seconds in which a worker without heartbeats may still answer, and the longest iteration of the
+#: client's event loop that counts in full.
 _CONFIRM, _TURN = 0.5, 0.1
-#: Seconds until a worker that is busy is asked again.
+#: Seconds until a busy worker is queried again.
 _ASK_AGAIN = 0.5
-#: Seconds by which a wall clock must go back for timers to be restarted: less only delays them.
+#: Seconds by which a wall clock must be set back for timers to be restarted; less only delays them.
 _SET_BACK = 1.0
 
 
 class Sign(Enum):
-    """Sign of life that a worker gives when it is asked."""
+    """Sign of life of a worker that is queried."""
 
     ANSWERS = "answers"
     #: Does not answer, but its process computes, or waits for a core.
     BUSY = "busy"
-    #: Is stopped, gone or out of reach; or sleeps, and its event loop does not turn.
+    #: Is stopped, lost or unreachable; or sleeps, with a blocked event loop.
     NONE = "none"
 
 
 class _Inquiries:
-    """Questions to workers that do not answer, and to the nannies that see their processes.
+    """Queries of workers that do not answer, and of the nannies that watch their processes.
 
-    Nobody waits for a question to a worker that was busy a moment ago.
+    A query of a worker that was busy a moment ago is not awaited.
 
     Parameters
     ----------
@@ -75,13 +75,13 @@ class _Inquiries:
     def __init__(self, client: Any, patience: float) -> None:
         self._client = client
         self._patience = patience
-        #: Open questions; touched in the client's event loop alone.
+        #: Open queries; only used in the client's event loop.
         self._open: dict[str, asyncio.Task[Sign]] = {}
-        #: Workers that were busy when they were last asked.
+        #: Workers that were busy at the last query.
         self._busy: dict[str, Deadline] = {}
 
     def ask(self, addresses: Collection[str]) -> dict[str, Sign]:
-        """Return the sign of life of each of some workers."""
+        """Return the sign of life of each of the workers."""
         signs: dict[str, Sign] = self._client.sync(self._ask_all, addresses)
         for address in addresses:
             if signs[address] is not Sign.BUSY:
@@ -91,13 +91,13 @@ class _Inquiries:
         return signs
 
     def forget_others(self, quiet: Set[str]) -> None:
-        """Forget the workers that are gone, or have sent a heartbeat since the last roll call."""
+        """Forget workers that are gone, or have sent a heartbeat since the last roll call."""
         for address in self._busy.keys() - quiet:
             del self._busy[address]
             self._client.loop.add_callback(self._drop, address)
 
     def _note_busy(self, address: str) -> Deadline:
-        """Return the bound of the wait for a worker that is busy."""
+        """Return the time limit for a busy worker."""
         return self._busy.setdefault(
             address,
             Deadline(
@@ -110,7 +110,7 @@ class _Inquiries:
         )
 
     async def _ask_all(self, addresses: Collection[str]) -> dict[str, Sign]:
-        """Ask workers of which no question is open; wait for those that are asked first."""
+        """Query workers without an open query; wait for those queried for the first time."""
         for address in addresses:
             if address not in self._open:
                 pause = _ASK_AGAIN if address in self._busy else 0.0
@@ -127,13 +127,13 @@ class _Inquiries:
         return signs
 
     def _drop(self, address: str) -> None:
-        """Drop the open question to a worker, in the event loop."""
+        """Drop the open query of a worker; runs in the event loop."""
         if (task := self._open.pop(address, None)) is not None:
             task.cancel()
 
 
 async def _find_sign(client: Any, address: str, pause: float) -> Sign:
-    """Ask a worker and its nanny at once, and wait for the worker's answer for a moment."""
+    """Query a worker and its nanny together, and wait a moment for the worker's answer."""
     await asyncio.sleep(pause)
     # In the client's own loop, `run` is a coroutine.
     running: Any = client.run(_renew_and_answer, workers=[address])
@@ -142,8 +142,8 @@ async def _find_sign(client: Any, address: str, pause: float) -> Sign:
     try:
         left = _CONFIRM
         while left > 0 and not answer.done():
-            # Where this loop itself waits for a core, an answer may have come and not been read:
-            # what a turn takes longer than usual does not count.
+            # If this loop itself waits for a core, an answer may have arrived but not been read. So
+            # the extra time of a long iteration does not count.
             await asyncio.wait({answer}, timeout=_TURN)
             left -= _TURN
         if answer.done():
@@ -155,25 +155,25 @@ async def _find_sign(client: Any, address: str, pause: float) -> Sign:
 
 
 class Membership:
-    """Roll of a cluster's workers.
+    """Roll call of a cluster's workers.
 
-    A process that is stopped, or that nobody can reach, stays on the scheduler's list for
-    minutes. Its heartbeats end at once, though, so a worker without any for `lease` seconds is
-    called silent, and asked. One that does not answer counts as lost, unless its nanny sees that
-    its process is merely busy: it compiles, or a task holds Python's lock, or others have the
-    cores. That may last for ``daskml_dist.timeout`` seconds.
+    A process that is stopped or unreachable stays on the scheduler's list for minutes. Its
+    heartbeats stop immediately, though, so a worker without any for `lease` seconds is called
+    silent, and queried. If it does not answer, it counts as lost, unless its nanny sees that its
+    process is only busy: it compiles, or a task holds Python's lock, or other processes use the
+    cores. This may last for ``daskml_dist.timeout`` seconds.
 
-    Only the times at which heartbeats changed count here, by a clock that nobody sets. When
-    between two roll calls one changed is told by the scheduler's clock; no other is compared.
-    Dask's own timers go by the wall clock: where it was set back they are restarted, else a worker
-    would send no heartbeat for as long.
+    Only the times at which heartbeats changed are used, measured by a monotonic clock. The
+    scheduler's clock is only used to find when, between two roll calls, a heartbeat changed; no
+    other clock is compared. Dask's own timers use the wall clock: if it is set back they are
+    restarted, since otherwise a worker would send no heartbeat for that long.
 
     Parameters
     ----------
     client : distributed.Client
     lease : float or None
-        Seconds; None: the configuration's ``daskml_dist.lease``, 3 by default. Dask's workers
-        send a heartbeat each half second, or less often where there are many.
+        Seconds; None: the configuration's ``daskml_dist.lease``, 3 by default. Dask's workers send
+        a heartbeat every half second, or less often if there are many workers.
     """
 
     def __init__(self, client: Any, lease: float | None = None) -> None:
@@ -182,33 +182,33 @@ class Membership:
         self._inquiries = _Inquiries(client, float(dask.config.get("daskml_dist.timeout", 300.0)))
         self._seen: dict[str, tuple[float, float]] = {}
         self._last_call = -1e9
-        #: Wall clock less the monotonic one, as of the last roll call.
+        #: Wall clock minus monotonic clock at the last roll call.
         self._wall_clock = -math.inf
-        #: Client's monotonic clock less the scheduler's wall clock, or a little more: the least
-        #: that was seen between a heartbeat and a roll call.
+        #: Client's monotonic clock minus the scheduler's wall clock, or slightly more: the smallest
+        #: difference seen between a heartbeat and a roll call.
         self._clock_lead = math.inf
         self._suspected_at = -1e9
         self._at_work: set[str] = set()
-        #: Threads of each worker that may take a part.
+        #: Threads of each worker that may have a part in the run.
         self.threads: dict[str, int] = {}
         self._outcast: set[str] = set()
         #: Workers that are about to leave.
         self.leaving: set[str] = set()
         self._announced: set[str] = set()
-        #: Workers at their memory limit, and since when: what they run goes on and what they
-        #: hold can be fetched, but they begin nothing.
+        #: Workers at their memory limit, and since when: their running tasks continue and their
+        #: data can be fetched, but they start no tasks.
         self.paused: dict[str, float] = {}
         self._workers: dict[str, dict[str, Any]] = {}
         #: Called before a wait for workers.
         self.on_wait: Callable[[], None] = ignore_event
-        #: Sentence of why workers were lost, for the error of one in vain.
+        #: Returns a sentence about why workers were lost, for the error after waiting in vain.
         self.why_lost: Callable[[], str] = str
 
     def call(self) -> dict[str, int]:
-        """Take the roll; return the threads of each worker that may take a part."""
+        """Take the roll; return the threads of each worker that may have a part."""
         workers = list_workers(self._client)
         now = time.monotonic()
-        # The client itself was stopped or asleep: its silence is no sign of the workers'.
+        # The client itself was suspended, so missing heartbeats say nothing about the workers.
         if now - self._last_call > _GAP:
             self._seen.clear()
         last_call, self._last_call = self._last_call, now
@@ -220,8 +220,9 @@ class Membership:
         self._clock_lead = min(self._clock_lead, now - newest)
         for address, worker in workers.items():
             beat, _ = self._seen.get(address, (-math.inf, now))
-            # Only changes of the heartbeat are timed, by the client's own clock: it came as long
-            # ago as the scheduler says, but since the last roll call, whatever its clock does.
+            # Only changes of the heartbeat are timed, by the client's clock. It arrived as long ago
+            # as the scheduler reports, but not before the last roll call, even if the scheduler's
+            # clock changes.
             if worker["last_seen"] != beat:
                 came = worker["last_seen"] + self._clock_lead if address in self._seen else now
                 self._seen[address] = worker["last_seen"], max(came, last_call)
@@ -249,12 +250,12 @@ class Membership:
 
     @property
     def staying_workers(self) -> dict[str, int]:
-        """Return the threads of each worker that is there and not about to leave."""
+        """Return the threads of each existing worker that is not about to leave."""
         return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
 
     @property
     def ready(self) -> dict[str, int]:
-        """Return the threads of each worker that can be given work; leaving ones only if alone."""
+        """Return the threads of workers that accept work; leaving ones only if alone."""
         begins = {
             a: n
             for a, n in self.threads.items()
@@ -263,7 +264,7 @@ class Membership:
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
     def is_leaving(self, address: str) -> bool:
-        """Return whether a worker is not to be counted on, unless nobody else is there."""
+        """Return whether a worker should not be used, unless there are no others."""
         return address not in self.staying_workers and address not in self.ready
 
     def is_there(self, address: str) -> bool:
@@ -271,17 +272,17 @@ class Membership:
         return not self.find_gone({address})
 
     def find_gone(self, addresses: Set[str]) -> Set[str]:
-        """Return the workers that count no more; takes the roll once for all of them."""
+        """Return the workers that do not count any more; takes the roll once for all of them."""
         gone = addresses - self.call().keys()
         return gone | set(self.evict_stopped(addresses - gone))
 
     def begins_new_work(self, address: str) -> bool:
-        """Return whether a worker begins what it is given: one that is paused for long does not."""
+        """Return whether a worker starts new tasks; one that is paused for long does not."""
         since = self.paused.get(address)
         return since is None or time.monotonic() - since < SETTLED
 
     def facts(self, address: str) -> dict[str, Any]:
-        """Return the scheduler's facts of a worker, as of the last roll call."""
+        """Return the scheduler's facts of a worker at the last roll call."""
         return self._workers.get(address, {})
 
     def evict_stopped(self, addresses: Iterable[str]) -> list[str]:
@@ -289,8 +290,8 @@ class Membership:
         silent = self.find_silent(addresses)
         if not silent:
             return []
-        # Busy event loops beat late, and those whose clock was set back not at all; a direct
-        # question settles it.
+        # Busy event loops send heartbeats late, and workers whose clock was set back send none; a
+        # direct query decides.
         signs = self._inquiries.ask(silent)
         stopped = [address for address in silent if signs[address] is Sign.NONE]
         for address in stopped:
@@ -299,11 +300,11 @@ class Membership:
         return stopped
 
     def is_busy(self, address: str) -> bool:
-        """Return whether a worker that has not answered in time is merely busy; asks it."""
+        """Return whether a worker that has not answered in time is only busy; queries it."""
         return self._inquiries.ask([address])[address] is Sign.BUSY
 
     def find_silent(self, addresses: Iterable[str]) -> list[str]:
-        """Return those without a heartbeat for as long as the lease, as of the last roll call."""
+        """Return the workers without a heartbeat during the lease, as of the last roll call."""
         return [
             a
             for a in addresses
@@ -312,25 +313,25 @@ class Membership:
 
     def _find_lease(self, address: str) -> float:
         """Return the seconds of silence after which a worker counts as stopped."""
-        # A silent host is told of by those that it acknowledges nothing to: then two missing
-        # heartbeats are enough to ask a worker.
+        # Peers report a silent host when it acknowledges no data; two missing heartbeats are then
+        # enough to query a worker.
         lease = min(self._lease, _SUSPECTED_LEASE) if self.has_suspicion else self._lease
-        # Dask beats less often on large clusters.
+        # Dask sends fewer heartbeats on large clusters.
         lease = max(lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
 
     @property
     def has_suspicion(self) -> bool:
-        """Return whether some host was said to be silent a moment ago; in any thread."""
+        """Return whether a host was reported as silent a moment ago; callable in any thread."""
         return time.monotonic() - self._suspected_at < _SUSPICION_SECONDS
 
     def note_work_begun(self, address: str) -> None:
-        """Note that a worker has begun its part: from now on silence means a loss."""
+        """Record that a worker has begun its part: from now on silence means a loss."""
         self._at_work.add(address)
         self._seen.pop(address, None)
 
     def suspect_silence(self) -> None:
-        """Note that some worker's host is said to acknowledge nothing; in any thread."""
+        """Record that a worker's host does not acknowledge data; callable in any thread."""
         self._suspected_at = time.monotonic()
 
     def count_as_gone(self, address: str) -> None:
@@ -339,12 +340,12 @@ class Membership:
         self.threads.pop(address, None)
 
     def announce_leaving(self, address: str) -> None:
-        """Count a worker as leaving for as long as it is there, whatever the scheduler says."""
+        """Count a worker as leaving for as long as it exists, whatever the scheduler reports."""
         self._announced.add(address)
         self.leaving.add(address)
 
     def wait_for_any_worker(self, timeout: float) -> dict[str, int]:
-        """Wait until some worker can be given work; return their threads."""
+        """Wait until any worker accepts work; return the threads of all that do."""
 
         def there() -> list[dict[str, Any]]:
             return [self.facts(address) for address in self.call()]

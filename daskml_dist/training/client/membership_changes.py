@@ -1,6 +1,6 @@
-"""Reasons to begin a new generation: what was heard, and what a look at the cluster shows.
+"""Reasons to begin a new generation, from alarms and from checks of the cluster.
 
-`Newcomers` are workers that have joined and get ready to take lanes; `WorkerSpeeds` finds workers
+`Newcomers` are workers that have joined and prepare to take lanes; `WorkerSpeeds` finds workers
 that stay slow.
 """
 
@@ -26,13 +26,13 @@ from daskml_dist.training.worker.control import Alarm
 
 #: Seconds that the error of a trainer may take to arrive.
 _FETCH = 0.2
-#: Seconds after an alarm in which the scheduler is asked again who is gone.
+#: Seconds after an alarm during which the scheduler is checked for lost workers.
 _SOON = 0.3
 logger = logging.getLogger(__name__)
 #: Speed, as a share of the median worker's, below which a worker is slow.
 _SLOW = 0.4
-#: Looks in a row at which a worker must be slow to count as slow, and the seconds that these take
-#: at least: over shorter ones, a process that waits for its turn at a core would seem slow.
+#: Consecutive checks at which a worker must be slow to count as slow, and the least seconds that
+#: these must span: over shorter ones, a process that waits for a core would seem slow.
 _LOOKS, _SECONDS = 3, 2.0
 
 
@@ -56,7 +56,7 @@ class Reasons:
         actors: RunActors,
         generations: Generations,
     ) -> None:
-        #: Workers that are let go once the run needs them no more.
+        #: Workers that are released once the run does not need them any more.
         self.to_let_go: set[str] = set()
         self._fit = fit
         self._rows = rows
@@ -64,9 +64,9 @@ class Reasons:
         self._actors = actors
         self._generations = generations
         self._alarms: list[Alarm] = []
-        #: Trainers that have ended, with the whole part that they have in this generation.
+        #: Trainers that have ended and completed their part in this generation.
         self._whole: set[TrainerTask] = set()
-        #: The last message without a meaning that was told of.
+        #: Error of the last malformed message that was reported.
         self._garbled = ""
         self._starts = Deadline(
             "workers to begin their parts",
@@ -78,29 +78,29 @@ class Reasons:
         self._newcomers = Newcomers(membership, actors)
 
     def take_message(self, alarm: Alarm) -> None:
-        """Take an alarm, in any thread."""
+        """Handle an alarm; callable in any thread."""
         if alarm.silent:
             self._membership.suspect_silence()
         self._alarms.append(alarm)
 
     def take_garbled(self) -> str:
-        """Return the last alarm of an unreadable message, once; else an empty text."""
+        """Return the error of the last malformed message, once; else an empty text."""
         told, self._garbled = self._garbled, ""
         return told
 
     def note_progress(self) -> None:
-        """Note that the fit came further: trainers that have not begun may wait as long again."""
+        """Record progress of the fit, which renews the time limit of trainers yet to begin."""
         self._starts.renew()
 
     def reason_from_alarms(self) -> str | None:
-        """Return a reason for a new generation from what was heard; None where all is well."""
-        # A trainer's own error is looked at first: it explains what others only notice.
+        """Return a reason for a new generation from alarms; None if there is none."""
+        # A trainer's own error comes first: it explains the consequences that others report.
         if reason := self._find_ended_trainer():
             return reason
-        # Taken at once; new ones may arrive in another thread.
+        # Taken together, since new ones may arrive in another thread.
         alarms, self._alarms = self._alarms, []
         if not alarms:
-            # Heartbeats that were in time when a silence was told of may be missing by now.
+            # Heartbeats that were in time when a silence was reported may be missing by now.
             return self._find_stopped_worker() if self._membership.has_suspicion else None
         self._garbled = next((a.message for a in alarms if a.garbled), self._garbled)
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
@@ -110,19 +110,19 @@ class Reasons:
             return reason
         if reason := self._find_leaving() or self._find_lost_worker():
             return reason
-        # Nobody is gone: a trainer waits for orders all the same, or a standby's connection broke.
+        # No worker is gone, but a trainer waits for orders, or a standby's connection broke.
         for alarm in alarms:
             if alarm.trainer is not None and alarm.generation == self._generations.number:
                 return alarm.message
-        if all(alarm.silent for alarm in alarms):  # a lost packet, and no connection broke
+        if all(alarm.silent for alarm in alarms):  # a lost packet, but no connection broke
             return None
-        # Standbys are told anew where to get snapshots from.
+        # Servers are connected to their standbys again.
         for server in self._generations.servers:
-            server.standby_ships = False  # perhaps it was its connection that broke
+            server.standby_ships = False  # its connection may be the broken one
         return None
 
     def reason_from_roll_call(self) -> str | None:
-        """Return a reason for a new generation from who is there; None where all is well."""
+        """Return a reason for a new generation from a roll call; None if there is none."""
         membership, members = self._membership, self._generations.members
         # Workers that the scheduler has removed.
         if gone := sorted(members.difference(membership.call())):
@@ -137,9 +137,9 @@ class Reasons:
         return self._find_stuck_trainer()
 
     def reason_from_early_end(self) -> str | None:
-        """Return a reason where a trainer has ended before its part; the others wait for it.
+        """Return a reason if a trainer ended before its part did; the others wait for it.
 
-        One that ended just before a new generation began has never heard of its part in that.
+        A trainer that ended just before a new generation began does not know of its part in it.
         """
         for trainer in self._generations.trainers:
             if trainer.future.status == "finished" and trainer not in self._whole:
@@ -150,12 +150,12 @@ class Reasons:
         return None
 
     def reason_to_even_out(self) -> str | None:
-        """Return a reason to move lanes or a server though nobody is lost; None if even enough."""
+        """Return a reason to move lanes or a server without a loss, or None."""
         return self._find_joined() or self._find_slow() or self._find_crowded()
 
     def _find_joined(self) -> str | None:
         """Return a reason to give lanes to new workers that are ready."""
-        # New workers take lanes once they have imported what the fit needs.
+        # New workers take lanes once they have imported the fit's modules.
         fresh = self._newcomers.ready(self._generations.assignments.dealt)
         self._generations.assignments.dealt.update(fresh)
         if not fresh or not self._generations.assignments.would_even_out():
@@ -163,7 +163,7 @@ class Reasons:
         return f"worker {', '.join(fresh)} joined"
 
     def _find_slow(self) -> str | None:
-        """Return a reason to take lanes from workers that stay slow."""
+        """Return a reason to take lanes away from workers that stay slow."""
         passes, busy = self._actors.ask(self._generations.servers[0].host, "lane_seconds")
         slow = self._pace.record_pass(passes, busy, self._generations.assignments.workers)
         if not slow:
@@ -179,7 +179,7 @@ class Reasons:
         return None if crowded is None else f"worker {crowded} has more servers than others"
 
     def _find_ended_trainer(self) -> str | None:
-        """Return a reason from the trainers' tasks; None where they run, or ended well."""
+        """Return a reason from the trainers' tasks; None if they run, or ended successfully."""
         for trainer in self._generations.trainers:
             if trainer.future.status in {"lost", "cancelled"}:
                 return (
@@ -191,7 +191,7 @@ class Reasons:
         return None
 
     def _raise_own_error(self) -> str | None:
-        """Raise what a trainer raised that would come again in every generation."""
+        """Raise a trainer's error if it would occur again in every generation."""
         for trainer in self._generations.trainers:
             if trainer.future.status != "error":
                 continue
@@ -206,7 +206,7 @@ class Reasons:
     def _find_lost_worker(self) -> str | None:
         """Return which worker was lost, once the scheduler knows; None after a moment.
 
-        Or before it tells what the trainer at its other end has raised, which is raised here.
+        If a trainer has raised an error of its own, that error is raised instead.
         """
         deadline = time.monotonic() + _SOON
         while True:
@@ -219,13 +219,13 @@ class Reasons:
             time.sleep(0.01)
 
     def _find_stopped_worker(self) -> str | None:
-        """Return which members neither send heartbeats nor answer; None where all do."""
+        """Return which members neither send heartbeats nor answer; None if there are none."""
         self._membership.call()
         stopped = self._membership.evict_stopped(sorted(self._generations.members))
         return f"worker {', '.join(stopped)} stopped answering" if stopped else None
 
     def _find_stuck_trainer(self) -> str | None:
-        """Return a reason to move trainers that have not begun yet; None where they may wait."""
+        """Return a reason to move trainers that have not begun yet; None if they may wait."""
         waiting = {trainer.address for trainer in self._generations.trainers_not_begun}
         if paused := sorted(a for a in waiting if not self._membership.begins_new_work(a)):
             if self._membership.ready:
@@ -241,7 +241,7 @@ class Reasons:
         return None
 
     def _find_leaving(self) -> str | None:
-        """Return which members are about to leave, if others can take their place."""
+        """Return which members are about to leave, if others can replace them."""
         leaving = sorted(self._generations.members & self._membership.leaving)
         if leaving and not set(self._membership.ready) <= self._membership.leaving:
             return f"worker {', '.join(leaving)} is leaving"
@@ -249,10 +249,10 @@ class Reasons:
 
 
 class Newcomers:
-    """Workers that have come since lanes were assigned, and may soon take some.
+    """Workers that have joined since lanes were assigned, and may soon take some.
 
-    Each first imports what the fit needs, which takes seconds for PyTorch, in a task of its own:
-    the others step on meanwhile.
+    Each first imports the fit's modules, which takes seconds for PyTorch, in its own task;
+    meanwhile the other workers continue to step.
 
     Parameters
     ----------
@@ -263,16 +263,16 @@ class Newcomers:
     def __init__(self, membership: Membership, actors: RunActors) -> None:
         self._membership = membership
         self._actors = actors
-        #: When each was first seen.
+        #: Time at which each was first seen.
         self._since: dict[str, float] = {}
-        #: Tasks of those that are not ready yet.
+        #: Tasks of workers that are not ready yet.
         self._tasks: dict[str, Future[bool]] = {}
-        #: Those that are, and those that cannot be.
+        #: Workers that are ready, and workers that cannot load the fit.
         self._ready: set[str] = set()
         self._unfit: set[str] = set()
 
     def ready(self, known: set[str]) -> list[str]:
-        """Return the workers besides the known ones that stayed for a moment, and are ready."""
+        """Return the unknown workers that have stayed for a moment and are ready."""
         now, here = time.monotonic(), set(self._membership.ready) - known
         for address in self._tasks.keys() - here:
             self._actors.discard_futures([self._tasks.pop(address)])
@@ -282,7 +282,7 @@ class Newcomers:
         return sorted(a for a in here & self._ready if now - self._since[a] > SETTLED)
 
     def _check_newcomer(self, address: str) -> None:
-        """Start, or look at, the task that imports what the fit needs."""
+        """Start, or check, the task that imports the fit's modules."""
         if address not in self._tasks:
             self._tasks[address] = self._actors.preload_fit(address)
         task = self._tasks[address]
@@ -315,19 +315,20 @@ class WorkerSpeeds:
         self._rows = lane_rows
         self._seen = 0
         self._looked = -math.inf
-        #: Of each lane, its seconds and steps at the last look, and the seconds of a step by the
-        #: last two looks between which it made some.
+        #: For each lane, its seconds and steps at the last check, and the seconds per step between
+        #: the last two checks between which it made steps.
         self._marks: dict[int, tuple[float, int]] = {}
         self._step_seconds: dict[int, float] = {}
-        #: Worker of each lane at the last look.
+        #: Worker of each lane at the last check.
         self._workers: dict[int, str] = {}
-        #: Looks at which a worker was slow in a row, and when the first of them was.
+        #: Number of consecutive checks at which a worker was slow, and the time of the first of
+        #: them.
         self._slow_looks: dict[str, tuple[int, float]] = {}
 
     def record_pass(
         self, passes: int, busy: Mapping[int, tuple[float, int]], workers: Mapping[int, str]
     ) -> dict[str, float]:
-        """Record how far all lanes have come; return the speed of each worker that stays slow."""
+        """Record the progress of all lanes; return the speed of each worker that stays slow."""
         now = time.monotonic()
         if passes <= self._seen or now - self._looked < _SECONDS / _LOOKS:
             return {}
@@ -337,7 +338,7 @@ class WorkerSpeeds:
         if len(speeds) < 2:
             return {}
         median = statistics.median(speeds.values())
-        # Relative to the median worker, so that all being slow is no reason.
+        # Relative to the median worker, so that equally slow workers are no reason.
         slow = {worker: speed / median for worker, speed in speeds.items()}
         slow = {worker: share for worker, share in slow.items() if share < _SLOW}
         self._slow_looks = {
@@ -357,19 +358,19 @@ class WorkerSpeeds:
     def _note_lanes(
         self, busy: Mapping[int, tuple[float, int]], workers: Mapping[int, str]
     ) -> None:
-        """Note the seconds that a step took each lane since the last look."""
+        """Record each lane's seconds per step since the last check."""
         for lane, (seconds, steps) in busy.items():
             before, steps_before = self._marks.get(lane, (0.0, 0))
             self._marks[lane] = seconds, steps
             if workers.get(lane) != self._workers.get(lane):
-                self._step_seconds.pop(lane, None)  # another worker's
-            # A server that took the place of a lost one counts from zero.
+                self._step_seconds.pop(lane, None)  # measured on another worker
+            # A server that replaced a lost one counts from zero.
             elif steps > steps_before:
                 self._step_seconds[lane] = (seconds - before) / (steps - steps_before)
         self._workers = dict(workers)
 
     def _compute_speeds(self, workers: Mapping[int, str]) -> dict[str, float]:
-        """Return the rows a second of each worker."""
+        """Return the rows per second of each worker."""
         rows: dict[str, float] = {}
         seconds: dict[str, float] = {}
         for lane, worker in workers.items():

@@ -1,4 +1,4 @@
-"""Engine on a Dask cluster: reads the rows, chooses lanes and their workers, and launches runs."""
+"""Engine on a Dask cluster: reads the rows, chooses lanes and their workers, and starts runs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from daskml_dist.training.client.run_actors import EarlyHost
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming, configured_connections
 
-#: Rows of the fullest lane over those of an even one, from which moving blocks is considered.
+#: Rows of the fullest lane, relative to an even one, from which moving blocks is considered.
 _UNEVEN_SKEW = 1.25
-#: Share of a worker's memory for values of others' keys; exchanging them takes twice as much.
+#: Share of a worker's memory for values of remote keys; exchanging them takes twice as much.
 _KEY_MEMORY_SHARE = 1 / 64
 _lock = threading.Lock()
 _users = 0
-#: Handlers that are silenced, and the level of each before.
+#: Silenced log handlers, and the previous level of each.
 _levels: dict[logging.Handler, int] = {}
 
 
@@ -65,7 +65,7 @@ class ClusterEngine(Engine):
     memory_budget : int or None
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
-        Where the fit is asked to be.
+        Requested device of the fit.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ClusterEngine(Engine):
         self._own = ExitStack()
         self._shielding: Shielding | None = None
         self._early: EarlyHost | None = None
-        #: Workers that had a part in a run which ended well.
+        #: Workers that had a part in a run that ended successfully.
         self._visited: set[str] = set()
         self._placement: Placement | None = None
         self._moved: PlacementGain | None = None
@@ -96,7 +96,7 @@ class ClusterEngine(Engine):
         """Start a cluster inside this process, which is closed with the engine."""
         with ExitStack() as stack:
             stack.enter_context(silence_dask_logs())
-            # Threads, not processes: rows are shared, and nothing has to start.
+            # Threads instead of processes: rows are shared, and no process has to start.
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
@@ -114,12 +114,12 @@ class ClusterEngine(Engine):
 
     @property
     def columns(self) -> tuple[int, ...] | None:
-        """Return the first column of each lane, and their number; None where lanes hold rows."""
+        """Return the first column of each lane, then their number; None if lanes hold rows."""
         return self._collection.columns
 
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Assign some columns of all rows to each lane; by default one lane a thread."""
-        # Lanes are dealt by threads, at least one a worker.
+        """Assign some columns of all rows to each lane; by default one lane per thread."""
+        # The number of lanes follows the threads, with at least one lane per worker.
         threads = self._rows.threads()
         if n_lanes is None:
             most = self._collection.n_features or sum(threads.values())
@@ -128,9 +128,9 @@ class ClusterEngine(Engine):
         self._rows.take(self._collection)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries by ranges of keys; by default one lane a thread."""
+        """Cut the entries by ranges of keys; by default one lane per thread."""
         assert isinstance(self._collection, KeyedCollection)
-        threads = self._rows.threads()  # waits for one
+        threads = self._rows.threads()  # waits for at least one worker
         self.report_phase("numbering keys")
         n_lanes = n_lanes or sum(threads.values())
         self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
@@ -139,7 +139,7 @@ class ClusterEngine(Engine):
 
     @property
     def remote_key_bytes(self) -> int | None:
-        """Return the bytes that a trainer may take for values of others' keys."""
+        """Return the bytes that a trainer may use for values of remote keys."""
         given = dask.config.get("daskml_dist.touched", None)
         limit = self._rows.least_memory_limit
         return (
@@ -147,18 +147,18 @@ class ClusterEngine(Engine):
         )
 
     def map_kept_blocks(self, function: Callable[[Block], Any]) -> list[Any]:
-        """Return the results of a function of each block, computed where it lies."""
+        """Return the results of a function of each block, computed on its worker."""
         return self._rows.ask(function)
 
     def map_chosen_blocks(
         self, function: Callable[[Block, Any], Any], arguments: Mapping[int, Any]
     ) -> list[Any]:
-        """Return the results of a function of some blocks, read again where they are not kept."""
+        """Return the results of a function of some blocks, which are read again if not kept."""
         return self._rows.map_blocks(function, arguments)
 
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
-        """Make the blocks where the rows lie, or look at those that will be streamed."""
-        # The actor's start overlaps with the reading of the rows.
+        """Make the blocks on their workers, or inspect the blocks that will be streamed."""
+        # The actor starts while the rows are read.
         self._early = EarlyHost(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_persisted_homes()
@@ -186,15 +186,16 @@ class ClusterEngine(Engine):
     ) -> list[LaneSpec]:
         """Choose the lanes and their workers.
 
-        Rows that the user has persisted stay where they are, and make the lanes, unless they lie
-        so unevenly that moving some is faster. Rows that are read for this fit may land anywhere,
-        so there the lanes are cut from the blocks alone: the same fit twice gives the same lanes.
+        Rows that the user has persisted stay on their workers and determine the lanes, unless they
+        are distributed so unevenly that moving some is faster. Rows that are read for this fit may
+        be read anywhere, so their lanes depend only on the blocks: repeating a fit gives the same
+        lanes.
         """
         self.report_phase("placing")
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
         holders = self._rows.find_holders()
-        # Lanes of columns, and of keys, are blocks as they were cut.
+        # Lanes of columns and of keys are the blocks as they were cut.
         lanes = None
         if self.columns is not None:
             lanes = make_column_lanes(rows, len(self.columns) - 1)
@@ -206,9 +207,10 @@ class ClusterEngine(Engine):
             self._placement = place_evenly(lanes, holders, threads)
             return lanes
         if isinstance(self._collection, ValueCollection):
-            # Lanes are but blocks here, and cost nothing: many, of which newcomers may get some.
+            # A lane is only a list of blocks here and costs nothing, so there are many, some of
+            # which can move to new workers.
             threads = {address: LANES_PER_THREAD * n for address, n in threads.items()}
-        # Lanes cut from the blocks alone: the same fit twice gives the same lanes.
+        # Lanes that depend only on the blocks: repeating a fit gives the same lanes.
         if n_lanes is None and not self._rows.home_workers:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         self._placement = place_lanes(rows, holders, threads, n_lanes)
@@ -217,7 +219,8 @@ class ClusterEngine(Engine):
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )
             move = PlacementGain.between(self._placement, even, holders, self._rows.infos)
-            # Worth a measurement: moving pays if the passes saved take longer than the transfer.
+            # Measured only for a large skew: moving pays if the passes gain more time than the
+            # transfer takes.
             if move.skew > _UNEVEN_SKEW:
                 seconds = self._rows.seconds_a_row()
                 if move.is_worthwhile(passes, seconds, self._rows.bandwidth()):
@@ -226,38 +229,38 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return who ran the lanes; where rows were moved, their skew and the bytes moved."""
+        """Return the workers of the lanes; if rows were moved, also the skew and bytes moved."""
         trainers = self._log.facts
         if self._moved is None:
             return trainers
         return {**trainers, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
     def reserve_memory(self, share: float) -> None:
-        """Reserve a share of the memory budget for what trainers make of blocks."""
+        """Reserve a share of the memory budget for arrays that trainers compute from blocks."""
         self._rows.share = 1.0 - share
 
     @property
     def row_memory_bytes(self) -> float:
-        """Return the bytes on one worker for blocks that are held and for what is made of rows."""
+        """Return the bytes on one worker for held blocks and for arrays computed from rows."""
         rows = self._rows
-        # Streamed blocks are not held, and take their share as they come.
+        # Streamed blocks are not held, and use their share while they are read.
         return rows.budget * (1.0 - rows.share if rows.streamed else 1.0)
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether the lanes have several workers, all on one host, that may share memory."""
+        """Return whether several workers, all on one host with shared memory, run the lanes."""
         workers = set() if self._placement is None else set(self._placement.workers)
         hosts = {get_address_host(worker) for worker in workers}
         shares = configured_connections().shared_memory
         return len(hosts) == 1 < len(workers) and shares and hasattr(os, "memfd_create")
 
     def scales(self) -> FeatureScales:
-        """Return the scales of all features, in one pass."""
+        """Return the scales of all features, computed in one pass."""
         return self._rows.scales()
 
     @property
     def streaming(self) -> Streaming | None:
-        """Return how blocks are read in each pass; None where they are kept."""
+        """Return how blocks are read in each pass; None if they are kept."""
         if not self._rows.streamed or self._placement is None:
             return None
         # Lanes of one worker share its memory.
@@ -274,9 +277,9 @@ class ClusterEngine(Engine):
         early, self._early = (
             self._early or EarlyHost(self._client),
             None,
-        )  # of several parts the first has one
+        )  # only the first of several parts has an early actor
         assert self._shielding is not None
-        # Of several parts each is a run of its own, with its own name.
+        # Each of several parts is a separate run, with its own name.
         if self._visited:
             self._shielding.take_next_run(early.run_id)
         self._log.begin()
@@ -288,18 +291,19 @@ class ClusterEngine(Engine):
         finally:
             self._log.end()
             early.close()
-        # Workers of a run that ended well remove their shields themselves.
+        # Workers of a successful run remove their shields themselves.
         self._visited = run.visited_workers if result.interrupted is None else set()
         return result
 
     def close(self) -> None:
-        """Release the blocks, and close a cluster of our own."""
+        """Release the blocks, and close a cluster that the engine started."""
         if self._early is not None:
             self._early.close()
         self._rows.release()
         if self._shielding is not None:
             self._shielding.end(self._visited)
-            # A fit without a result may have met a Ctrl-C, and the next one is the user's own.
+            # A fit without a result may have received a Ctrl-C; the next one is meant for the
+            # user's own code.
             if not self._visited:
                 self._shielding.wait()
             self._shielding = None
@@ -308,10 +312,10 @@ class ClusterEngine(Engine):
 
 @contextmanager
 def silence_dask_logs() -> Iterator[None]:
-    """Keep Dask's logs from the user's terminal, until the last of these contexts ends.
+    """Keep Dask's logs out of the user's terminal, until the last of these contexts ends.
 
-    A cluster's own silence (``silence_logs=``) ends with the cluster that began it, also while
-    others run.
+    The cluster's own option (``silence_logs=``) ends with the cluster that set it, even while
+    others are running.
     """
     global _users
     with _lock:

@@ -1,4 +1,4 @@
-"""Recovery after a loss: the choice of the state that a fit continues from, as a pure function."""
+"""Recovery after a loss: choice of the state from which a fit continues, as a pure function."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ H = TypeVar("H")
 
 @dataclass(frozen=True)
 class RecoveryPoint(Generic[H]):
-    """Place that each server, and each lane, continues from.
+    """Place from which each server and each lane continues.
 
     Parameters
     ----------
     hosts : list of H
-        Host that is each server from now on.
+        Host that becomes each server.
     places : list of (int or None)
-        Snapshot that each server continues from; None: its present state.
+        Snapshot from which each server continues; None means its present state.
     clocks : dict of lane to int
     """
 
@@ -35,27 +35,28 @@ def choose_recovery_point(
 ) -> RecoveryPoint[H] | None:
     """Choose the latest place from which the fit can continue as if nothing had happened.
 
-    Lanes in lock-step go on from a place that every server has: what came after it is made again,
-    to the same digits. Lanes at their own pace go on from wherever each server is; a lane's
-    clock is that of the server which has seen least of it, and the others drop what they know.
+    Lanes in lock-step continue from a place that every server has; later steps are repeated, with
+    the same digits. Lanes at their own pace continue from the present state of each server. A
+    lane's clock is the smallest that any server has for it, and the other servers drop repeated
+    pushes.
     """
     if not held or not all(any(holding.places for _, holding in server) for server in held):
         return None
     if not policy.lockstep:
         chosen = [_latest_place(server) for server in held]
-        # Threads that share memory count their steps at the first server alone.
+        # Threads that share memory count their steps only at the first server.
         known = chosen[:1] if policy.loop == "shared" else chosen
         clocks = [holding.clocks[place] for _, holding, place in known]
-        # A server that has seen less of a lane decides its clock; the others drop repeated pushes.
+        # The server with the smallest clock of a lane decides; the others drop repeated pushes.
         lanes = {lane: min(c.get(lane, 0) for c in clocks) for lane in clocks[0]}
         return _make_recovery_point(chosen, lanes)
-    # Lock-step: a place that some host of every server has. The servers' other states are dropped.
+    # Lock-step: a place that some host of every server has. Other states are dropped.
     common = set.intersection(
         *({place for _, holding in server for place in holding.places} for server in held)
     )
     if not common:
         return None
-    # The latest: the least work is made again.
+    # The latest place, so that the least work is repeated.
     place = max(common)
     at = [next((h, holding, place) for h, holding in s if place in holding.places) for s in held]
     return _make_recovery_point(at, at[0][1].clocks[place])
@@ -64,7 +65,7 @@ def choose_recovery_point(
 def _latest_place(
     server: Sequence[tuple[H, AvailableSnapshots]],
 ) -> tuple[H, AvailableSnapshots, int]:
-    """Return the first host of a server that holds anything, with its latest place."""
+    """Return the first host of a server that has any place, with its latest place."""
     host, holding = next((h, holding) for h, holding in server if holding.places)
     return host, holding, max(holding.places) if holding.now is None else holding.now
 
@@ -72,6 +73,6 @@ def _latest_place(
 def _make_recovery_point(
     chosen: Sequence[tuple[H, AvailableSnapshots, int]], clocks: dict[int, int]
 ) -> RecoveryPoint[H]:
-    """Return the recovery point of chosen hosts and places."""
+    """Return the recovery point for the chosen hosts and places."""
     places = [None if place == holding.now else place for _, holding, place in chosen]
     return RecoveryPoint([host for host, _, _ in chosen], places, dict(clocks))

@@ -1,10 +1,10 @@
-"""Actors and tasks of a run on the cluster, as the client holds them.
+"""Actors and tasks of a run on the cluster, from the client's side.
 
-`ActorCalls` calls methods of actors and finds those whose worker is lost. `RunActors` starts, calls
-and releases the actors that host parameter servers and the tasks of the trainers. `EarlyHost`
-starts the run's first actor while the rows are still being read. `DirectResults` and
-`query_bundles` ask workers directly for results and block facts, which is faster than waiting for
-the scheduler's report.
+`ActorCalls` calls methods of actors and detects lost workers. `RunActors` starts, calls and
+releases the actors that host parameter servers and the tasks of the trainers. `EarlyHost` starts
+the run's first actor while the rows are still being read. `DirectResults` and `query_bundles`
+request results and block facts directly from workers, which is faster than waiting for the
+scheduler's report.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class ActorHandle:
     number: int
     address: str
     future: Future[Any]
-    #: Arguments of `ServerHost.begin` that the actor still has to be called with; empty once it
-    #: was.
+    #: Arguments with which the actor's `ServerHost.begin` must still be called; empty afterwards.
     begin_args: tuple[Any, ...] = ()
     proxy: Any = None
     #: Pending call for the endpoint, or the endpoint itself; None before and after the request.
@@ -93,9 +92,9 @@ class TrainerTask:
 
 
 class ActorCalls:
-    """Calls of the methods of a run's actors, which tell a lost worker from a busy one.
+    """Calls of the methods of a run's actors, which distinguish lost workers from busy ones.
 
-    Every method raises `WorkerUnreachableError` where an actor or its worker is lost.
+    Every method raises `WorkerUnreachableError` if an actor or its worker is lost.
 
     Parameters
     ----------
@@ -111,11 +110,11 @@ class ActorCalls:
         self._timeout = timeout
 
     def _await_proxy(self, host: ActorHandle) -> None:
-        """Wait until an actor runs and its proxy is known; raise where it cannot start."""
+        """Wait until an actor runs and its proxy is known; raise if it cannot start."""
         what = f"worker {host.address} to begin its part"
         deadline = Deadline(what, self._timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
-        # Starting takes as long as the worker is busy; give up only when it is gone, paused or
-        # silent.
+        # Starting takes as long as the worker is busy, so the loop only gives up when the worker is
+        # gone, paused or silent.
         while host.proxy is None:
             with suppress(TimeoutError):
                 host.proxy = self._get_proxy(host)
@@ -139,7 +138,7 @@ class ActorCalls:
         except Exception as error:
             if self._membership.is_there(host.address) and host.future.status == "error":
                 raise
-            # An error of the actor's constructor is the user's; any other one may be a lost worker.
+            # An error in the actor's constructor is the user's; any other one may be a lost worker.
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def _check_host(self, host: ActorHandle) -> None:
@@ -166,7 +165,7 @@ class ActorCalls:
         """Wait for the answer of a pending call, as long as the actor's worker is alive."""
         try:
             while True:
-                # A call that was under way when its worker was killed may never be answered.
+                # A call in progress when its worker was killed may never be answered.
                 with suppress(TimeoutError):
                     return call.result(timeout=CHECK_SECONDS)
                 self._check_host(host)
@@ -181,7 +180,7 @@ class ActorCalls:
 
 
 class RunActors(ActorCalls):
-    """Owner of the actors and tasks of one run, which starts, calls and releases them.
+    """Actors and tasks of one run: starts, calls and releases them.
 
     Parameters
     ----------
@@ -208,7 +207,7 @@ class RunActors(ActorCalls):
         self._early = early
         self._run_id = early.run_id
         self._on_end = on_end
-        # Only the state that the fit continues from can be large; its size is known without
+        # Only the state from which the fit continues can be large; its size is known without
         # pickling.
         self._is_small = fit.work.carried_bytes <= _MAX_INLINE_FIT_BYTES
         self._fit_future: Future[Any] | None = None
@@ -230,7 +229,8 @@ class RunActors(ActorCalls):
 
     def next_serial_number(self) -> int:
         """Return a number that no trainer or actor of the run has had before."""
-        # Names are never used twice, so that late messages of old actors cannot be mistaken.
+        # Names are never reused, so that late messages of old actors cannot be confused with new
+        # ones.
         self._serial += 1
         return self._serial
 
@@ -241,7 +241,7 @@ class RunActors(ActorCalls):
     ) -> ActorHandle:
         """Submit an actor for server `number`; do not wait until it runs."""
         begin_args = (self._fit_argument(), number, n_trainers, generation)
-        # The early actor gets the fit by a method call, which cannot take the future of a large
+        # The early actor receives the fit by a method call, which cannot take the future of a large
         # fit.
         if self._is_small and (claimed := self._early.claim(address)) is not None:
             future, (proxy, endpoint_answer) = claimed
@@ -254,7 +254,7 @@ class RunActors(ActorCalls):
 
     def wait_for_endpoints(self, hosts: Sequence[ActorHandle]) -> list[Endpoint]:
         """Wait until several actors run; return the endpoints of their servers."""
-        # First start all calls, then wait for all answers.
+        # All calls are started first, then all answers are awaited.
         for host in hosts:
             self._await_proxy(host)
             if host.endpoint_answer is None:
@@ -268,10 +268,10 @@ class RunActors(ActorCalls):
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
     def begin_waiting_hosts(self, hosts: Sequence[ActorHandle]) -> None:
-        """Let actors that were started without a fit make their servers; raise as :meth:`ask`."""
+        """Make actors that were started without a fit create servers; raise as :meth:`ask`."""
         waiting = [host for host in hosts if host.begin_args]
-        # As long as the fit's own bound: many processes that import at once on few cores take a
-        # minute. One that is gone, or silent, is noticed meanwhile.
+        # The timeout is the fit's own: many processes that import modules at the same time on few
+        # cores take a minute. A lost or silent worker is detected in the meantime.
         calls = [
             self.start_asking_hosts([host], "begin", *host.begin_args, timeout=self._timeout)
             for host in waiting
@@ -293,7 +293,7 @@ class RunActors(ActorCalls):
         *args: Any,
         timeout: float = _CALL_TIMEOUT_SECONDS,
     ) -> list[Any]:
-        """Call a method of several actors at once; raise as :meth:`ask`."""
+        """Call a method of several actors in parallel; raise as :meth:`ask`."""
         return self.start_asking_hosts(hosts, method, *args, timeout=timeout)()
 
     def start_asking_hosts(
@@ -309,7 +309,7 @@ class RunActors(ActorCalls):
         return lambda: [self._await_answer(host, call, deadline) for host, call in calls]
 
     def discard_host_actor(self, host: ActorHandle) -> None:
-        """Stop an actor and release it, also where its worker is lost."""
+        """Stop an actor and release it, even if its worker is lost."""
         # An actor closes its sockets itself if it still can.
         if host.proxy is not None and self._membership.is_there(host.address):
             with suppress(Exception):
@@ -322,7 +322,7 @@ class RunActors(ActorCalls):
     def start_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
         """Submit trainers, given the spec, the worker's address and the blocks of each."""
         fit = self._fit_argument() if parts else None
-        # The fit's name comes first: Dask groups tasks on its dashboard by the prefix of the key.
+        # The fit's name comes first, since Dask's dashboard groups tasks by the prefix of the key.
         name = self._fit.run.name
         keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
         by_key = list(zip(keys, parts, strict=True))
@@ -350,7 +350,7 @@ class RunActors(ActorCalls):
         while True:
             with suppress(TimeoutError):
                 return gathering.result(timeout=CHECK_SECONDS)
-            # A result that was lost with its worker would be waited for without end.
+            # A result that was lost with its worker would be awaited for ever.
             gone = self._membership.find_gone({trainer.address for trainer in trainers})
             for trainer in trainers:
                 if trainer.future.status != "finished" or trainer.address in gone:
@@ -358,7 +358,7 @@ class RunActors(ActorCalls):
                     raise WorkerUnreachableError(trainer.address, "lost")
 
     def ask_for_results(self, trainers: Sequence[TrainerTask]) -> None:
-        """Ask the trainers' workers to send results as soon as they end, if that is soon."""
+        """Request results from the trainers' workers as soon as they end, if that is soon."""
         keys: dict[str, list[Any]] = {}
         for trainer in trainers:
             keys.setdefault(trainer.address, []).append(trainer.future.key)
@@ -379,7 +379,7 @@ class RunActors(ActorCalls):
         try:
             return self._gather_results(trainers)
         except Exception:
-            # One at a time, so that the error names the trainer that is lost.
+            # One at a time, so that the error names the lost trainer.
             return [self._gather_result(trainer) for trainer in trainers]
 
     def _gather_result(self, trainer: TrainerTask) -> Any:
@@ -399,9 +399,10 @@ class RunActors(ActorCalls):
         return future
 
     def discard_futures(self, futures: Iterable[Future[Any]]) -> None:
-        """Cancel unfinished tasks and all actors among some, and release all their futures."""
+        """Cancel unfinished tasks and all actors among the futures, and release all of them."""
         futures = list(futures)
-        # Actors are cancelled even if finished: else one would live as long as any proxy of it.
+        # Actors are cancelled even if finished; otherwise they live as long as any of their
+        # proxies.
         unfinished = [
             f for f in futures if is_actor_key(f.key) or not (f.done() or self._has_ended(f))
         ]
@@ -417,11 +418,11 @@ class RunActors(ActorCalls):
         return future.status == "finished" or self._direct_results.get([future.key]) is not None
 
     def release_if_ended(self) -> bool:
-        """Release all tasks and actors if all have ended; else release nothing and return False.
+        """Release all tasks and actors if all have ended; else do nothing and return False.
 
-        A cancelled actor ends by itself and closes what it has opened.
+        A cancelled actor ends by itself and closes its resources.
         """
-        # A task that still runs must be cancelled and waited for: the caller calls `close` then.
+        # A running task must be cancelled and awaited; the caller then calls `close`.
         if not all(self._has_ended(future) for future in self._futures):
             return False
         self.discard_futures(self._futures)
@@ -474,7 +475,7 @@ class EarlyHost:
         self, tasks: Tasks | None = None, workers: dict[Any, str | None] | None = None
     ) -> dict[Any, Any]:
         """Submit the actor together with other tasks; return the futures of the other tasks."""
-        # One message for the actor and the blocks: the scheduler sends them at once.
+        # One message for the actor and the blocks, so that the scheduler sends them together.
         tasks, pins = tasks or {}, dict(workers or {})
         if self.address is None or self._future is not None:
             return submit_tasks(self._client, tasks, pins)
@@ -485,27 +486,27 @@ class EarlyHost:
         return futures
 
     def start_host(self, address: str, name: str, *begin_args: Any) -> Future[Any]:
-        """Submit another actor of the run; with `begin_args` it makes its server at once."""
+        """Submit another actor of the run; with `begin_args` it creates its server immediately."""
         key, arguments = _make_actor_key(name), (*self._host_arguments(name), *begin_args)
         tasks: Tasks = {key: (ServerHost, arguments)}
         future: Future[Any] = submit_tasks(self._client, tasks, {key: address}, [key])[key]
         return future
 
     def _host_arguments(self, name: str) -> tuple[Any, ...]:
-        """Return the arguments of `ServerHost` that all actors of the run have."""
+        """Return the arguments of `ServerHost` that all actors of the run share."""
         return self.run_id, name, self.secret, configured_connections()
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
-        """Note the endpoint of the actor, which its worker reported."""
+        """Record the endpoint of the actor, which its worker reported."""
         assert self.address is not None
         proxy = make_actor_proxy(self._client, self.key, ServerHost, self.address)
         self._endpoint_request = proxy, endpoint
 
     def request_endpoint(self) -> None:
-        """Ask the actor for its endpoint if it runs already; do not wait for the answer."""
+        """Request the actor's endpoint if it runs already; do not wait for the answer."""
         future, is_requested = self._future, self._endpoint_request[0] is not None
         if not is_requested and future is not None and future.status == "finished" and self.address:
-            # Its worker may be lost at this moment: the run then finds out, and takes another.
+            # Its worker may be lost at this moment; the run then detects it, and uses another one.
             with suppress(OSError, RuntimeError):
                 proxy = wait_for_actor(
                     self._client, future, ServerHost, self.address, _PROXY_TIMEOUT_SECONDS
@@ -515,7 +516,7 @@ class EarlyHost:
     def claim(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
         """Hand over the actor's future if it is on the given worker, else return None.
 
-        With it come the proxy and the endpoint (or the pending call for it), None where unknown.
+        The proxy and the endpoint (or the pending call for it) are included; None if unknown.
         """
         if address != self.address or self._future is None or self._future.status == "cancelled":
             return None
@@ -545,8 +546,9 @@ def is_actor_key(key: Any) -> bool:
 def query_bundles(
     client: Client, keys: Mapping[str, list[Any]], early: EarlyHost | None = None, wait: float = 0.0
 ) -> dict[int, tuple[str, BlockInfo]]:
-    """Ask workers for facts of the blocks of bundles in their memory; return address and facts."""
-    # One request per worker: the keys of its bundles, and of the early actor if it is there.
+    """Request facts of the bundles' blocks in workers' memory; return address and facts."""
+    # One request per worker: the keys of its bundles, and the key of the early actor if it is
+    # there.
     requests: dict[str, tuple[list[Any], str | None]] = {
         w: (bundles, None) for w, bundles in keys.items()
     }
@@ -554,7 +556,7 @@ def query_bundles(
         requests[early.address] = keys.get(early.address, []), early.key
     answers: dict[str, Any] = {}
     if requests:
-        with suppress(Exception):  # a worker does not answer: the scheduler will report the loss
+        with suppress(Exception):  # a worker does not answer: the scheduler will report it
             query = partial(_run_on_workers, client, tell_bundles, requests, wait)
             answers = client.sync(query, callback_timeout=_QUERY_TIMEOUT_SECONDS)
     located = {}
@@ -568,15 +570,15 @@ def query_bundles(
 class DirectResults:
     """Results of trainers sent directly by their workers, within `_RESULT_WAIT_SECONDS`.
 
-    A fit that takes longer, or whose worker is lost, is collected by way of the scheduler instead.
+    Results of a longer fit, or of a lost worker, are collected through the scheduler instead.
 
     Parameters
     ----------
     client : Client
     run_id : str
     on_answers : callable
-        Called in the client's event loop thread once all workers have answered a request, whether
-        with results or without any (a trainer still runs).
+        Called in the client's event loop thread once all workers have answered a request, with or
+        without results (without, if a trainer is still running).
     """
 
     def __init__(self, client: Client, run_id: str, on_answers: Callable[[], None]) -> None:
@@ -586,10 +588,10 @@ class DirectResults:
         self._results: dict[Any, Any] = {}
 
     def ask(self, keys: Mapping[str, list[Any]]) -> None:
-        """Ask workers to send the results of tasks when these end; do not wait for the answers."""
+        """Request the results of tasks from workers when they end; do not wait for the answers."""
 
         async def ask() -> None:
-            # A lost worker or a closing client is noticed by way of the scheduler.
+            # A lost worker or a closing client is detected through the scheduler.
             with suppress(Exception):
                 answers = await _run_on_workers(
                     self._client, tell_results, keys, self._run_id, _RESULT_WAIT_SECONDS
@@ -608,10 +610,10 @@ class DirectResults:
 async def _run_on_workers(
     client: Any, function: Callable[..., Any], requests: Mapping[str, Any], *args: Any
 ) -> dict[str, Any]:
-    """Run a function on the workers that `requests` has as keys; return the answers by address.
+    """Run a function on the workers in the keys of `requests`; return the answers by address.
 
-    All workers get the same message, in which each finds its request by its own address. A lost
-    worker is left out of the answers.
+    All workers get the same message, in which each finds its request by its own address. Lost
+    workers are missing in the answers.
     """
     calls = client.run(function, requests, *args, workers=list(requests), on_error="ignore")
     answers: dict[str, Any] = await calls
