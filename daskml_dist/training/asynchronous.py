@@ -1,7 +1,8 @@
-"""Calls of this package that an event loop awaits, each in a thread of its own.
+"""Calls of this package that an event loop awaits, each run in its own thread.
 
-In a thread a client of the loop is like any other: its calls wait while the loop, which goes on,
-answers them. Where the loop's task is cancelled, a fit ends between two steps, as after Ctrl-C.
+In the thread, a client that belongs to the loop can be used normally: its calls block the thread
+while the loop keeps running and answers them. If the loop's task is cancelled, a fit ends between
+two steps, as after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
     """Call a function of this package in a thread, and await its result.
 
     For event loops, with a ``Client(..., asynchronous=True)`` or none: fits, searches, metrics and
-    computations all wait for something, and would stop the loop.
+    computations all wait for results, and would block the loop.
 
     Parameters
     ----------
     function : callable
         Such as ``model.fit``, ``cross_val_score`` or ``accuracy_score``.
     *args, **kwargs
-        Its arguments. Context variables, Dask's current client among them, are those of the caller.
+        Its arguments. Context variables, including Dask's current client, are those of the caller.
 
     Returns
     -------
@@ -40,9 +41,9 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
     ------
     asyncio.CancelledError
         The task was cancelled. Fits of the function have ended by then, between two steps, and
-        their estimators hold what they had come to; a second cancellation does not wait for that.
+        their estimators hold the results so far; a second cancellation does not wait for that.
     Exception
-        What the function raises.
+        Exception of the function.
 
     Examples
     --------
@@ -54,20 +55,21 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
-    # Looked at even if nobody waits until the end: asyncio complains of errors that are not.
+    # The exception is read even if no task awaits it: asyncio warns of exceptions that are never
+    # read.
     ended.add_done_callback(lambda one: one.cancelled() or one.exception())
     stop, context = StopRequest(), copy_context()
     context.run(obey_stop_request, stop)
 
     def call() -> None:
-        """Call the function, and tell the loop of its end."""
+        """Call the function, and pass its result or error to the loop."""
         tell: Callable[[Any], None] = ended.set_exception
         value: Any
         try:
             value = context.run(function, *args, **kwargs)
             tell = ended.set_result
         except StopIteration as error:
-            # asyncio takes none, for it ends coroutines.
+            # asyncio does not accept it, since StopIteration ends coroutines.
             value = TrainingError(
                 f"{function!r} raised StopIteration, which coroutines cannot pass on. Return a "
                 "value instead, for example with next(iterator, None)."
@@ -75,21 +77,21 @@ async def run_async(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
             value.__cause__ = error
         except BaseException as error:
             value = error
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
             loop.call_soon_threadsafe(_tell_unless_done, ended, tell, value)
 
-    # Not a thread of the loop's pool: so few are there, and a fit may take hours.
+    # Not a thread of the loop's pool: the pool has few threads, and a fit may take hours.
     threading.Thread(target=call, name="daskml_dist-awaited", daemon=True).start()
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
         stop.set()
-        # A client of this loop answers the fit's last calls meanwhile.
+        # While waiting, the loop still serves the last calls of the fit.
         await asyncio.wait([ended])
-        raise  # the cancellation, which the interrupt stands for
+        raise  # the cancellation, which caused the interrupt
 
 
 def _tell_unless_done(ended: asyncio.Future[Any], tell: Callable[[Any], None], value: Any) -> None:
-    """Set the result or the error of a future that nobody has cancelled."""
+    """Set the result or the error of a future, unless it was cancelled."""
     if not ended.done():
         tell(value)

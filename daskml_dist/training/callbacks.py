@@ -1,30 +1,30 @@
-"""Callbacks: a user's own code at seven moments of a fit.
+"""Callbacks: user code that runs at seven moments of a fit.
 
 A callback is any object with one or more of the methods
 
-- ``on_phase(phase, done, total)``: as each of its `PHASES` begins, and goes on;
+- ``on_phase(phase, done, total)``: when one of the `PHASES` begins, and as it makes progress;
 - ``on_fit_begin(run)``: before the first step;
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
-- ``on_pass_redone(run, record)``: after a pass that ``on_pass_end`` has told of, and that was made
-  again since a worker was lost: its record takes the place of that one;
+- ``on_pass_redone(run, record)``: after a pass was repeated because a worker was lost, if
+``on_pass_end`` was already called for it: the new record replaces the old one;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
-  :class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
-- ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted;
+:class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
+- ``on_fit_end(run)``: after the last step, even if the fit failed or was interrupted;
 - ``on_step_end(step)``: after each gradient step of a lane, with a :class:`StepEnd`.
 
-One whose attribute ``needs_parameters`` is true is told of a pass once the parameters after it are
-with the client: ``run.parameters()``, ``run.estimator()``. A fit by gradient steps then goes on
-from pass to pass as it does with a checkpoint after each.
+If a callback's attribute ``needs_parameters`` is true, ``on_pass_end`` is called once the client
+has the parameters after the pass: ``run.parameters()``, ``run.estimator()``. A fit by gradient
+steps then runs pass by pass, as it does with a checkpoint after each.
 
-The first six run in the client. Phases come in any order and number: a fit that loses a worker
-places again, one that begins in memory places nothing. ``"reading"`` counts blocks, `done` of
-`total`; of other phases, or where it is not known, `total` is None. The last one is ``"end"``,
-whatever ends the fit, also one that fails before ``on_fit_begin``.
+The first six methods run in the client. Phases may come in any order and number: a fit that loses a
+worker repeats "placing", and a fit of rows in memory has no such phase. ``"reading"`` counts
+blocks, `done` of `total`; in other phases, or if it is unknown, `total` is None. The last phase is
+``"end"``, however the fit ends, even if it fails before ``on_fit_begin``.
 
-``on_step_end`` runs where the steps are made: on a cluster in the workers' processes, each of which
-has a copy of the callback (so it must pickle), and in several threads where a process has several
-lanes. What it raises ends the fit: as it is in one process, as
-the cause of a :class:`~daskml_dist.errors.TrainingError` where it came from a worker.
+``on_step_end`` runs where the steps are made. On a cluster this is in the workers' processes, each
+of which has a copy of the callback (so it must be picklable), and in several threads if a process
+has several lanes. An exception in it ends the fit: it is raised unchanged by a fit in one process,
+and is the cause of a :class:`~daskml_dist.errors.TrainingError` if it was raised on a worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["HOOKS", "PHASES", "STEP_HOOK", "CallbackList", "StepEnd"]
 
-#: The methods that a callback may have in the client, and the one where steps are made.
+#: Methods that the client calls, and the one that is called where steps are made.
 HOOKS = (
     "on_phase",
     "on_fit_begin",
@@ -47,7 +47,7 @@ HOOKS = (
     "on_fit_end",
 )
 STEP_HOOK = "on_step_end"
-#: Phases of a fit, as ``on_phase`` is told.
+#: Phases of a fit, the first argument of ``on_phase``.
 PHASES = (
     "waiting for workers",
     "reading",
@@ -62,17 +62,17 @@ PHASES = (
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step of a lane, as ``on_step_end`` sees it.
+    """A step of a lane, the argument of ``on_step_end``.
 
     Parameters
     ----------
     lane : int
     clock : int
-        Steps that the lane has made.
+        Steps that the lane has made so far.
     n_rows : int
-        Rows of its batch.
+        Rows of the step's batch.
     loss : float
-        Sum of their losses, before the step.
+        Sum of the losses of these rows, before the step.
 
     Examples
     --------
@@ -90,9 +90,10 @@ class StepEnd:
 class CallbackList:
     """The callbacks of a fit, called one after the other.
 
-    What a callback raises ends the call and is raised as it is, with a note that names the
-    callback. Whoever has seen ``on_fit_begin`` also sees ``on_fit_end``, once, whatever the
-    others do: callbacks may open things there and close them here.
+    An exception in a callback ends the call and is raised unchanged, with a note that names the
+    callback. Each callback whose ``on_fit_begin`` was called also gets ``on_fit_end``, once,
+    whatever the other callbacks do: a callback may open resources in the first and close them in
+    the second.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ class CallbackList:
     Raises
     ------
     InvalidParameterError
-        An object has none of the methods, or is a class.
+        An object has none of these methods, or is a class.
 
     Examples
     --------
@@ -121,7 +122,7 @@ class CallbackList:
         self._begun: list[object] = []
         self._in_phase = False
         self._error: BaseException | None = None
-        #: Makes a fitted estimator of parameters; None where the fit has no such thing.
+        #: Makes a fitted estimator from parameters; None if the fit has no such function.
         self.fitted: Callable[[Any], Any] | None = getattr(callbacks, "fitted", None)
 
     def __len__(self) -> int:
@@ -132,67 +133,68 @@ class CallbackList:
 
     @property
     def step_callbacks(self) -> tuple[Any, ...]:
-        """Return the callbacks with ``on_step_end``, which run where steps are made."""
+        """Return the callbacks with ``on_step_end``, which are called where steps are made."""
         return tuple(c for c in self._callbacks if callable(getattr(c, STEP_HOOK, None)))
 
     @property
     def need_parameters(self) -> bool:
-        """Return whether some callback is to see the parameters after each pass."""
+        """Return whether any callback needs the parameters after each pass."""
         return any(getattr(c, "needs_parameters", False) for c in self._callbacks)
 
     def on_phase(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Tell every callback what the fit does now.
+        """Call ``on_phase`` of every callback.
 
         Parameters
         ----------
         phase : str
             One of `PHASES`.
         done, total : int, int or None
-            Blocks that are read, of how many.
+            Number of blocks read, and the number to read.
 
         Raises
         ------
         BaseException
-            What a callback raised; the later ones are not told.
+            Exception of a callback; later callbacks are not called.
         """
         self._in_phase = True
         for callback in self._callbacks:
             self._call_hook(callback, "on_phase", phase, done, total)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tell every callback that the last phase ended; nothing where none has begun.
+        """Call ``on_phase("end")`` of every callback; do nothing if no phase has begun.
 
         Parameters
         ----------
         error : BaseException or None, default=None
-            What ends the fit, if it is being raised.
+            The exception that ends the fit, if one is being raised.
 
         Raises
         ------
         BaseException
-            What a callback raised, unless there is an `error`.
+            Exception of a callback, unless there is an `error`.
         """
-        # A fit that failed before its first phase has nothing to end.
+        # A fit that failed before its first phase has no phase to end.
         told, self._in_phase = self._callbacks if self._in_phase else (), False
         self._call_at_end(told, error, "on_phase", "end", 0, None)
 
     def on_fit_begin(self, run: Any) -> None:
-        """Tell every callback that the fit begins.
+        """Call ``on_fit_begin`` of every callback.
 
         Parameters
         ----------
         run : object
-            The fit, handed on as it is.
+            View of the fit, passed on unchanged.
 
         Raises
         ------
         BaseException
-            What a callback raised. Those told before it have then been told of the end.
+            Exception of a callback. ``on_fit_end`` has then been called for it and the earlier
+            ones.
         """
         self._begun, self._error = [], None
         try:
             for callback in self._callbacks:
-                # Noted before the call, so that one interrupted half way can clean up too.
+                # Recorded before the call, so that a callback that fails part way can clean up too.
                 self._begun.append(callback)
                 self._call_hook(callback, "on_fit_begin", run)
         except BaseException as error:
@@ -200,79 +202,79 @@ class CallbackList:
             raise
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell every callback that a pass over the data ended.
+        """Call ``on_pass_end`` of every callback.
 
         Parameters
         ----------
         run : object
-            The fit.
+            View of the fit.
         record : dict
-            The record of the pass, as the history keeps it.
+            Record of the pass, as the history keeps it.
 
         Raises
         ------
         BaseException
-            What a callback raised; the later ones are not told.
+            Exception of a callback; later callbacks are not called.
         """
         for callback in self._callbacks:
             self._call_hook(callback, "on_pass_end", run, record)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
-        """Tell every callback that a pass which they were told of has been made again.
+        """Call ``on_pass_redone`` of every callback.
 
         Parameters
         ----------
         run : object
-            The fit.
+            View of the fit.
         record : dict
-            The record of the pass that counts.
+            New record of the pass, which replaces the earlier one.
 
         Raises
         ------
         BaseException
-            What a callback raised; the later ones are not told.
+            Exception of a callback; later callbacks are not called.
         """
         for callback in self._callbacks:
             self._call_hook(callback, "on_pass_redone", run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
-        """Tell every callback that the membership of the fit changed.
+        """Call ``on_generation`` of every callback.
 
         Parameters
         ----------
         run : object
-            The fit.
+            View of the fit.
         event : object
-            What happened; its `str` says it in words.
+            The change of membership; its `str` describes it in words.
 
         Raises
         ------
         BaseException
-            What a callback raised; the later ones are not told.
+            Exception of a callback; later callbacks are not called.
         """
         for callback in self._callbacks:
             self._call_hook(callback, "on_generation", run, event)
 
     def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
-        """Tell every callback that saw the beginning that the fit ended.
+        """Call ``on_fit_end`` of every callback whose ``on_fit_begin`` was called.
 
-        All of them are told even when one raises, and the first error wins: later ones are added
-        to it as notes. A second call does nothing.
+        All of these are called even if one raises. The first error is raised, and later ones are
+        added to it as notes. A second call does nothing.
 
         Parameters
         ----------
         run : object
-            The fit.
+            View of the fit.
         error : BaseException or None, default=None
-            What ends the fit, if the caller is about to raise it.
+            The exception that ends the fit, if the caller is about to raise it.
 
         Raises
         ------
         BaseException
-            What a callback raised, unless there is an `error`, or an earlier call of this fit
+            Exception of a callback, unless there is an `error`, or an earlier call of this fit
             raised first.
         """
-        # An error of a callback may have ended the fit already; it stays the one that is raised.
+        # If a callback's error has already ended the fit, that error is the one to raise.
         first = error or self._error
         begun, self._begun, self._error = self._begun, [], None
         told = begun and hasattr(run, "error")
@@ -287,7 +289,7 @@ class CallbackList:
     def _call_at_end(
         self, callbacks: Sequence[object], first: BaseException | None, hook: str, *args: Any
     ) -> None:
-        """Call an ending hook of all callbacks, whatever they raise; later errors become notes."""
+        """Call an ending hook of all callbacks, even if some raise; later errors become notes."""
         raised: BaseException | None = None
         for callback in callbacks:
             try:
@@ -303,7 +305,7 @@ class CallbackList:
             raise raised
 
     def _call_hook(self, callback: object, hook: str, *args: Any) -> None:
-        """Call one hook of a callback where it has it, and note the callback's name on an error."""
+        """Call one hook of a callback, if it has that hook; add the callback's name to an error."""
         method = getattr(callback, hook, None)
         if not callable(method):
             return
@@ -311,7 +313,7 @@ class CallbackList:
             method(*args)
         except BaseException as error:
             note = f"raised by the callback {type(callback).__name__}.{hook}"
-            # A Ctrl-C may arrive in any frame; naming the callback would blame it wrongly.
+            # A Ctrl-C may be raised in any frame, so naming the callback would be wrong.
             if isinstance(error, Exception) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             self._error = self._error or error
@@ -328,7 +330,7 @@ def _list_callbacks(callbacks: object) -> tuple[object, ...]:
         return ()
     if isinstance(callbacks, CallbackList):
         return tuple(callbacks)
-    # An object with a hook is a callback, even if it happens to be a sequence as well.
+    # An object with a hook is a callback, even if it is also a sequence.
     if (
         isinstance(callbacks, Sequence)
         and not isinstance(callbacks, str)
@@ -358,5 +360,5 @@ def _check_callback(callback: object) -> None:
 
 
 def _outranks(later: BaseException, first: BaseException) -> bool:
-    """Return whether `later` must be raised instead: an interrupt after an ordinary error."""
+    """Return whether to raise `later` instead: an interrupt after an ordinary error."""
     return isinstance(first, Exception) and not isinstance(later, Exception)

@@ -1,10 +1,11 @@
-"""Checkpoints of a fit: when it saves itself, the files on any file system, and their format.
+"""Checkpoints of a fit: when they are saved, their files on any file system, and their format.
 
-`Checkpoint` is what users give. `CheckpointFiles` writes files whole, moves them up, and refuses
-everything that is not a regular file, so that whoever may write to the folder cannot redirect a
-save or a read. `encode_checkpoint` and `decode_state` make an archive of plain arrays and JSON;
-reading believes nothing that a file says of itself: members are stored uncompressed, an array has
-as many bytes as it announces, and the result is a state that a fit can continue from, or an error.
+`Checkpoint` is the user's parameter. `CheckpointFiles` writes files whole, renames older versions,
+and refuses everything that is not a regular file, so that another user who may write to the folder
+cannot redirect a save or a read. `encode_checkpoint` and `decode_state` convert to and from an
+archive of plain arrays and JSON. Reading trusts nothing in the file: members are stored
+uncompressed, an array has as many bytes as it announces, and the result is either a state that a
+fit can continue from, or an error.
 
 Each part of a fit is a fit of `every` passes that starts from the state of the one before, so the
 state is whole and consistent under every policy. Under ``"sync"`` and ``"allreduce"`` the parts
@@ -38,13 +39,13 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.ps.shard_state import HeldRows, ShardState
 
 T = TypeVar("T")
-#: Other systems than POSIX have no such flags, nor what they are against.
+#: Only POSIX systems have these flags; other systems do not have the risks either.
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 #: O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFELY
-#: O_EXCL: a file or link that was put there since the check is not written to.
+#: O_EXCL: never write to a file or link that was created since the check.
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
-#: Things that are no regular files, in the words of an error.
+#: Kinds of non-regular files, as named in errors.
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a symbolic link",
@@ -55,10 +56,10 @@ _KINDS = {
 }
 #: Version of the layout of a file; files of other versions are refused (`decode_checkpoint`).
 _FORMAT = 2
-#: Arrays of a file at most: parameters, average, facts, and an optimizer's state.
+#: Most arrays in a file: parameters, average, facts, and optimizer state.
 _MOST_ARRAYS = 64
-#: Readers of the headers of .npy files by version; version 3 is for names of fields, of which
-#: checkpoints have none.
+#: Header readers of .npy files, by version; version 3 is for field names, which checkpoints do not
+#: have.
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -67,33 +68,33 @@ class Checkpoint(NamedParameters):
     """Place and frequency of a fit's checkpoints.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new
-    one is written as ``path.new``; once it is whole, each file moves up by one name. A crash at
-    any instant leaves the last whole one under one of these names, even where moving means to
-    copy and delete, as in object stores; :meth:`load` finds it.
+    one is written as ``path.new``; once it is complete, each file is renamed to the next older
+    name. A crash at any time leaves the last complete checkpoint under one of these names, even if
+    a rename is a copy and a delete, as in object stores; :meth:`load` finds it.
 
     A file is an ``.npz``: parameters, optimizer state and facts in JSON, with a checksum of every
-    array and without pickle. It is read only if it is whole. On a local disk only its owner may
-    read it.
+    array and without pickle. Damaged files are never used. On a local disk only the owner may read
+    the file.
 
     Parameters
     ----------
     path : str or path
-        A file in an existing folder, or the URL of one on any file system that fsspec knows, such
-        as ``"s3://bucket/fit.npz"``. The client alone reads and writes it. Two fits at a time
+        A file in an existing folder, or the URL of one on any file system that fsspec supports,
+        such as ``"s3://bucket/fit.npz"``. Only the client reads and writes it. Two concurrent fits
         need two paths.
     every : int, default=1
         Passes between two checkpoints.
     resume : bool, default=False
-        Go on from the newest whole checkpoint where there is one, with any policy and any number
+        Continue from the newest complete checkpoint if there is one, with any policy and any number
         of workers, lanes and servers.
     keep : int, default=2
-        Checkpoints kept. With two or more, a fit whose newest file was damaged later goes on from
-        the one before.
+        Number of checkpoints kept. With two or more, a fit whose newest file was damaged later
+        continues from the one before.
 
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning.
+        A parameter is invalid.
 
     Examples
     --------
@@ -121,7 +122,7 @@ class Checkpoint(NamedParameters):
             raise InvalidParameterError(
                 f"Checkpoint(path={self.path!r}): give the path or the URL of a file."
             )
-        # A bool is an int in Python, and no number of passes.
+        # A bool is an int in Python, but not a valid number of passes.
         for name, unit in (("every", "passes"), ("keep", "files")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -135,8 +136,8 @@ class Checkpoint(NamedParameters):
         Raises
         ------
         CheckpointError
-            One of them failed, the file system is unknown or not installed, or something that
-            is no regular file has one of the names.
+            One of these operations failed, the file system is unknown or not installed, or one of
+            the names belongs to something other than a regular file.
         """
         files = self._open_files()
         try:
@@ -150,7 +151,7 @@ class Checkpoint(NamedParameters):
             ) from error
 
     def save(self, state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> None:
-        """Write the state, and facts that JSON can hold, as the newest checkpoint.
+        """Write the state, and facts that JSON can represent, as the newest checkpoint.
 
         Parameters
         ----------
@@ -160,14 +161,14 @@ class Checkpoint(NamedParameters):
         Raises
         ------
         CheckpointError
-            It could not be written, for example because the disk is full. The newest whole one
-            is as it was.
+            The checkpoint could not be written, for example because the disk is full. The previous
+            one is unchanged.
         """
         # Encode first: an error there must not touch the files.
         files, data = self._open_files(), encode_checkpoint(state, facts)
         try:
-            # The last save was cut short after it was written: move it up first.
-            if files.is_whole(files.temporary_name):  # a crash came while the files moved
+            # An earlier save may have crashed after writing its file: rename that file first.
+            if files.is_whole(files.temporary_name):  # a crash interrupted the renames
                 files.rotate_versions()
             files.write(files.temporary_name, data)
             files.rotate_versions()
@@ -181,7 +182,7 @@ class Checkpoint(NamedParameters):
             ) from error
 
     def load(self) -> tuple[ShardState, dict[str, Any]]:
-        """Read the newest whole checkpoint; a `UserWarning` tells if a newer one is damaged.
+        """Read the newest complete checkpoint; a `UserWarning` reports a newer one that is damaged.
 
         Returns
         -------
@@ -191,7 +192,7 @@ class Checkpoint(NamedParameters):
         Raises
         ------
         CheckpointError
-            There is none, none is whole, or it has another format version.
+            There is no checkpoint, none is complete, or it has another format version.
         """
         found = self._open_files().load_newest()
         if found is None:
@@ -215,7 +216,7 @@ class CheckpointFiles:
     fs : fsspec file system
     path : str
     keep : int
-        Versions that are kept.
+        Number of versions kept.
     """
 
     fs: Any
@@ -243,7 +244,7 @@ class CheckpointFiles:
 
     @property
     def version_names(self) -> list[str]:
-        """Return the names from the newest to the oldest."""
+        """Return the file names, from the newest version to the oldest."""
         return [self.path, *(f"{self.path}.{i}" for i in range(1, self.keep))]
 
     @property
@@ -254,9 +255,7 @@ class CheckpointFiles:
         return isinstance(self.fs, LocalFileSystem)
 
     def check_regular(self, name: str) -> bool:
-        """Return whether there is a file of that name; raise for anything that is no regular
-        file.
-        """
+        """Return whether a regular file has that name; raise for any other kind of file."""
         kind = self._describe_kind(name)
         if kind not in ("", "a file"):
             raise CheckpointError(
@@ -266,13 +265,13 @@ class CheckpointFiles:
         return bool(kind)
 
     def _describe_kind(self, name: str) -> str:
-        """Return the kind of the thing under a name, in words; empty for nothing."""
+        """Return the kind of file that a name refers to, in words; empty if there is none."""
         try:
             if self._is_local:
                 # lstat, not stat: a link must be seen as a link.
                 mode = os.lstat(name).st_mode
                 return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
-            # Object stores know files and folders only.
+            # Object stores have only files and folders.
             found = self.fs.info(name)["type"]
         except FileNotFoundError:
             return ""
@@ -283,7 +282,7 @@ class CheckpointFiles:
         try:
             if not self.check_regular(name):
                 return None
-            # Before reading: a wrong file may have any size.
+            # Checked before reading, since a wrong file may have any size.
             if most is not None and (size := self.fs.info(name).get("size") or 0) > most:
                 raise CheckpointError(
                     f"The checkpoint {name} has {size} bytes, but checkpoints of this fit have "
@@ -301,30 +300,30 @@ class CheckpointFiles:
             ) from error
 
     def is_whole(self, name: str) -> bool:
-        """Return whether there is a whole checkpoint of that name."""
+        """Return whether there is a complete checkpoint of that name."""
         with suppress(CheckpointError):
             data = self.read(name)
             return data is not None and bool(decode_checkpoint(data, name))
         return False
 
     def load_newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
-        """Return the newest whole checkpoint of a fit by steps, as :meth:`load_newest_by`."""
+        """Return the newest complete checkpoint of a fit by steps, as :meth:`load_newest_by`."""
         return self.load_newest_by(decode_state, most)
 
     def load_newest_by(
         self, decode: Callable[[bytes, str], T], most: int | None = None
     ) -> T | None:
-        """Return the result of `decode` for the newest whole checkpoint; None without a file."""
+        """Return the result of `decode` for the newest complete checkpoint; None without files."""
         damaged = ""
-        # Newest first. A whole path.new is a save that a crash kept from moving up.
+        # Newest first. A complete path.new is a save whose rename was prevented by a crash.
         for name in (self.temporary_name, *self.version_names):
-            # Damage alone leads on to an older file. A file of another format or kind of fit, or
-            # too large, raises `CheckpointError` here: the user decides.
+            # Only a damaged file leads to an older one. A file of another format or kind of fit, or
+            # one that is too large, raises `CheckpointError` here: the user decides.
             try:
                 data = self.read(name, most)
                 found = None if data is None else decode(data, name)
             except DamagedError as error:
-                # A damaged path.new is a save that a crash cut short: what it is for.
+                # A damaged path.new is a save that a crash interrupted; this needs no warning.
                 damaged = damaged or ("" if name == self.temporary_name else str(error))
                 continue
             if found is not None:
@@ -343,25 +342,22 @@ class CheckpointFiles:
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file to the disk; what an error leaves of it is removed.
-
-        Only its owner may read it.
-        """
+        """Write a file that only its owner may read; remove a partial file after an error."""
         # A link under this name would send the write to another file.
         exists = self.check_regular(name)
         try:
             if self._is_local:
-                # Removed first, since a local file is opened as one that must be new (`_WRITE`).
+                # Removed first, since a local file is created with O_EXCL (`_WRITE`).
                 if exists:
                     os.remove(name)
                 with open(os.open(name, _WRITE, 0o600), "wb") as file:
                     file.write(data)
                     file.flush()
-                    # On the disk before it is moved over an older one.
+                    # Flushed to the disk before it replaces an older file.
                     os.fsync(file.fileno())
             else:
                 self.fs.pipe_file(name, data)
-        except FileExistsError:  # somebody else's
+        except FileExistsError:  # created by another process
             raise
         except BaseException:
             with suppress(Exception):
@@ -369,11 +365,12 @@ class CheckpointFiles:
             raise
 
     def rotate_versions(self) -> None:
-        """Move each file to the name of the one before it, from the oldest to the new one.
+        """Rename each file to the next older name, from the oldest version to the new one.
 
-        The new one is whole all the while; files that a crash left half moved are overwritten.
+        The new file stays complete throughout; files that a crash left partly moved are
+        overwritten.
         """
-        # From the oldest on, so that each target is free, or a copy of the file before it.
+        # Starts with the oldest, so that each target is free or already copied.
         names = [self.temporary_name, *self.version_names]
         for i in reversed(range(self.keep)):
             if self.check_regular(names[i]):
@@ -382,17 +379,17 @@ class CheckpointFiles:
             _sync_folder(os.path.dirname(self.path))
 
     def _move_file(self, source: str, target: str) -> None:
-        """Move a file onto another, also where the file system cannot replace."""
+        """Move a file onto another, even if the file system cannot replace files."""
         self.check_regular(target)
         if self._is_local:
             os.replace(source, target)
             return
-        with suppress(FileNotFoundError):  # some file systems do not move onto a file
+        with suppress(FileNotFoundError):  # some file systems cannot move onto an existing file
             self.fs.rm_file(target)
         self.fs.mv(source, target)
 
     def probe_writing(self) -> None:
-        """Try to write, move and remove a small file, under names that are free for ours."""
+        """Try to write, move and remove a small file, if the checkpoint's own names are usable."""
         for name in (*self.version_names, self.temporary_name):
             self.check_regular(name)
         before, after = f"{self.path}.probe", f"{self.path}.probed"
@@ -402,9 +399,9 @@ class CheckpointFiles:
 
 
 def _read_local_file(name: str) -> bytes:
-    """Return the content of a local file, checked to be regular once more after opening."""
-    # Opened without following links or waiting for a pipe, then checked again: it may have been
-    # replaced since.
+    """Return the content of a local file, checked again to be regular after opening."""
+    # Opened without following links or waiting for a pipe, then checked again, since the file may
+    # have been replaced in the meantime.
     with open(os.open(name, _READ), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("no regular file")
@@ -412,10 +409,10 @@ def _read_local_file(name: str) -> bytes:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make moves in a folder outlast a power cut."""
+    """Make renames in a folder survive a power failure."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders, and writes its own journal
+    except PermissionError:  # Windows cannot open folders, and has its own journal
         return
     try:
         with suppress(OSError):  # some network file systems cannot
@@ -425,12 +422,12 @@ def _sync_folder(folder: str) -> None:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error in one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {error}"
 
 
 def _describe_remedy(error: Exception) -> str:
-    """Return how to mend an error of opening a file system."""
+    """Return a hint for fixing an error in opening a file system."""
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if isinstance(missing, ModuleNotFoundError) and missing.name:
         return f"pip install {missing.name}"
@@ -438,11 +435,11 @@ def _describe_remedy(error: Exception) -> str:
 
 
 class DamagedError(CheckpointError):
-    """A file is cut short, was changed, or never was a checkpoint."""
+    """Error for a file that is truncated, was changed, or never was a checkpoint."""
 
 
 def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
-    """Return the file of a state, or of a round solver's log, with facts that JSON can hold."""
+    """Return the file content of a state, or of a solver's log, with facts in JSON."""
     if isinstance(state, np.ndarray):
         return _make_archive({"log": state}, facts)
     arrays: dict[str, Any] = {
@@ -467,14 +464,14 @@ def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, An
 
 
 def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
-    """Return arrays and facts, with checksums, as the bytes of an archive."""
+    """Return an archive of arrays, facts and checksums, as bytes."""
     facts = {
         **facts,
         "format": _FORMAT,
         "written_by": __version__,
         "checksums": _compute_checksums(arrays),
     }
-    # Built in memory, so that it is written at once and whole.
+    # Built in memory, so that it is written in one call.
     buffer = io.BytesIO()
     np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
     return buffer.getvalue()
@@ -511,7 +508,7 @@ def decode_checkpoint(
         facts = json.loads(str(arrays.pop("facts")))
         found = facts["format"]
     except Exception as error:
-        # Not NumPy's words: they offer to load a strange file with pickle.
+        # NumPy's own message is not shown: it suggests to load an unknown file with pickle.
         raise DamagedError(
             f"{name} is not a complete checkpoint: it is truncated, was changed, or is another "
             f"kind of file ({type(error).__name__})."
@@ -522,7 +519,7 @@ def decode_checkpoint(
             f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Use that "
             "version, or set resume=False to start again."
         )
-    # Bits that changed on the disk would become wrong parameters.
+    # Bits that changed on the disk would become wrong parameters without an error.
     if _compute_checksums(arrays) != facts.get("checksums"):
         raise DamagedError(f"{name} is not a complete checkpoint: an array's checksum is wrong.")
     if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
@@ -541,7 +538,7 @@ def decode_checkpoint(
 
 
 def _find_held_rows(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> HeldRows | None:
-    """Return the rows that trainers held with an optimizer of their own; None without any."""
+    """Return the rows that trainers held with their own optimizer; None if there are none."""
     ids, prefix = arrays.get("held_ids"), "held_slot_"
     if ids is None:
         return None
@@ -553,9 +550,9 @@ def _find_held_rows(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> H
 
 
 def _read_members(data: bytes) -> dict[str, bytes]:
-    """Return the members of an archive, none larger than its bytes in the file."""
-    # A compressed member could unfold to any size ("zip bomb"); np.savez stores members as they
-    # are.
+    """Return the members of an archive, none of them larger than its bytes in the file."""
+    # A compressed member could expand to any size ("zip bomb"); np.savez stores members
+    # uncompressed.
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         stored = all(
@@ -575,20 +572,20 @@ def _read_array(content: bytes) -> NDArray[Any]:
     stream = io.BytesIO(content)
     shape, by_columns, dtype = _HEADERS[npy.read_magic(stream)](stream)
     start = stream.tell()
-    # Parameters are floats, ids whole numbers, the facts text, and the log of a solver bytes.
+    # Parameters are floats, ids are integers, the facts are text, and a solver's log is bytes.
     if dtype.kind not in "fUui" or math.prod(shape) * dtype.itemsize != len(content) - start:
         raise ValueError("no array of a checkpoint")
-    # A copy, since an array over bytes is read-only.
+    # A copy, since an array over a bytes object is read-only.
     flat = np.frombuffer(content, dtype, offset=start)
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
 
 def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
-    """Return why arrays and facts are no state; empty where they are one."""
+    """Return why arrays and facts are not a valid state; empty if they are."""
     w, average = arrays.get("w"), arrays.get("average")
     if w is None or w.ndim != 2 or w.dtype.kind != "f":
         return "it has no parameters"
-    # Parameters, average and optimizer state belong together: one dtype, one number of rows.
+    # Parameters, average and optimizer state must match: one dtype, one number of rows.
     ids = arrays.get("ids")
     if ids is not None:
         if ids.dtype != np.int64 or ids.shape != w.shape[:1]:
@@ -639,7 +636,7 @@ def is_number_fact(value: Any) -> bool:
 
 def _compute_checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
     """Return dtype, shape and CRC-32 of each array."""
-    # dtype and shape count too: under another header the same bytes are other numbers.
+    # dtype and shape are included, since another header would give the same bytes other values.
     return {
         name: f"{array.dtype.str} {array.shape} {zlib.crc32(np.ascontiguousarray(array).data):08x}"
         for name, array in arrays.items()

@@ -1,6 +1,6 @@
 """Facts about all rows of a fit: the summary of their blocks, their classes and their weights.
 
-`DatasetInfo.of` turns ``class_weight="balanced"`` or a dict into one weight a class; `RowsSpec`
+`DatasetInfo.of` turns ``class_weight="balanced"`` or a dict into one weight per class; `RowsSpec`
 carries these to the trainers.
 """
 
@@ -19,8 +19,8 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-#: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
-#: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
+#: Entries of all rows from which device="auto" chooses a GPU. A pass over fewer takes a CPU about a
+#: millisecond, while a process needs a second or more for its first CUDA context and kernels.
 DEVICE_ENTRIES = 1 << 20
 
 
@@ -51,7 +51,7 @@ class DataSummary:
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Return the shape of a row, which is the same in every block."""
-        # Every block must have rows of one shape.
+        # Every block must have rows of the same shape.
         shapes = {info.row_shape for info in self.infos}
         if len(shapes) == 1:
             return shapes.pop()
@@ -76,9 +76,9 @@ class DataSummary:
         return any(info.sparse for info in self.infos)
 
     def check_devices(self) -> None:
-        """Raise unless all rows lie on GPUs, or none."""
-        # Later blocks are overwritten by earlier ones, so the error names the first block of each
-        # kind.
+        """Raise unless either all rows or no rows are on GPUs."""
+        # Reversed, so that earlier blocks overwrite later ones: the error names the first block of
+        # each kind.
         first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
         if len(first) > 1:
             raise InvalidDataError(
@@ -88,12 +88,12 @@ class DataSummary:
             )
 
     def device(self, asked: str, deterministic: bool) -> str:
-        """Choose the device of a fit from the one asked for.
+        """Choose the device of a fit from the one that the user requested.
 
         "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
         deterministic.
         """
-        # A GPU pays from about a million entries, or where the rows lie on one already.
+        # A GPU is faster from about a million entries, or if the rows are already on one.
         few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
         if asked == "auto" and few:
             return "cpu"
@@ -109,7 +109,7 @@ class DataSummary:
     @property
     def rows_dtype(self) -> str:
         """Return the dtype that holds the rows of every block."""
-        # An empty partition often has another dtype; it counts only where all are empty.
+        # An empty partition often has another dtype; it counts only if all partitions are empty.
         filled = [info for info in self.infos if info.n_rows] or self.infos
         return str(np.result_type(*{info.dtype for info in filled}))
 
@@ -132,7 +132,7 @@ class DataSummary:
             ) from error
 
     def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the sum of the weights of each class; its number of rows without weights."""
+        """Return the sum of the weights of each class; without weights, its number of rows."""
         sums = np.zeros(len(classes))
         for info in self.infos:
             if info.labels is not None and info.label_weights is not None:
@@ -143,8 +143,6 @@ class DataSummary:
     @property
     def label_columns(self) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
         """Return for each column of y its sorted labels and the sums of their weights."""
-        # Each block's sample stands for the block's whole weight, then the weighted quantiles are
-        # read off the cumulative weights.
         parts = [info.columns for info in self.infos if info.columns is not None and info.n_rows]
         found = []
         for column in zip(*parts, strict=True):
@@ -179,6 +177,8 @@ class DataSummary:
     @cached_property
     def target_quartiles(self) -> NDArray[np.float64]:
         """Return approximate quartiles of the first target, from a sample of each block."""
+        # The weights of a block's sample are scaled to the weight of the whole block; the quartiles
+        # are then read from the cumulative weights.
         parts = [
             (info.y_sample[0], info.y_sample[-1] * (info.weight_sum / info.y_sample[-1].sum()))
             for info in self.infos
@@ -209,7 +209,7 @@ class DataSummary:
 
     @property
     def of_each_target(self) -> list[DataSummary]:
-        """Return one summary a target; for one-dimensional targets this one alone."""
+        """Return one summary per target; for one-dimensional targets only this one."""
         n_targets = self.n_targets
         return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
 
@@ -223,14 +223,14 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class TargetSummary(DataSummary):
-    """Summary of targets alone, without the codes of rows that lie in columns beside them.
+    """Summary of the targets only, without the codes of rows that are in the columns after them.
 
     Parameters
     ----------
     weight : float or None
         Rows of a split, counted by their weights; None: all rows.
     n_columns : int or None
-        Columns of the targets; None: they have one dimension.
+        Number of columns of the targets; None: they have one dimension.
     """
 
     weight: float | None = None
@@ -248,7 +248,7 @@ class TargetSummary(DataSummary):
 
     @property
     def targets(self) -> WeightedMoments:
-        """Return the spread of all columns but the codes."""
+        """Return the spread of all columns except the codes."""
         both, n = DataSummary(self.infos).targets, self.n_columns or 1
         return replace(
             both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
@@ -298,7 +298,7 @@ class DatasetInfo:
 def resolve_class_weights(
     class_weight: Any, summary: DataSummary, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
-    """Return one weight a class from "balanced", a dict of labels, or None."""
+    """Return one weight per class from "balanced", a dict of labels, or None."""
     if class_weight is None or classes is None:
         return None
     if isinstance(class_weight, str):
@@ -309,7 +309,7 @@ def resolve_class_weights(
 
 
 def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return class weights ``total / (n_classes * weight of the class)``, 0 without rows."""
+    """Return class weights ``total / (n_classes * weight of the class)``; 0 for no rows."""
     balanced = np.zeros(sums.shape)
     total = sums.sum(axis=-1, keepdims=True)
     np.divide(total, sums.shape[-1] * sums, out=balanced, where=sums > 0)
@@ -317,13 +317,11 @@ def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:
-    """Return one weight a class from a dict of labels; 1 for classes that it leaves out.
+    """Return one weight per class from a dict of labels; 1 for classes that it omits.
 
-    Labels that no row has may be among them, as in a fold that holds none: but where others are
-    missing, names are mistaken.
+    The dict may have labels that no row has, for example in a fold without that class. This is an
+    error only if other classes are missing in the dict, since then a name is probably misspelled.
     """
-    # A fold may lack a class that the dict names. Unknown names are an error only where classes are
-    # left out too: then the user has probably misspelled one.
     known = classes.tolist()
     unknown = [label for label in given if label not in known]
     missing = [label for label in known if label not in given]
@@ -344,7 +342,7 @@ def compute_weight_scale(
     """Return the factor that makes the mean weight of all rows 1; None without weights."""
     if class_weight is None and not weighted:
         return None
-    # Sums of the weights by class suffice, so the rows need not be read again.
+    # The sums of the weights by class suffice, so the rows need not be read again.
     if class_weight is not None and classes is not None:
         total = float(class_weight @ summary.label_weights(classes))
     else:

@@ -1,7 +1,7 @@
-"""Interface of the engines that run a fit, and the result and view of a running fit.
+"""Interface of the engines that run a fit; the result of a fit; and the view of a running fit.
 
-`InProcessEngine` trains in the calling process, `ClusterEngine` on Dask workers; both run the same
-`Trainer`, so they make the same digits.
+`InProcessEngine` trains in the calling process, `ClusterEngine` on Dask workers. Both run the same
+`Trainer`, so both give the same digits.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class FitResult:
     Parameters
     ----------
     state : ShardState or Solution
-        Parameters and optimizer state, whole; what a solver found.
+        Complete parameters and optimizer state; or the result of a solver.
     records : list of dict
-        One a pass.
+        One per pass.
     stopping : PassStoppingRule
-        As the last pass left it.
+        Stopping rule in its state after the last pass.
     partial_rows : float
-        Rows stepped on after the last whole pass (lanes at their own pace).
+        Rows stepped on after the last whole pass (if lanes advance independently).
     dropped : int
-        Pushes that came too late or twice; none was applied.
+        Pushes that came too late or twice, none of which was applied.
     lost_rows : int
-        Rows that were lost for good on the way.
+        Rows that were permanently lost during the fit.
     events : list of dict
-        Changes of membership, in order.
+        Changes of membership, in time order.
     interrupted : KeyboardInterrupt or None
         Interrupt that ended the fit, still to be raised; the result is the state at that moment.
     """
@@ -62,30 +62,30 @@ class FitResult:
     interrupted: KeyboardInterrupt | None = None
 
     def raise_if_interrupted(self, n_passes: int) -> None:
-        """Raise the interrupt that ended the fit, once the estimator holds what it came to."""
+        """Raise the interrupt that ended the fit, once the estimator holds the fit's result."""
         if self.interrupted is not None:
             raise_interrupt(self.interrupted, n_passes)
 
 
 class RunView:
-    """View of a running fit that callbacks get as `run`.
+    """View of a running fit, the `run` argument of callbacks.
 
     Attributes
     ----------
     run_id : str
     policy_name : str
     max_iter : int or None
-        Passes at most, where that is planned; None in fits by most solvers.
+        Most passes, if that is known; None in fits by most solvers.
     n_lanes, n_servers : int
         Lanes, and shards of the parameter server.
     trainer_addresses, server_addresses : list of str
         Dask worker addresses of the trainers and of the fit's actors; empty without a cluster.
     lane_addresses : dict of int to str
-        Dask worker address of each lane, once it has one; empty without a cluster.
+        Dask worker address of each lane, once it is assigned; empty without a cluster.
     client : distributed.Client or None
-        That of the cluster.
+        Client of the cluster.
     n_passes : int
-        Passes that are made and count; after a loss, fewer than callbacks were told of.
+        Number of passes that count so far; after a loss this may be fewer than callbacks have seen.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class RunView:
         self._stop = stop
         self._state: ShardState | None = None
         self._fitted: Callable[[ShardState], Any] | None = None
-        #: Error that ends the fit, while callbacks are told of its end.
+        #: Error that ends the fit, while ``on_fit_end`` is called.
         self.error: BaseException | None = None
-        #: Parameters that the fit is to end with; None: its last ones.
+        #: Final parameters that a callback has set; None: the last ones of the fit.
         self.ending: NDArray[Any] | None = None
 
     def stop(self) -> None:
-        """End the fit with the current pass; the result counts as a whole fit."""
+        """End the fit after the current pass; the result counts as a complete fit."""
         self.stopped = True
         self._stop()
 
@@ -129,7 +129,7 @@ class RunView:
                 "needs_parameters = True on the callback that needs them, and use an estimator "
                 "trained by gradient steps."
             )
-        # Callbacks may change what they get; the fit's own state must not change.
+        # Callbacks may change the returned array; the fit's own state must not change.
         return np.copy(self._state.final)
 
     def estimator(self) -> Any:
@@ -140,18 +140,17 @@ class RunView:
         return self._fitted(self._state.with_final_parameters(w))
 
     def end_with(self, w: NDArray[Any]) -> None:
-        """Replace the parameters that the fit ends with; to be called in ``on_fit_end``."""
+        """Replace the final parameters of the fit; to be called in ``on_fit_end``."""
         self.ending = w
 
     def take_part_end(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
-        """Take the state at the end of a part of the fit."""
+        """Store the state at the end of a part of the fit."""
         self._state, self._fitted = state, fitted
-        # Between parts there is no server to stop.
         self._stop = _do_nothing  # the next part is not begun
 
 
 def _do_nothing() -> None:
-    """Do nothing, in place of a `stop` that has nothing to stop."""
+    """Do nothing; used in place of `stop` when there is no server."""
     pass
 
 
@@ -161,9 +160,9 @@ class Engine(ABC):
     Attributes
     ----------
     interrupts : Interrupts
-        Ctrl-C, from entering the context to leaving it.
+        Handler of Ctrl-C while the context is entered.
     callbacks : CallbackList
-        Callbacks that are told of the phases of the fit, the last one on leaving the context.
+        Callbacks of the fit's phases; the last phase is reported on leaving the context.
     """
 
     def __init__(self) -> None:
@@ -173,7 +172,7 @@ class Engine(ABC):
         self.feature_names: NDArray[Any] | None = None
 
     def report_phase(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Tell the callbacks which phase the fit is in."""
+        """Report the current phase of the fit to the callbacks."""
         self.callbacks.on_phase(phase, done, total)
 
     @property
@@ -187,11 +186,11 @@ class Engine(ABC):
 
     @abstractmethod
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
+        """Cut the entries of a `KeyedCollection` by ranges of keys, one range per lane."""
 
     @property
     def remote_key_bytes(self) -> int | None:
-        """Return the most bytes that a trainer may take for values of others' keys, or None."""
+        """Return the most bytes that a trainer may use for values of others' keys, or None."""
         return None
 
     @abstractmethod
@@ -204,15 +203,15 @@ class Engine(ABC):
     ) -> list[Any]:
         """Return the results of a picklable function of some blocks, in the order of `arguments`.
 
-        `arguments` has, by the block's number, what the function takes beside the block. Blocks
-        that are not kept are read again.
+        `arguments` maps a block's number to the function's second argument. Blocks that are not
+        kept are read again.
         """
 
     @abstractmethod
     def inspect_blocks(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie and return the facts of each.
 
-        Rows in memory may be cut for `n_lanes`, where the user gives it.
+        Rows in memory may be cut for `n_lanes` lanes, if the user gave that number.
         """
 
     @abstractmethod
@@ -227,9 +226,9 @@ class Engine(ABC):
     ) -> list[LaneSpec]:
         """Choose the lanes, for a fit of at most `passes` passes.
 
-        In one process another lane is worth a thread for each `share` bytes; None: never. Where
-        `device`, the name of the fit's, is a GPU there, one lane's kernels fill it. `by_block`:
-        each block is a lane, where the user gives no number of them.
+        In one process, a further lane is worth a thread for each `share` bytes; None: never. If
+        `device`, the name of the fit's device, is a GPU there, the kernels of one lane fill it.
+        `by_block`: each block is a lane, unless the user gave a number of lanes.
         """
 
     @abstractmethod
@@ -242,30 +241,30 @@ class Engine(ABC):
         return None
 
     def reserve_memory(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
-        """Reserve a share of the memory budget for what trainers make of blocks."""
+        """Reserve a share of the memory budget for arrays that trainers compute from blocks."""
 
     @property
     def row_memory_bytes(self) -> float:
-        """Return the bytes on one worker for blocks that are held and for what is made of rows."""
+        """Return the bytes of one worker for blocks in memory and arrays computed from rows."""
         return float("inf")
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether the lanes have several workers, all on one host, that may share memory."""
+        """Return whether the lanes have several workers on one host, which may share memory."""
         return False
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return facts about how the data was placed and moved, for the history."""
+        """Return facts about the placement and movement of the data, for the history."""
         return {}
 
     @abstractmethod
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        """Run a fit over the lanes that :meth:`choose_lanes` chose."""
+        """Run a fit over the lanes chosen by :meth:`choose_lanes`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the rows and everything that the engine opened."""
+        """Release the rows and all resources that the engine opened."""
 
     def __enter__(self) -> Self:
         self.interrupts.__enter__()
@@ -275,8 +274,8 @@ class Engine(ABC):
         if self.columns is None:  # else columns are numbered within a lane's part
             name_column_in_error(error, self.feature_names)
         try:
-            # A Ctrl-C during the clean-up waits until it is done, and the callbacks hear of the end
-            # whatever happens.
+            # A Ctrl-C during the clean-up is delayed until the clean-up is done, and the callbacks
+            # are called in any case.
             with self.interrupts.held():
                 self.close()
         finally:

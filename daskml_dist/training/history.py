@@ -32,7 +32,7 @@ RECORD_KEYS = {
     "staleness_max": "largest staleness (versions)",
     "val_score": "validation score",
 }
-#: Further keys of a record where ``fit`` was given an `eval_set`.
+#: Further keys of a record, if ``fit`` was given an `eval_set`.
 EVAL_KEYS = {"eval_score": "score of the eval_set", "eval_seconds": "time of that score (s)"}
 Records = Sequence[dict[str, Any]]
 
@@ -47,34 +47,33 @@ class History:
         One per pass, in order, each with the keys
 
         - ``pass``: its number, from 1;
-        - ``loss``: mean training loss over the pass; NaN where it counts without one;
+        - ``loss``: mean training loss over the pass; NaN if the pass has no loss;
         - ``rows``: rows used;
-        - ``steps``: optimizer applies;
+        - ``steps``: number of optimizer updates;
         - ``seconds``: wall time of the pass;
         - ``bytes_pushed``, ``bytes_pulled``: traffic between trainers and servers;
         - ``staleness_mean``, ``staleness_max``: versions between a pull and the apply of its
           gradient;
-        - ``staleness_counts``: how many of these were 0, 1, 2 to 3, 4 to 7, ... versions;
-        - ``val_score``: score on the held-out rows, None without early stopping;
-        - ``eval_score``, ``eval_seconds``: where ``fit`` was given an `eval_set`: its score, and
-          the seconds that this took; of several sets or scores also ``eval_score_SET_SCORE``;
+        - ``staleness_counts``: how many of these are 0, 1, 2 to 3, 4 to 7, ... versions;
+        - ``val_score``: score on the held-out rows; None without early stopping;
+        - ``eval_score``, ``eval_seconds``: if ``fit`` was given an `eval_set`: its score, and the
+        seconds that this took; with several sets or scores also ``eval_score_SET_SCORE``;
         - ``clients``: under `FederatedAveraging`, the lanes that were drawn for the round.
     extra : dict
-        Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
-        applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
+        Facts of the whole fit: policy, number of lanes and servers, ``partial_rows`` (rows applied
+        after the last whole pass), and ``streamed`` (whether rows were read in each pass).
         ``generations`` lists the changes of membership (workers lost, leaving or joining), each
-        with its number, reason, ``lost_versions`` (updates made again), ``anew`` (whether the fit
-        began anew), ``from_pass`` (with which saved passes) and ``seconds``;
-        ``dropped_pushes`` counts pushes that came twice or too late,
-        of which none was applied, and ``lost_rows`` the rows lost for good.
-        On a cluster ``seatings`` tells who ran the lanes, one entry a change: ``generation``,
-        ``workers``, the address of each lane's worker, ``at``, the seconds from the begin of
-        training to theirs, and ``seconds``, how long it took to seat them; and ``seconds`` of the
-        fit how long training took.
-        Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
-        over those of an even one, and ``moved_bytes``.
+        with its number, reason, ``lost_versions`` (updates that were repeated), ``anew`` (whether
+        the fit started again), ``from_pass`` (the number of saved passes it started from) and
+        ``seconds``. ``dropped_pushes`` counts pushes that came twice or too late, none of which was
+        applied, and ``lost_rows`` the rows that were permanently lost. On a cluster, ``seatings``
+        lists the workers that ran the lanes, one entry per change: ``generation``; ``workers``, the
+        address of each lane's worker; ``at``, the seconds from the start of training to the change;
+        and ``seconds``, how long the change took. ``seconds`` of the fit is the time that training
+        took. If blocks were moved because they were unevenly distributed: ``skew``, the rows of the
+        largest lane divided by those of an even one, and ``moved_bytes``.
     interrupted : bool, default=False
-        Whether Ctrl-C ended the fit; the estimator then has its state at that moment.
+        Whether Ctrl-C ended the fit; the estimator then holds its state at that moment.
 
     Examples
     --------
@@ -108,7 +107,7 @@ class History:
     def __repr__(self) -> str:
         if not self.records:
             return "<History: no whole pass>"
-        # First and last loss; one of them where they are equal.
+        # First and last loss; only one if they are equal.
         losses = list(dict.fromkeys(f"{self[i]['loss']:.6g}" for i in (0, -1)))
         seconds = sum(record["seconds"] for record in self)
         parts = ["1 pass" if len(self) == 1 else f"{len(self)} passes"]
@@ -122,7 +121,7 @@ class History:
 
     @property
     def rows_per_second(self) -> list[float]:
-        """Return the rows per second of wall time, for each pass; NaN where a pass took none."""
+        """Return the rows per second of wall time, for each pass; NaN if a pass took no time."""
         return [r["rows"] / r["seconds"] if r["seconds"] > 0 else float("nan") for r in self]
 
     def to_frame(self) -> pandas.DataFrame:
@@ -131,8 +130,8 @@ class History:
         Returns
         -------
         pandas.DataFrame
-            One row per pass, one column per key. ``val_score`` is float64, NaN where there is
-            none.
+            One row per pass, one column per key. ``val_score`` is float64, and NaN where there is
+            no score.
 
         Raises
         ------
@@ -157,7 +156,7 @@ class History:
         y : str, default="loss"
             A key of the records, or ``"rows_per_second"``.
         ax : matplotlib.axes.Axes or None, default=None
-            Where to draw; None makes a new figure.
+            Axes to draw on; None makes a new figure.
 
         Returns
         -------
@@ -223,7 +222,7 @@ def _list_history_facts(
     """Return labels and texts of the facts of a fit."""
     seconds, rows = (sum(record[key] for record in records) for key in ("seconds", "rows"))
     passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * interrupted
-    # Only facts that this fit has.
+    # Only facts that this fit has are listed.
     facts = [("passes", passes)]
     if seconds > 0:
         facts.append(("rows a second", f"{rows / seconds:,.0f}"))

@@ -57,21 +57,21 @@ MAX_RECORD_BYTES = 1 << 12
 
 
 class WholeFitCallbacks(CallbackList):
-    """Callbacks that see all parts as one fit, whose passes are numbered from first to last.
+    """Callbacks for which all parts are one fit, with passes numbered from first to last.
 
     Parameters
     ----------
     callbacks : CallbackList
     with_parameters : bool, default=True
         Whether callbacks that need the parameters are called at the end of each part, when the
-        client has them. If False, all are called as each pass ends, and a callback that
-        asks for parameters is refused.
+        client has them. If False, all are called as each pass ends, and a callback that needs
+        parameters is refused.
     """
 
     def __init__(self, callbacks: CallbackList, *, with_parameters: bool = True) -> None:
         super().__init__(callbacks)
         self._wrapped = callbacks
-        #: What callbacks see of the present part's run; None before the first part.
+        #: The `run` argument of callbacks for the present part; None before the first part.
         self.view: Any = None
         #: Added to the number of each pass: a part may count its passes from 1 again.
         self.pass_offset = 0
@@ -85,7 +85,7 @@ class WholeFitCallbacks(CallbackList):
 
     def on_fit_begin(self, run: Any) -> None:
         """Call `on_fit_begin` for the first part only."""
-        # Each part has a run of its own, which callbacks must see; only the first begins the fit.
+        # Each part has its own run, which callbacks must get; only the first part begins the fit.
         is_first, self.view = self.view is None, run
         if is_first:
             super().on_fit_begin(run)
@@ -133,8 +133,8 @@ def train_in_parts(
 ) -> FitResult:
     """Run a fit part by part, from its checkpoint on if there is one, and return its result.
 
-    A part has as many passes as lie between two checkpoints, or one where a callback or `progress`
-    needs the parameters after each; else it ends where `progress` says.
+    A part has as many passes as there are between two checkpoints, or one if a callback or
+    `progress` needs the parameters after each pass; else it ends where `progress` determines.
     """
     if checkpoint is not None:
         # Fail before the first pass, not after hours.
@@ -161,7 +161,7 @@ def train_in_parts(
             if checkpoint is not None and progress.is_due(checkpoint.every, whole_fit.stopped):
                 checkpoint.save(*progress.get_saved_state())
     except BaseException as error:
-        # Callbacks hear of every end, Ctrl-C included; that one alone may still give a result.
+        # Callbacks are called for every end. After Ctrl-C there may still be a result.
         whole_fit.finish(error)
         if not (isinstance(error, KeyboardInterrupt) and progress.can_end_early):
             raise
@@ -499,7 +499,7 @@ def resume_from_checkpoint(
     fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
     """Return the fit that continues from a state, and the records of its passes so far."""
-    # Another model or dtype explains wrong shapes, so differences of identity are told first.
+    # Another model or dtype explains wrong shapes, so differences of identity are reported first.
     if (
         problem := _describe_other_fit(_steps_identity(fit), facts)
         or _describe_state_mismatch(fit, state)
@@ -522,7 +522,7 @@ def resume_from_checkpoint(
 
 def _steps_identity(fit: FitSpec) -> dict[str, Any]:
     """Return the facts that must be equal for a fit by steps to resume from a checkpoint."""
-    # Whatever changes the result is part of it; policy, lanes and workers may differ.
+    # Everything that changes the result is included; policy, lanes and workers may differ.
     optimizers = dict.fromkeys(group.optimizer.name for group in fit.steps.rule.groups)
     return _as_json(
         {
@@ -591,7 +591,7 @@ def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Pat
 
 
 def load_saved_seed(checkpoint: Checkpoint) -> int | None:
-    """Return the seed that the fit in a file drew for itself; None without a file or a seed."""
+    """Return the seed that the fit in a file drew; None without a file or a seed."""
     files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
     found = files.load_newest_by(decode_solver_log)
     seed: Any = None if found is None else found[1].get("drawn_seed")

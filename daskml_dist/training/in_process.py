@@ -41,18 +41,18 @@ from daskml_dist.training.worker.servers import (
 )
 from daskml_dist.training.worker.trainer import Trainer
 
-#: Entries from which another lane of keys is worth a thread: below, starting and meeting takes
-#: longer than the sums.
+#: Entries per further lane of keys: below this, starting and synchronizing a thread takes longer
+#: than the sums.
 ENTRIES_PER_KEY_LANE = 1 << 19
 
 
 class InProcessEngine(Engine):
-    """Engine that trains rows in the memory of this process.
+    """Engine that trains on rows in the memory of this process.
 
     Parameters
     ----------
     collection : Collection
-        Of the kind "memory".
+        A collection of the kind "memory".
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -71,7 +71,7 @@ class InProcessEngine(Engine):
         self._collection = cut_by_columns(self._collection, n_lanes or 1)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries by ranges of keys; by default one lane a core where that pays."""
+        """Cut the entries by ranges of keys; by default one lane per core if that is faster."""
         assert isinstance(self._collection, KeyedCollection)
         if n_lanes is None:
             n_lanes = min(count_cores(), 1 + self._collection.n_entries // ENTRIES_PER_KEY_LANE)
@@ -110,7 +110,7 @@ class InProcessEngine(Engine):
         device: str = "cpu",
         by_block: bool = False,
     ) -> list[LaneSpec]:
-        """Choose one lane by default; up to one a core where threads pay."""
+        """Choose one lane by default; up to one per core where threads are faster."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if isinstance(self._collection, KeyedCollection):
             self._lanes = make_whole_lanes(rows, self._collection.lanes or 1)
@@ -121,10 +121,11 @@ class InProcessEngine(Engine):
         if by_block and n_lanes is None:
             self._lanes = make_block_lanes(rows)
             return self._lanes
-        # By default one lane: more only where the work is large enough for threads.
+        # By default one lane; more only if there is enough work for threads.
         if n_lanes is None:
             worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
-            # Several lanes of one GPU launch kernels on parts of the rows, one after the other.
+            # A single lane on a GPU: kernels of several lanes would run on parts of the rows, one
+            # after the other.
             if worth and get_backend(device).device == "gpu":
                 worth = 0
             n_lanes = max(1, min(count_cores(), sum(rows.values()), 1 + worth))
@@ -137,10 +138,10 @@ class InProcessEngine(Engine):
         return merge_scales(scales) if self.columns is None else join_scales(scales)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        """Run the fit in the calling thread, and its compute threads where lanes share memory."""
+        """Run the fit in the calling thread, and in compute threads where lanes share memory."""
         run_id = uuid.uuid4().hex
         records: list[dict[str, Any]] = []
-        # The same servers as on a cluster, reached by a direct call (`comm.local`).
+        # The same servers as on a cluster, called directly (`comm.server_connections`).
         servers = [
             make_server(fit, s, n_trainers=1, on_record=records.append)
             for s in range(count_fit_servers(fit))
@@ -152,8 +153,8 @@ class InProcessEngine(Engine):
         threads = count_cores() if fit.work.uses_threads else 1
         lanes = tuple(self._lanes)
         clocks = (fit.work.first_clock,) * len(lanes)
-        # One trainer of rank 0 in generation 0; no secret and no snapshots, since nobody else takes
-        # part.
+        # One trainer of rank 0 in generation 0. It needs no secret and no snapshots, since there is
+        # no other process.
         spec = TrainerSpec(
             run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.rows.lane_rows
         )
@@ -161,8 +162,8 @@ class InProcessEngine(Engine):
         told = 0
 
         def tell() -> None:
-            """Tell the callbacks of passes recorded since the last call."""
-            # A solver keeps whole points, so its fit may end after any pass.
+            """Call the callbacks for passes recorded since the last call."""
+            # A solver keeps complete states, so its fit may end after any pass.
             if fit.work.remembers_course:
                 self.interrupts.raise_pending()
             nonlocal told
@@ -183,8 +184,8 @@ class InProcessEngine(Engine):
             tell()
         except BaseException as error:
             with self.interrupts.held():
-                # The state can be kept if no step was cut in two: the interrupt came between steps,
-                # or from a callback. Solvers keep whole points in any case.
+                # The state can be kept if no step was interrupted: the interrupt came between
+                # steps, or from a callback. Solvers keep complete states in any case.
                 is_whole = callbacks.has_raised(error) or self.interrupts.was_pending(error)
                 kept = None
                 if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.remembers_course):
@@ -200,8 +201,9 @@ class InProcessEngine(Engine):
 
     def _run_trainer(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
         """Run the trainer; a Ctrl-C waits for the end of a step."""
-        # Between steps only: half a step would leave parameters that no fit has. Solvers keep their
-        # last whole point, so they may be interrupted anywhere.
+        # An interrupt is raised between steps only: half a step would leave parameters that no
+        # uninterrupted fit has. Solvers keep their last complete state, so they may be interrupted
+        # at any point.
         with nullcontext() if fit.work.remembers_course else self.interrupts.between_steps():
             return trainer.run(self._blocks)
 
@@ -211,7 +213,7 @@ class InProcessEngine(Engine):
 
 
 def _make_result(fit: FitSpec, servers: list[ShardServer], result: TrainerResult) -> FitResult:
-    """Return the result of a fit that came to its end."""
+    """Return the result of a fit that ended normally."""
     ledger = servers[0].ledger
     assert ledger is not None
     state = join_final_states(fit, [server.state() for server in servers], [result])
@@ -222,7 +224,7 @@ def _make_result(fit: FitSpec, servers: list[ShardServer], result: TrainerResult
 def _keep_interrupted(
     fit: FitSpec, servers: list[ShardServer], result: TrainerResult, error: KeyboardInterrupt
 ) -> FitResult | None:
-    """Return the result of an interrupted fit as far as it came; None before the first step."""
+    """Return the result so far of an interrupted fit; None before the first step."""
     ledger = servers[0].ledger
     assert ledger is not None
     left = join_interrupted_states(fit, [server.state() for server in servers], [result])

@@ -1,8 +1,8 @@
 """Handling of Ctrl-C while a fit runs: it ends the fit once, between two steps.
 
-`Interrupts` is the handler in the client's process. `shield_from_interrupts` and `end_shield` keep
-workers, nannies and schedulers of the client's own process group alive, which a terminal interrupts
-too.
+`Interrupts` is the handler in the client's process. A terminal sends Ctrl-C to its whole process
+group, so `shield_from_interrupts` and `end_shield` keep workers, nannies and schedulers of the
+client's process group alive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
-#: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
-#: handler before.
+#: Process id of each client whose fit shields this process from Ctrl-C, by the fit's name; and the
+#: handler that was set before.
 _shields: dict[str, int] = {}
 _unshielded: Any = None
-#: Names of the last shields that ended: the word to make one may come after the word to end it.
+#: Names of the last shields that ended: a request to start a shield may arrive after the request to
+#: end it.
 _ended_shields: deque[str] = deque(maxlen=256)
 
 
@@ -34,16 +35,16 @@ _stop_request: ContextVar[StopRequest | None] = ContextVar("daskml_dist_stop", d
 
 
 def obey_stop_request(request: StopRequest) -> None:
-    """Let fits of this context end as after Ctrl-C, once the request is set."""
+    """Make fits of this context end as after Ctrl-C, once the request is set."""
     _stop_request.set(request)
 
 
 class Interrupts:
-    """Handler of Ctrl-C for as long as a fit has its rows. Use it as a context manager.
+    """Handler of Ctrl-C while a fit holds its rows. Use it as a context manager.
 
-    The first Ctrl-C raises ``KeyboardInterrupt`` as it always does. Later ones are swallowed, so
-    that none cuts the clean-up short. In a thread of its own a fit sees no Ctrl-C, but may obey a
-    :class:`StopRequest`.
+    The first Ctrl-C raises ``KeyboardInterrupt`` as usual. Later ones are ignored, so that none
+    interrupts the clean-up. A fit in another thread than the main one gets no Ctrl-C, but may obey
+    a :class:`StopRequest`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Interrupts:
         self._stop = _stop_request.get()
 
     def __enter__(self) -> Interrupts:
-        # Handlers can be set in the main thread only; elsewhere Ctrl-C does not arrive anyway.
+        # Handlers can be set in the main thread only; other threads receive no Ctrl-C.
         before = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(before):
             self._before = before
@@ -66,17 +67,17 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._before is None:
             return
-        # A Ctrl-C that was held back to the very end is delivered to the user's own handler.
+        # A Ctrl-C that was delayed until now is passed to the user's own handler.
         signal.signal(signal.SIGINT, self._before)
         if self._pending and kind is None:
             signal.raise_signal(signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Hold back, swallow or pass on one Ctrl-C."""
-        # Later ones are swallowed while the first unwinds the fit.
+        """Delay, ignore or pass on one Ctrl-C."""
+        # Later ones are ignored while the first one ends the fit.
         if self._raised:
             return
-        # A second one, where the first still waits for the end of a step, waits no more.
+        # If the first Ctrl-C still waits for the end of a step, a second one is raised at once.
         if self._held or (self._waits and not self._pending):
             self._pending = True
             return
@@ -93,7 +94,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold back Ctrl-C while a block must not be cut short; it is raised afterwards."""
+        """Delay Ctrl-C during a block that must not be interrupted; it is raised afterwards."""
         self._held += 1
         try:
             yield
@@ -102,13 +103,13 @@ class Interrupts:
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Let a first Ctrl-C wait for the next :meth:`raise_pending`, until the block ends."""
+        """Delay a first Ctrl-C until the next :meth:`raise_pending`, within the block."""
         with self._set_waiting(self._before is signal.default_int_handler):
             yield
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let Ctrl-C through at once inside :meth:`between_steps`, for the user's own code."""
+        """Raise Ctrl-C at once inside :meth:`between_steps`, for the user's own code."""
         with self._set_waiting(False):
             yield
 
@@ -122,7 +123,7 @@ class Interrupts:
             self._waits = before
 
     def raise_pending(self) -> None:
-        """Raise a Ctrl-C that came during the last step, or was asked for by another thread."""
+        """Raise a Ctrl-C that came during the last step, or that another thread requested."""
         asked = self._stop is not None and self._stop.is_set() and not self._raised
         if (self._pending or asked) and not self._held:
             self._pending, self._raised = False, True
@@ -131,41 +132,40 @@ class Interrupts:
             raise error
 
     def was_pending(self, error: BaseException) -> bool:
-        """Return whether :meth:`raise_pending` raised an error, so that no step was cut short."""
+        """Return whether :meth:`raise_pending` raised an error, so no step was interrupted."""
         return any(error is known for known in self._raised_pending)
 
 
 def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
-    """Raise the interrupt of a fit, once the estimator holds what the fit came to."""
+    """Raise the interrupt of a fit, once the estimator holds the fit's result."""
     error.add_note(
         f"The estimator keeps the state of the fit after {passes} passes and what followed; a fit "
         "with warm_start=True continues from there."
     )
-    # Where it came on its way says nothing to a user, and holds the rows.
+    # The traceback has no information for the user, and it references the rows.
     raise error.with_traceback(None) from None
 
 
 def process_group() -> tuple[Any, ...] | None:
-    """Return a mark that tells this process group from all others; None where there are none.
+    """Return an identifier of this process group; None on systems without process groups.
 
-    A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
+    A terminal, and the stop button of JupyterLab, send Ctrl-C to all processes of a group.
     """
     if not hasattr(os, "getpgrp"):
         return None
     place: list[Any] = [socket.gethostname(), os.getpgrp()]
-    with suppress(OSError):  # containers may share a host's name, and count processes from 1
+    with suppress(OSError):  # containers may share a host name and process ids
         place.append(os.readlink("/proc/self/ns/pid"))
     return tuple(place)
 
 
 def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
-    """Ignore Ctrl-C in this process for as long as a fit of a client of its process group runs.
+    """Ignore Ctrl-C in this process while a fit of a client of its process group runs.
 
-    Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
-    called in the event loop, which a process that is one of these runs in its main thread.
+    Without this, Dask's workers, nannies and schedulers would exit; with it, the client decides.
+    Call this in the event loop, which these processes run in their main thread.
     """
     global _unshielded
-    # Dask runs the event loop in the main thread of workers, nannies and schedulers.
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
         return False
@@ -176,17 +176,17 @@ def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
 
 
 def end_shield(name: str) -> None:
-    """Undo :func:`shield_from_interrupts`, for good."""
+    """Undo :func:`shield_from_interrupts`; the shield cannot be set again."""
     _ended_shields.append(name)
     if _shields.pop(name, None) is not None and not _shields:
         signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
 
 
 def _on_sigint(*_: Any) -> None:
-    """Drop the shields of clients that are gone; with none left, handle Ctrl-C as before."""
+    """Remove the shields of clients that are gone; if none is left, handle Ctrl-C as before."""
     for name, pid in list(_shields.items()):
         try:
-            # Signal 0 only asks whether the process exists.
+            # Signal 0 only checks whether the process exists.
             os.kill(pid, 0)
         except ProcessLookupError:
             end_shield(name)

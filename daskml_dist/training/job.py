@@ -1,4 +1,4 @@
-"""Jobs: one fit from its rows to its result, whatever it trains and wherever it runs.
+"""Jobs: one fit from its rows to its result, for any model and any place to run.
 
 Every fit takes the same steps::
 
@@ -67,10 +67,10 @@ from daskml_dist.training.spec import (
 #: Value of `client`: train rows in memory in this process, even if there is a current client.
 INLINE = "inline"
 #: Value of `client`: train rows in memory where a plan predicts the earlier end. Estimators with a
-#: plan resolve it before they open a job; for all others it is the current client.
+#: plan replace it before they open a job; for all others it is the current client.
 AUTO = "auto"
-#: Bytes of rows for each lane of sums in one process: a thread with less takes longer to start than
-#: it saves (4 MiB).
+#: Bytes of rows for each lane of sums in one process (4 MiB): with fewer, starting a thread takes
+#: longer than it saves.
 SUM_BYTES_PER_LANE = 1 << 22
 #: Memory budget of fits over keys, in bytes: no block is ever streamed, since every iteration reads
 #: all of them.
@@ -84,9 +84,9 @@ class FitJob:
     ----------
     collection : Collection
     client : distributed.Client, str or None
-        Where to train: `INLINE`, `AUTO`, a client, or None for the current client. Without any,
-        rows in memory are trained in this process, and Dask collections on a cluster that the job
-        starts.
+        Where to train: `INLINE`, `AUTO`, a client, or None for the current client. If there is no
+        client, rows in memory are trained in this process, and Dask collections on a cluster that
+        the job starts.
     run : RunSettings
     callbacks : CallbackList, optional
         Called at the phases of the fit, and after its passes.
@@ -94,7 +94,7 @@ class FitJob:
     Attributes
     ----------
     engine : Engine
-        Between entering and leaving the context.
+        Set between entering and leaving the context.
     rows : DatasetInfo
         Summary of the rows, and how the fit reads them; set by the caller after
         :meth:`summarize_rows`.
@@ -148,17 +148,17 @@ class FitJob:
     ) -> None:
         """Set the lanes of a fit of at most `passes` passes (:meth:`Engine.choose_lanes`).
 
-        `bytes_per_lane`: bytes of rows from which a further lane in one process pays; `by_block`:
-        each block is a lane, unless the user gives a number of them.
+        `bytes_per_lane`: bytes of rows for which one more lane in one process is worth while;
+        `by_block`: each block is a lane, unless the user gave a number of lanes.
         """
         self.lanes = self.engine.choose_lanes(
             self.run.n_lanes, share=bytes_per_lane, passes=passes, device=device, by_block=by_block
         )
 
     def lay_out_sum_lanes(self, passes: int, *, on_host: bool = False) -> None:
-        """Set the lanes of a fit by sums over all rows, whose work threads of a process share.
+        """Set the lanes of a fit by sums over all rows, which threads of a process share.
 
-        `on_host`: rows are read on the CPU, whatever the device.
+        `on_host`: rows are read on the CPU, whatever the device is.
         """
         run = self.run
         device = "cpu" if on_host else self.rows.summary.device(run.device, run.deterministic)
@@ -166,7 +166,7 @@ class FitJob:
 
     @property
     def row_lanes(self) -> list[LaneSpec]:
-        """Return lanes that together have each row once: the first, where lanes hold columns."""
+        """Return lanes that together have each row once: only the first, if lanes hold columns."""
         return self.lanes if self.engine.columns is None else self.lanes[:1]
 
     # -- specification -------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class FitJob:
     def plan_rounds(
         self, model: Model, solver: Solver | RowSolver, start: NDArray[Any] | None = None
     ) -> FitSpec:
-        """Plan a fit by a solver, of sums over all rows or of each trainer's own rows."""
+        """Plan a fit by a solver: either of sums over all rows, or on each trainer's own rows."""
         engine = self.engine
         return make_solver_fit(
             model, solver, self.rows, self.lanes, start, engine.streaming, self.run,
@@ -207,7 +207,7 @@ class FitJob:
     # -- run -----------------------------------------------------------------------------------
 
     def train(self, fit: FitSpec, callbacks: CallbackList | None = None) -> FitResult:
-        """Run a fit from its beginning to its end."""
+        """Run a fit from start to end."""
         return self.engine.train(fit, self.callbacks if callbacks is None else callbacks)
 
     def train_steps(
@@ -218,10 +218,10 @@ class FitJob:
         adaptive_rate: AdaptiveRate | None = None,
         has_settled: Callable[[ShardState], bool] | None = None,
     ) -> FitResult:
-        """Run a fit by gradient steps, in parts where the client acts between two passes.
+        """Run a fit by gradient steps, in parts if the client acts between two passes.
 
-        It does so to save a checkpoint, to change the rate (`adaptive_rate`), to end the fit when
-        its state says so (`has_settled`), or where a callback asks for the parameters.
+        The client does so to save a checkpoint, to change the rate (`adaptive_rate`), to end the
+        fit because of its state (`has_settled`), or because a callback needs the parameters.
         """
         whole = checkpoint is None and not self.callbacks.need_parameters
         if whole and adaptive_rate is None and has_settled is None:
@@ -232,9 +232,10 @@ class FitJob:
     def train_rounds(
         self, fit: FitSpec, checkpoint: Checkpoint | None = None, seed: int | None = None
     ) -> FitResult:
-        """Run a fit by a solver, in parts where it is saved to a checkpoint.
+        """Run a fit by a solver, in parts if it is saved to a checkpoint.
 
-        `seed`: the one drawn where the user gave no `random_state`; a checkpoint holds it.
+        `seed`: the seed that was drawn because the user gave no `random_state`; a checkpoint holds
+        it.
         """
         if checkpoint is None:
             return self.train(fit)
@@ -243,7 +244,7 @@ class FitJob:
     def solve_beside(self, fit: FitSpec, solver: Solver) -> NDArray[Any]:
         """Return the parameters that a solver finds from the rows of a fit by steps.
 
-        The rest of the fit runs before or after it, by another call.
+        The fit by steps itself is run before or after this, by another call.
         """
         stopping = PassStoppingRule(solver.max_passes, None)
         work = RoundWork(fit.work.model, solver, None, None, stopping)
@@ -256,7 +257,7 @@ class FitJob:
     # -- result --------------------------------------------------------------------------------
 
     def make_history(self, fit: FitSpec, result: FitResult, **more: Any) -> History:
-        """Return the history of a fit; `more` are facts that its kind of fit adds."""
+        """Return the history of a fit; `more` are facts that this kind of fit adds."""
         facts = {
             "policy": fit.work.name,
             "n_lanes": len(fit.rows.lane_rows),
@@ -276,13 +277,13 @@ class KeyedJob(FitJob):
     ----------
     collection : KeyedCollection
     client, run, callbacks
-        As of :class:`FitJob`, except that `run` is changed: keys are computed on by the CPU, and
-        all their blocks stay in memory.
+        As of :class:`FitJob`, except that `run` is changed: fits over keys run on the CPU, and keep
+        all their blocks in memory.
 
     Attributes
     ----------
     summary : DataSummary
-        Of all blocks; their rows are entries.
+        Summary of all blocks; their rows are entries.
     """
 
     _collection: KeyedCollection
@@ -300,7 +301,7 @@ class KeyedJob(FitJob):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            # Tasks of Dask number the ids and partition the entries, where these lie.
+            # Dask tasks number the ids and partition the entries on the workers that hold them.
             self.engine.cut_keys(self.run.n_lanes)
             self.summary = DataSummary(self.engine.inspect_blocks())
         except BaseException as error:
@@ -317,7 +318,7 @@ class KeyedJob(FitJob):
         ]
 
     def find_key_numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the numbers among all row keys of a side, given ids; -1 for unknown ids."""
+        """Return the numbers of ids among all row keys of a side; -1 for unknown ids."""
         found = np.full(len(ids), -1)
         first = 0
         # Blocks are in the order of their key ranges, so numbers are cumulative.
@@ -346,7 +347,7 @@ class KeyedJob(FitJob):
 
 
 def _apply_to_side(at: int, n_sides: int, function: Callable[[KeyedBlock], Any], block: Any) -> Any:
-    """Apply a function to the blocks of one side only; return None for others."""
+    """Apply a function to a block of one side; return None for blocks of other sides."""
     # Blocks are numbered lane by lane, in each lane by the order of the sides.
     return function(block) if block.index % n_sides == at else None
 
@@ -363,7 +364,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
     """Return the engine for a client, for the current one, or for none."""
     if isinstance(client, str) and client == INLINE:
         return _open_inline_engine(collection)
-    # Estimators with a plan have replaced "auto" by now; for all others it is the current client.
+    # Estimators with a plan have replaced "auto" before; for all others it is the current client.
     if isinstance(client, str) and client == AUTO:
         client = None
     if client is not None:
@@ -371,7 +372,7 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
     in_task = _is_in_dask_task()
     if client is None:
         client = _current_client(in_task, collection.kind)
-    # Engines import the trainers and the transports: so they are imported here, since importing an
+    # Engines import the trainers and the transports. They are imported here, since importing an
     # estimator, or predicting, needs neither.
     if client is None and collection.kind == "memory":
         from daskml_dist.training.in_process import InProcessEngine
@@ -385,8 +386,8 @@ def _open_engine(collection: Collection, client: Any | None, run: RunSettings) -
         if in_task:
             from distributed import worker_client
 
-            # Leave the worker's thread pool until the stack closes: a fit in a task would wait for
-            # tasks that wait for the slot of its own task.
+            # Leave the worker's thread pool until the stack closes: otherwise a fit in a task would
+            # wait for tasks that need the thread of this task.
             found = stack.enter_context(worker_client())
             client = found if client is None else client
         assert client is not None
@@ -403,7 +404,7 @@ def find_default_client(collection: Collection) -> Any | None:
 
 
 def _open_inline_engine(collection: Collection) -> Engine:
-    """Return the engine of this process, whatever client there is."""
+    """Return the engine of this process, even if there is a client."""
     if collection.kind != "memory":
         raise InvalidParameterError(
             'client="inline" needs rows in the memory of this process, but these are a Dask '
@@ -416,7 +417,7 @@ def _open_inline_engine(collection: Collection) -> Engine:
 
 def _is_in_dask_task() -> bool:
     """Return whether the calling thread runs a Dask task."""
-    # Without distributed loaded there is neither a task nor a client, and no need to load it.
+    # If distributed is not loaded there is neither a task nor a client, and no need to load it.
     if "distributed" not in sys.modules:
         return False
     from distributed import get_worker
@@ -429,7 +430,7 @@ def _is_in_dask_task() -> bool:
 
 
 def _current_client(in_task: bool, kind: str) -> Any | None:
-    """Return the current client for a fit that was given none; None where it is not to be used."""
+    """Return the current client for a fit that was given none; None if it must not be used."""
     if in_task or "distributed" not in sys.modules:
         return None
     from distributed import Client
@@ -438,8 +439,8 @@ def _current_client(in_task: bool, kind: str) -> Any | None:
 
     with suppress(ValueError):
         client = Client.current(allow_global=True)
-        # On a worker outside of a task (a thread that a task has started) the fit would wait for
-        # the slot of that task: rows in memory are trained in this process.
+        # On a worker outside of a task (in a thread that a task has started), the fit would wait
+        # for the thread of that task: rows in memory are trained in this process.
         if kind != "memory" or not is_client_of_worker(client):
             return client
     return None

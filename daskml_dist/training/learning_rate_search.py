@@ -1,9 +1,9 @@
 """Initial parameters and learning rates of linear models' steps (``learning_rate="auto"``).
 
-`calibrated` draws a sample of the rows (`draw_sample_rows`: the same rows wherever they lie); a
-pilot (`daskml_dist.training.pilot`) minimises the loss on it and tries rates, and the fit is
-returned with what it found. `calibrated_together` does so for the many fits of a search. Where rows
-come one by one there is no sample, and `rate_for_row_size` is the rule.
+`calibrated` draws a sample of the rows (`draw_sample_rows`: the same rows wherever they are
+stored). A pilot (`daskml_dist.training.pilot`) minimises the loss on it and tries rates, and the
+fit is returned with the results. `calibrated_together` does so for the many fits of a search. If
+rows arrive one by one there is no sample, and `rate_for_row_size` is the rule.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from daskml_dist.training.spec import FitSpec, Settings
 
 #: Blocks that are read again for a sample, where rows are streamed.
 SAMPLED_BLOCKS = 8
-#: Rows from which a sample comes from a few blocks also where rows are in memory and some of them
-#: are held out: finding the held-out rows of all blocks would take longer than the pilot.
+#: Number of rows from which a sample is taken from a few blocks even if rows are in memory, where
+#: some of them are held out: finding the held-out rows of all blocks would take longer than the
+#: pilot.
 _FEW_BLOCKS_FROM = 1 << 22
 
 
@@ -63,7 +64,7 @@ def draw_sample_rows(
     """Draw training rows without replacement; all of them where they are no more than `n_rows`.
 
     Rows that a share `held_out` of each block reserves for validation are never drawn. The draw
-    depends on the seed and the rows' positions in the collection, not on the lanes that have them.
+    depends on the seed and the rows' positions in the collection, not on the division into lanes.
     """
     by_columns = engine.columns is not None
     # Lanes that hold columns all have the same rows: the first lane's numbering is that of all.
@@ -118,7 +119,7 @@ class _TrainingRows:
         return sum(self._segment_sizes)
 
     def keep_random_blocks(self, n_blocks: int, rng: np.random.Generator) -> None:
-        """Forget the rows of all but some randomly drawn blocks."""
+        """Remove the rows of all but some randomly drawn blocks."""
         numbers = sorted({segment.drawn for segment in self._all})
         if len(numbers) > n_blocks:
             kept = set(rng.choice(numbers, n_blocks, replace=False).tolist())
@@ -175,12 +176,12 @@ _SAMPLE_WORK = 1 << 22
 SAMPLE_SHARE = 1 / 8
 #: Rows of a sample at most, and entries (64 MiB in float64): the client holds it in memory.
 MAX_SAMPLE_ROWS, MAX_SAMPLE_ENTRIES = 1 << 16, 1 << 23
-#: Rows that suffice, in all and for each coefficient, whichever is more: what a larger sample knows
-#: better, the first steps of the fit find out as fast.
+#: Rows that suffice, in all and per coefficient, whichever is more: the first steps of the fit
+#: reach the precision that a larger sample would add as fast.
 _SUFFICIENT_ROWS, _SUFFICIENT_ROWS_PER_COEFFICIENT = 1 << 14, 256
-#: Rows of a sample that many fits share at least; and at most, for pilots that are run one by one.
+#: Least rows of a sample that many fits share; and most, for pilots that are run one by one.
 SHARED_ROWS = 1 << 11
-#: Parameters that a sample may touch at most: the client holds a pilot's vectors in memory.
+#: Most parameters that a sample may touch: the client holds a pilot's vectors in memory.
 _MAX_TOUCHED_PARAMETERS = 1 << 21
 #: Largest magnitude of all features, or its inverse, beyond which Adagrad is replaced.
 _FAR_UNITS = 10.0
@@ -206,7 +207,7 @@ def calibrated(
 
     `rarity` multiplies the rows that suffice, where labels are rare (`choose_sample_size`).
     """
-    # Callbacks hear of the phase.
+    # Report the phase to the callbacks.
     engine.report_phase("finding a learning rate")
     sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
@@ -246,7 +247,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     one by one.
     """
     with np.errstate(all="ignore"), BlasThreads():
-        # The first fit's task stands for all, which differ in penalties, rates and stopping only.
+        # The first fit's task is used for all: they differ only in penalties, rates and stopping.
         first = CalibrationTask.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.can_batch(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
@@ -278,7 +279,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
 
 
 def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """Return the fit calibrated on a sample; unchanged where the sample tells nothing."""
+    """Return the fit calibrated on a sample; unchanged if the sample cannot be used."""
     if get_linear_model(fit).n_targets is not None:
         return _calibrate_each_target(fit, block, seed)
     task = CalibrationTask.of(fit, block, seed)
@@ -314,7 +315,7 @@ def choose_sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
 def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return a fit of several targets, each calibrated as a fit of its own.
 
-    Targets whose sample tells nothing start as the fit does, at the rate of the others.
+    Targets whose sample cannot be used start as the fit does, at the rate of the others.
     """
     model = get_linear_model(fit)
     alone = [_select_target(fit, k) for k in range(model.width)]
@@ -332,8 +333,8 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     ]
     rates = [one.steps.rule.schedule(1, 0.0) for one in found]
     for k, (one, before) in enumerate(zip(found, alone, strict=True)):
-        # This target's pilot found nothing: its own rate, converted to the others' optimizer, which
-        # may be NAG in place of Adagrad.
+        # This target's pilot found no rate: use its own rate, converted to the optimizer of the
+        # others, which may be NAG instead of Adagrad.
         if one is before:
             rates[k] *= told.base_rate / told.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
@@ -387,15 +388,15 @@ class CalibrationTask:
     ----------
     fit : FitSpec
     pilot : Pilot
-        Of the parameters that the sample touches.
+        Pilot for the parameters that the sample touches.
     columns : ndarray of int
         Rows of the parameters that the sample touches.
     opt_state : dict of str to ndarray
-        Initial state of the optimizer, of all parameters.
+        Initial optimizer state of all parameters.
     begin : ndarray
         Initial values of the parameters that the sample touches.
     rule : UpdateRule
-        With an optimizer that suits the features' units.
+        Update rule, with an optimizer that suits the features' units.
     unit : float
         Magnitude of the loss at `begin`.
     whole : bool
@@ -413,9 +414,9 @@ class CalibrationTask:
 
     @classmethod
     def of(cls, fit: FitSpec, block: Block, seed: int) -> CalibrationTask | None:
-        """Return the task of a fit; None where its sample tells nothing."""
+        """Return the task of a fit; None if its sample cannot be used."""
         work, model = fit.steps, get_linear_model(fit)
-        # An empty sample, or groups of parameters with rates of their own, are left to the fit.
+        # An empty sample, or groups of parameters with their own rates, leave the fit unchanged.
         if block.n_rows == 0 or len(work.rule.groups) > 1:
             return None
         # The sum of the rows' squares must not overflow (and no entry be NaN).
@@ -489,7 +490,7 @@ class CalibrationTask:
         return StackedPilot.serves(self.pilot, len(fits))
 
     def calibrated_fit(self) -> FitSpec:
-        """Return the fit as its own pilot calibrates it."""
+        """Return the fit as calibrated by its own pilot."""
         start = _StartSearch(self.pilot, self.optimizer, self.n_step_rows, self.base_rate)
         return self.make_calibrated_fit(*start.of(self.begin, self.touched_state, self.whole))
 
@@ -552,11 +553,11 @@ def _find_touched_rows(X: Any, model: LinearModel) -> Any:
 def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:
     """Return the rule with NAG in place of Adagrad where the largest feature is far from 1.
 
-    Steps of NAG change predictions alike in any units of the features.
+    Steps of NAG change predictions equally in any units of the features.
     """
     if type(rule.only_group.optimizer) is not Adagrad:
         return rule
-    # The largest column decides: smaller ones beside it matter little.
+    # The largest column is decisive: smaller ones matter little beside it.
     if not largest or 1 / _FAR_UNITS <= largest <= _FAR_UNITS:
         return rule
     return replace(rule, groups=(replace(rule.only_group, optimizer=NAG()),))
@@ -603,9 +604,9 @@ class _StartSearch:
         return w, own, rate(self.optimizer, tried, own or opt_state, self.base, self.batch)
 
     def _warm_optimizer(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
-        """Return optimizer state that has seen the sample, where it can start from it."""
+        """Return optimizer state that has seen the sample, if the optimizer can start from it."""
         # Adagrad's and NAG's sums of squares may include gradients of steps that were never made;
-        # the moments of Adam or momentum are directions of steps, and start afresh.
+        # the moments of Adam or momentum are directions of steps, and start from zero.
         if not isinstance(self.optimizer, Adagrad | NAG):
             return {}
         return self.pilot.warm_optimizer(self.optimizer, w, opt_state, self.batch)
@@ -622,7 +623,7 @@ def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -
 
 
 def _largest_magnitude(X: Any) -> float:
-    """Return the largest absolute value; NaN where there is one."""
+    """Return the largest absolute value; NaN if the array has a NaN."""
     values = X.data if sparse.issparse(X) else X
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 

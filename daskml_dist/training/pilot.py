@@ -5,8 +5,8 @@ the features' units and correlations (`Coordinates`). The steps of the fit then 
 way from the sample's minimum to that of all rows (Daneshmand, Lucchi and Hofmann 2016). The rate is
 the one whose steps over one half of the sample, from the minimum of the other half, reduce the
 sample's loss most (Bottou 2012 calibrates on a sample too). `StackedPilot` runs pilots that differ
-in their l2 penalty as columns of one matrix; searches for a rate are generators, so that those of
-all columns share each reading of the sample.
+in their l2 penalty as columns of one matrix. Searches for a rate are generators, so that the
+searches of all columns share each reading of the sample.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: floa
     rows = X.astype(np.float64) if mean is None else X - mean
     rows *= np.sqrt(weight)[:, None]
     # Eigenvectors of the small n x n Gram matrix give the principal directions in column space. The
-    # Gram matrix squares rounding errors, which makes the directions slightly correlated, no more.
+    # Gram matrix squares rounding errors, so the directions are slightly correlated; this does no
+    # other harm.
     directions = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
     variance = np.einsum("ij,ij->j", directions, directions)
     spanned = variance > _SPANNED_VARIANCE_SHARE * variance.max()
@@ -244,8 +245,8 @@ INVERSE_CURVATURE = 40.0
 #: Batches of a trial of a rate at most, and at least; the number of parameters from which the most
 #: shrinks in proportion to their number.
 _MAX_TRIAL_STEPS, _MIN_TRIAL_STEPS, _MAX_TRIAL_PARAMETERS = 64, 4, 1 << 17
-#: Entries (rows x coordinates x outputs) up to which tolerances are ten times finer at no cost that
-#: a user would notice.
+#: Entries (rows x coordinates x outputs) up to which tolerances are ten times finer, at no cost
+#: that a user would notice.
 _CHEAP_ENTRIES, _FINE = 1 << 20, 0.1
 #: Entries so few that the minimum is found to nearly all digits: a weight of 2 then equals a
 #: repeated row.
@@ -316,8 +317,8 @@ class Pilot:
     def tol(self) -> float:
         """Return the factor on both tolerances for the minimum of all rows."""
         size = self.n_rows * self._coordinates.n_coordinates * self.model.width
-        # Columns outnumber rows: the data term vanishes, and the last digits of the loss are those
-        # of the penalty.
+        # If columns outnumber rows, the data term vanishes, and the last digits of the loss are
+        # those of the penalty.
         if self._coordinates.n_coordinates < self.X.shape[1]:
             return _FINEST
         return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
@@ -559,7 +560,7 @@ class _DescentPath:
 class _LastEvaluation:
     """Objective that remembers the last point evaluated, and its value there with the l1 penalty.
 
-    The callback of the orthant-wise minimiser is given neither.
+    The callback of the orthant-wise minimiser gets neither of them.
     """
 
     def __init__(self, function: Callable[[Array], tuple[float, Array]], l1: Array) -> None:
@@ -588,7 +589,7 @@ class _SampleObjective:
         model, l2 = self._model, self._pilot.penalty.l2
         v, k = flat.reshape(model.shape), model.n_penalised
         gradient = np.zeros(model.shape)
-        # A step that a line search tries may be so long that the loss overflows.
+        # A line search may try a step so long that the loss overflows.
         with np.errstate(all="ignore"):
             w = v.astype(self._dtype)
             loss = float(model.add_gradient(w, self._rows, gradient, self._pilot.backend))
@@ -628,8 +629,8 @@ def search_best_rate(begin: float) -> RateSearch:
     gain = begin - known[k]
     if not gain > _MIN_GAIN * abs(begin):
         return (yield from search_calm_rate(begin))
-    # Take the smallest rate that has most of the gain: the fit may meet rows with larger gradients
-    # than those of the sample.
+    # Take the smallest rate that has most of the gain: other rows of the fit may have larger
+    # gradients than those of the sample.
     while (
         k - 1 > _MIN_EXPONENT and begin - (yield from value(k - 1)) >= _PREFERRED_GAIN_SHARE * gain
     ):
@@ -657,10 +658,10 @@ def run_rate_searches(
 ) -> list[float]:
     """Run searches side by side; return the factor that each finds.
 
-    `losses` takes the numbers of searches and the exponent that each asks for; it returns the
+    `losses` takes the numbers of searches and the exponent that each one tries; it returns the
     losses after steps at these rates.
     """
-    # All searches ask at once, so that one reading of the sample serves them.
+    # All searches try one exponent at a time, so that one reading of the sample serves them all.
     return [rate_factor(k) for k in run_in_lock_step(searches, losses)]
 
 
@@ -670,7 +671,7 @@ class StackedPilot:
     Parameters
     ----------
     pilot : Pilot
-        Any one of them, for which :meth:`serves` is true.
+        Any one of them for which :meth:`serves` is true.
     l2 : sequence of float
         Penalty of each column.
     """
@@ -699,8 +700,8 @@ class StackedPilot:
     def find_minima(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
         """Return the minima of one half of the sample and of all of it, one array a column.
 
-        `whole`: the sample is all rows of the fit, so the half's minimum is not needed and the
-        other is returned in its place.
+        `whole`: the sample is all rows of the fit, so the half's minimum is not needed, and the
+        minimum of all rows is returned in its place.
         """
         places, n = self._coordinates, self.pilot.n_rows
         v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in places])

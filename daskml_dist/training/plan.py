@@ -1,7 +1,7 @@
 """Plans of fits: from checked settings and a summary of the rows to a `FitSpec`.
 
 `make_fit` plans gradient steps: batch size, steps of a pass, learning rates, policy.
-`make_solver_fit` plans a fit by a solver. Neither reads rows: both use the `DatasetInfo` alone.
+`make_solver_fit` plans a fit by a solver. Neither reads rows: both use only the `DatasetInfo`.
 """
 
 from __future__ import annotations
@@ -47,22 +47,24 @@ from daskml_dist.training.spec import (
     count_training_rows,
 )
 
-#: Steps of a pass at most, with automatic batches: a further step costs more than it gains. Of
-#: streamed rows fewer: trainers that meet more often wait for each other longer than for rows.
+#: Most steps of a pass with automatic batches: more steps cost more than they gain. The limit is
+#: lower for streamed rows: trainers that synchronize more often wait longer for each other than for
+#: rows.
 _MAX_STEPS, _MAX_STREAMED_STEPS = 4096, 2048
-#: Rows of an automatic batch at least (but for tiny lanes, it is 1 % of the largest lane).
+#: Fewest rows of an automatic batch (except for tiny lanes, 1 % of the largest lane).
 _MIN_BATCH_ROWS = 32
-#: Rows of an automatic batch at most, where neither limit of steps asks for more: of dense rows; of
-#: sparse rows of linear models, where a batch is one message and little work; of rows that name
-#: pairs of factors, which touch the fewest parameters.
+#: Most rows of an automatic batch, unless the limits of steps need more: for dense rows; for sparse
+#: rows of linear models, where a batch is one message and little work; for rows that name pairs of
+#: factors, which touch the fewest parameters.
 _DENSE_BATCH_ROWS, _SPARSE_BATCH_ROWS, _PAIRED_BATCH_ROWS = 256, 512, 2048
-#: Rows that a thread takes at once where each is a step, at least and at most.
+#: Fewest and most rows that a thread takes at once if each row is a step.
 _MIN_ROWS_PER_TURN, _MAX_ROWS_PER_TURN = 32, 8192
 #: Interquartile range of a normal distribution, in standard deviations.
 _NORMAL_QUARTILE_DISTANCE = 1.349
 #: Rows of the parameters from which a step may push and pull only those that its batch touches.
 _MIN_INDEXED_PARAMETER_ROWS = 2048
-#: Share of the parameters' rows up to which it does: above, indices cost more than whole arrays.
+#: Largest share of the parameters' rows for which it does: above, indices cost more than whole
+#: arrays.
 _MAX_TOUCHED_SHARE = 0.25
 #: Parameters from which each trainer holds only a range of the solver's vectors (8 MiB each).
 _RANGES_FROM = 2**20
@@ -94,7 +96,7 @@ def make_fit(
     scales : FeatureScales or None
         Scales of the features, for an optimizer that uses them.
     on_one_host : bool
-        Whether all lanes are on one host, so that they can meet without a server.
+        Whether all lanes are on one host, so that they can synchronize without a server.
     columns : tuple of int or None
         First column of each lane, and the number of columns, where lanes hold columns.
     """
@@ -110,7 +112,7 @@ def make_fit(
         model = model.with_own_rows_last()
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, summary, model):
-        # Where a policy has such a variant, lanes then meet seldom enough to step row by row.
+        # If a policy has such a variant, lanes then synchronize rarely enough to step row by row.
         settings = replace(settings, policy=settings.policy.by_single_rows())
     # 1. How rows become steps: single rows where these may be updates, else batches.
     single_rows = _is_row_by_row(settings, summary, model)
@@ -129,7 +131,7 @@ def make_fit(
     # A streamed full batch is never in memory as a whole, so the union of its columns is unknown.
     in_memory = not (streaming and steps == 1)
     is_indexed = _touches_few_parameters(model, batch_size) and in_memory
-    # The pull towards the last average moves all parameters.
+    # The pull towards the last average (`proximal`) moves all parameters.
     is_indexed = is_indexed and not settings.policy.proximal
     if model.table is not None:
         if not in_memory:
@@ -144,7 +146,7 @@ def make_fit(
             f"compression={run.compression!r} needs whole gradients, but batches of these rows "
             "touch few parameters. Use another one, such as 'topk', or compression=None."
         )
-    # 3. What hides the rows, where the fit is private: the number of its steps decides.
+    # 3. How noise hides the rows in a private fit, which depends on the number of its steps.
     privacy = None if settings.privacy is None else settings.privacy.plan(steps, settings.max_iter)
     if privacy is not None and streaming is not None:
         raise InvalidParameterError(
@@ -152,7 +154,7 @@ def make_fit(
             "together, so blocks would be read again for each step. Raise memory_budget of "
             "run=Run(), use more workers, float32 rows, or fewer rows."
         )
-    # 4. Who holds the parameters, and when lanes meet.
+    # 4. Which processes hold the parameters, and when lanes synchronize.
     policy = _resolve_policy(settings, model, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
@@ -175,7 +177,7 @@ def make_fit(
             coordinates=is_sparse,
             noise=None if privacy is None else privacy.noise,
         ),
-        # One shard of the parameters a server.
+        # One shard of the parameters per server.
         layout=ShardLayout(*model.parameters.shape, max(run.n_servers, policy.fragments)),
         stopping=PassStoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
@@ -201,7 +203,7 @@ _TABLE_LOOPS = ("bulk", "free", "parts")
 
 
 def _check_table_settings(settings: Settings) -> None:
-    """Raise for what needs all rows of the parameters at once, where these are made as ids come."""
+    """Raise for settings that need all parameter rows at once; a table creates rows by id."""
     policy = settings.policy
     if policy.loop not in _TABLE_LOOPS or policy.delay_compensation:
         raise InvalidParameterError(
@@ -249,7 +251,7 @@ def _make_update_rule(
     noise: GaussianNoise | None = None,
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
-    # Each server knows the gradient of its own shard only, so none knows the norm of the whole.
+    # Each server knows only the gradient of its own shard, so none knows the norm of the whole.
     steps_alone = settings.policy.averages
     if settings.clip is not None and settings.run.n_servers > 1 and not steps_alone:
         raise InvalidParameterError(
@@ -287,7 +289,7 @@ def _plan_clients(
 
 
 def _check_clients(settings: Settings, lanes: list[LaneSpec]) -> None:
-    """Raise where a policy draws clients and the rows have none, or settings do not suit it."""
+    """Raise if a policy draws clients but the rows have none, or other settings do not fit."""
     wanted, found = settings.run.n_lanes, len(lanes)
     if wanted is not None and found < wanted:
         raise InvalidParameterError(
@@ -312,7 +314,7 @@ def _resolve_policy(
     settings: Settings, model: StepModel, n_lanes: int, on_one_host: bool
 ) -> Policy:
     """Return the user's policy, or its equivalent without a server where no server is needed."""
-    # A server is needed for several shards, for compression, between hosts, and for what grows.
+    # A server is needed for several shards, for compression, between hosts, and for growing tables.
     needs_server = settings.run.n_servers > 1 or settings.run.compression is not None
     if needs_server or model.table is not None or (n_lanes > 1 and not on_one_host):
         return settings.policy
@@ -383,7 +385,7 @@ def _automatic_learning_rates(
     loss = None if model.linear is None else model.linear.loss
     default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, is_indexed)
     # Losses in units of the targets (absolute, Huber) need steps in those units too. The unit is a
-    # fact about the rows, which nothing hides in a private fit.
+    # fact about the rows that no noise hides, so a private fit does not use it.
     if settings.privacy is not None or not (
         loss and loss.in_target_units and settings.optimizer.adaptive
     ):
@@ -418,7 +420,7 @@ def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec])
 def make_target_shift(loss: Loss, fit_intercept: bool, summary: DataSummary) -> tuple[float, ...]:
     """Return the mean or median of each target, to be subtracted from it before the fit.
 
-    Empty where the loss has no centre, or the model no intercept to add it to again.
+    Empty if the loss has no centre, or if the model has no intercept to add it to again.
     """
     if not fit_intercept or loss.center is None:
         return ()
@@ -450,7 +452,7 @@ def _add_feature_scales(
 
 
 def _check_held_out_rows(lanes: list[LaneSpec], fraction: float) -> None:
-    """Raise `InvalidDataError` where early stopping would hold out no row at all."""
+    """Raise `InvalidDataError` if early stopping would not hold out any row."""
     if fraction and not any(
         count_held_out_rows(s, fraction) for lane in lanes for s in lane.segments
     ):
@@ -492,8 +494,8 @@ def largest_batch_rows(model: StepModel) -> int:
 
 
 def _is_row_by_row(settings: Settings, summary: DataSummary, model: StepModel) -> bool:
-    """Return whether each row is a step of its own: where it may be, and lanes meet seldom."""
-    # Not where lanes sum or push the gradient of every step, nor where replicas end with a round.
+    """Return whether each row is a step of its own: if it can be, and lanes rarely synchronize."""
+    # Not if lanes sum or push the gradient of every step, nor if replicas end with a round.
     policy = settings.policy
     meets_seldom = policy.loop == "shared" or (
         policy.averages and not policy.draws_lanes and not policy.sums_within_hosts
@@ -520,7 +522,7 @@ def _may_step_row_by_row(settings: Settings, summary: DataSummary, model: StepMo
 
 
 def _count_rows_per_turn(lanes: list[LaneSpec]) -> int:
-    """Return the rows that a thread takes at once where each is a step: about 1/32 of a pass."""
+    """Return the rows that a thread takes at once if each is a step: about 1/32 of a pass."""
     rows = max(1, *(lane.n_rows for lane in lanes))
     turn_rows = 2 ** round(np.log2(rows / 32))
     return int(np.clip(turn_rows, _MIN_ROWS_PER_TURN, _MAX_ROWS_PER_TURN))
@@ -622,7 +624,7 @@ def make_solver_fit(
     spec = _make_rows_spec(rows, dtype, lanes, streaming, run)
     if isinstance(solver, RowSolver):
         work = _plan_own_rows_work(model, solver, rows)
-        # The solver takes for its arrays what the blocks in memory leave of the budget.
+        # The solver may use the rest of the budget, beside the blocks in memory, for its arrays.
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.summary.infos)
         row_bytes = nbytes / max(rows.summary.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)

@@ -62,9 +62,9 @@ class Settings:
     seed: int
     run: RunSettings
     auto_rate: bool = False
-    #: Whether a pilot may tell the start and the rate.
+    #: Whether a pilot may choose the initial parameters and the rate.
     calibrates: bool = False
-    #: Automatic rate in place of the optimizer's own; in units of the targets as that is.
+    #: Automatic rate in place of the optimizer's default; like that one, in units of the targets.
     own_rate: float | None = None
     clip: float | None = None
     micro_batch: int | None = None
@@ -92,7 +92,7 @@ class RunSettings:
     ----------
     device : {"auto", "cpu", "gpu"}
     n_lanes : int or None
-        None: one a worker thread.
+        None: one per worker thread.
     n_servers : int
     deterministic : bool
     compute_dtype : {"float16", "bfloat16"} or None
@@ -102,7 +102,7 @@ class RunSettings:
     shard : {"rows", "features"}
     compression : Compressor or None
     name : str
-        Of the estimator.
+        Name of the estimator.
     """
 
     device: str = "auto"
@@ -128,8 +128,8 @@ class Streaming:
     ahead : int
         Blocks of a lane read ahead of these.
     states : int
-        Bytes of the memory of rows (`solvers.RowState`) that a lane holds; of other rows it is made
-        again in each pass.
+        Bytes of rows' state (`solvers.RowState`) that a lane keeps; the state of other rows is
+        computed again in each pass.
     dense : bool
         Whether no block is sparse.
     """
@@ -147,9 +147,9 @@ class RowsSpec:
     Parameters
     ----------
     dtype : {"float32", "float64"}
-        Of the maths.
+        Dtype of the computation.
     rows_dtype : str
-        That all blocks are brought to before the model prepares them.
+        Dtype to which all blocks are converted before the model prepares them.
     lane_rows : tuple of int
         Training rows of each lane.
     classes : ndarray or None
@@ -162,7 +162,7 @@ class RowsSpec:
     validation_fraction : float
         Rows held out; 0 without early stopping.
     compute_dtype : {"float16", "bfloat16"} or None
-        How a GPU stores the features of dense rows; None: in `dtype`.
+        Type in which a GPU stores the features of dense rows; None: `dtype`.
     """
 
     dtype: str
@@ -196,7 +196,7 @@ def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tup
     )
 
 
-#: Parameters that a growing table is taken to have where it matters whether they are many.
+#: Number of parameters assumed for a growing table where it matters whether there are many.
 _TABLE_PARAMETERS = 2**20
 #: Steps in a pass from which every pass ends with an uncompressed push. In shorter passes these
 #: pushes would be a large share of all, so only the fit ends with one.
@@ -205,20 +205,20 @@ COMPRESSED_PASS_STEPS = 32
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """Function of the user's that the trainers run in place of a loop over rows.
+    """A user's function that the trainers run in place of a loop over rows.
 
     Parameters
     ----------
     packed : bytes
-        The function and the state that it begins with, pickled: every beginning has fresh ones.
+        The function and its initial state, pickled: each start unpickles a new copy of both.
     name : str
-        Of the function, for errors.
+        Name of the function, for errors.
     is_single : bool
-        Whether a block is one value, and no tuple of several.
+        Whether a block is a single value rather than a tuple of several.
     retries : int or None
-        Times that the function may begin again after losses; None: as long as it comes further.
+        Number of restarts after losses; None: no limit while the function makes progress.
     timeout : float or None
-        Seconds that a rank waits for the others in a call; None: the run's.
+        Seconds that a rank waits for the others in a call; None: the run's timeout.
     """
 
     packed: bytes = field(repr=False)
@@ -237,7 +237,7 @@ class RankResults(Solution):
     values : dict of int to list of ndarray of uint8
         By rank, the value as `comm.rank_group.pack_value` makes it.
     parameters : ShardState or None
-        Those that the servers held at the end.
+        Parameters that the servers hold at the end.
     """
 
     values: dict[int, list[NDArray[np.uint8]]] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class RankResults(Solution):
 
     @classmethod
     def join(cls, some: Iterable[RankResults], parameters: ShardState | None) -> RankResults:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         values = {rank: value for one in some for rank, value in one.values.items()}
         return cls(np.empty(0), values=dict(sorted(values.items())), parameters=parameters)
 
@@ -263,24 +263,25 @@ class FitWork(ABC):
     first_pass : int
         Number of passes made before, where the fit is a later part of a longer one.
     seed : int
-        Of the order of the rows, held-out rows, and all that is drawn.
+        Seed of the order of the rows, the held-out rows, and all random draws.
     shuffle : bool
         Whether rows are shuffled before each pass.
     layout : ShardLayout
         Division of the parameters among servers.
     compression : Compressor or None
-        Of the gradients that lanes push to servers.
+        Compression of the gradients that lanes push to servers.
     micro_batch : int or None
-        Rows of a batch that the model is given at once; None: all of them, or what a cache holds.
+        Rows of a batch that the model gets at once; None: all of them, or as many as fit in a
+        cache.
     step_callbacks : tuple of object
-        Called after each step, in the process that makes it.
+        Called after each step, in the process that makes the step.
     on_host : bool
         Whether rows are read in host memory, whatever the device, unless features lie on the fit's
         GPU already.
     call : FunctionCall or None
-        What trainers run in place of a loop of the package's own.
+        Function that trainers run in place of a built-in loop.
     privacy : PrivateSteps or None
-        How rows are drawn, clipped and hidden in noise; None: not at all.
+        How rows are drawn, clipped and hidden in noise; None: the fit is not private.
     """
 
     on_host: ClassVar[bool] = False
@@ -339,21 +340,21 @@ class FitWork(ABC):
 
     @property
     def keeps_lanes(self) -> bool:
-        """Return whether trainers keep their lanes when others are lost."""
+        """Return whether trainers keep their lanes when other trainers are lost."""
         return False
 
     @property
     def delay_compensation(self) -> float:
-        """Return how far servers correct gradients that are some updates old."""
+        """Return how strongly servers correct gradients that are some updates old."""
         return 0.0
 
     @property
     def gradient_table(self) -> bool:
-        """Return whether servers keep all lanes' gradients, and step along their mean."""
+        """Return whether servers keep the gradients of all lanes, and step along their mean."""
         return False
 
     def applies(self, delay: int, n_lanes: int) -> bool:
-        """Return whether servers apply a gradient that is so many updates old."""
+        """Return whether servers apply a gradient that is `delay` updates old."""
         return True
 
     @property
@@ -368,7 +369,7 @@ class FitWork(ABC):
 
     @property
     def uses_threads(self) -> bool:
-        """Return whether a single process takes one lane for each compute thread."""
+        """Return whether a fit in one process uses one lane per compute thread."""
         return True
 
     @property
@@ -378,7 +379,7 @@ class FitWork(ABC):
 
     @property
     def remembers_course(self) -> bool:
-        """Return whether every trainer holds the state from which a fit can be recovered."""
+        """Return whether every trainer holds a state from which the fit can be recovered."""
         return False
 
     @property
@@ -410,7 +411,7 @@ class FitWork(ABC):
         return self.first_pass * self.n_steps
 
     def passes(self, clock: int) -> range:
-        """Return the numbers (from 1) of the passes still to make or to report, from a clock on.
+        """Return the numbers (from 1) of the passes still to make or report, from a clock on.
 
         A pass that ends exactly at the clock is included: it may not have been reported yet.
         """
@@ -447,9 +448,9 @@ class StepWork(FitWork):
         First column of each lane, and then the number of columns, where each lane has some columns
         of all rows (of a `ColumnModel`); None: each lane has all columns of some rows.
     call : FunctionCall or None
-        Function that pushes and pulls by itself.
+        A function that does its own pushes and pulls.
     clients : tuple of ClientSteps, default=()
-        Steps of each lane in a pass, which is a round, that draws it; empty: all make all steps.
+        Steps of each lane in a pass (here a round) that draws it; empty: all lanes make all steps.
     privacy : PrivateSteps or None
     """
 
@@ -534,15 +535,15 @@ class StepWork(FitWork):
 
     @property
     def server_rule(self) -> UpdateRule:
-        """Return the rule by which servers apply what lanes push."""
+        """Return the rule by which servers apply the pushes of lanes."""
         return self.rule.of_meetings if self.policy.averages_on_servers else self.rule
 
     @property
     def held_rule(self) -> UpdateRule:
-        """Return the rule of the rows that trainers hold, under a policy for each part."""
+        """Return the rule of the rows that trainers hold, under one policy per part of a model."""
         policy, rule = self.policy, self.rule
         (group,) = rule.groups
-        # Steps of all lanes together, where servers count those of each.
+        # Trainers count the steps of all lanes together; servers count the steps of each lane.
         return replace(
             rule,
             groups=(replace(group, optimizer=policy.optimizer_of_dense or group.optimizer),),
@@ -557,7 +558,7 @@ class StepWork(FitWork):
 
     @property
     def n_parameters(self) -> int:
-        """Return the number of parameters; of a growing table, as many as a large one has."""
+        """Return the number of parameters; of a growing table, an assumed large number."""
         if self.model.table is not None:
             return _TABLE_PARAMETERS
         return math.prod(self.shape)
@@ -584,17 +585,18 @@ class StepWork(FitWork):
         part = model.of_columns(*self.columns[lane : lane + 2])
         # A lane steps the parameters of its own columns alone.
         initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
-        # The last lane alone counts the loss of a step, so it alone calls the step callbacks.
+        # The loss of a step is counted by the last lane only, so only that lane calls the step
+        # callbacks.
         callbacks = self.step_callbacks if lane == len(self.columns) - 2 else ()
         return replace(self, model=part, initial=initial, step_callbacks=callbacks)
 
     def pushes_uncompressed(self, clock: int) -> bool:
         """Return whether the push that ends a lane's step `clock` is sent without compression.
 
-        It is at the end of each pass, or only of the last one where a pass has few steps.
+        This is at the end of each pass, or only of the last pass if a pass has few steps.
         """
         # Error feedback: compressors add the error of each push to the next one, so an uncompressed
-        # push delivers all that was left out before.
+        # push delivers everything that earlier pushes left out.
         passes, rest = divmod(clock, self.n_steps)
         return rest == 0 and (
             self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
@@ -604,18 +606,18 @@ class StepWork(FitWork):
         """Return the initial state of some rows of the parameters, such as those of one server."""
         if self.initial is not None:
             return self.initial.part(rows)
-        if self.model.table is not None:  # no id has come
+        if self.model.table is not None:  # no id is known yet
             return ShardState(np.empty((0, self.shape[1]), dtype), {})
-        # Drawn by the seed: each server makes its own rows, and none are sent.
+        # Drawn from the seed: each server creates its own rows, so none are sent.
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
     def make_fresh_state(self, learned: ShardState, parameters: bool) -> ShardState:
-        """Return a state without steps: of what was learned or, with `parameters`, of nothing."""
+        """Return a state without steps, of the learned parameters or (`parameters`) of new ones."""
         start = ShardState(learned.w, {}, ids=learned.ids)
         if parameters:
             start = replace(self, initial=None).make_start_state(learned.w.dtype)
         if "scale" in learned.opt_state:
-            # The features keep their units, whatever is learned anew.
+            # The features keep their units, even if the parameters are learned again.
             opt_state = self.rule.init(start.w) | {"scale": learned.opt_state["scale"]}
             return replace(start, opt_state=opt_state)
         return start
@@ -624,7 +626,7 @@ class StepWork(FitWork):
 class SolverWork(FitWork):
     """Base class of a solver's work: servers hold no parameters, only the ledger of passes."""
 
-    # To the ledger a pass is one step, of all rows in their order: there are no batches, and no
+    # For the ledger, a pass is one step over all rows in order: there are no batches, and no
     # gradients are pushed.
     layout: ClassVar[ShardLayout] = ShardLayout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
@@ -632,12 +634,12 @@ class SolverWork(FitWork):
     compression: ClassVar[None] = None  # type: ignore[misc]
     micro_batch: ClassVar[None] = None  # type: ignore[misc]
     step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
-    #: Every trainer runs the solver, or has the log of its sums.
+    #: Every trainer runs the solver, or holds the log of its sums.
     remembers_course = True
 
     @property
     def planned_passes(self) -> int | None:
-        """Return None: `max_passes` also counts evaluations of line searches, and is rarely met."""
+        """Return None: `max_passes` also counts line searches, and a fit rarely uses all."""
         return None
 
     @property
@@ -647,12 +649,12 @@ class SolverWork(FitWork):
 
 @dataclass(frozen=True)
 class FunctionWork(SolverWork):
-    """Function of the user's, which all trainers run together.
+    """A user's function that all trainers run together.
 
     Parameters
     ----------
     model : Model
-        Of no meaning here.
+        Unused by this work.
     stopping : PassStoppingRule
     call : FunctionCall
     seed : int, default=0
@@ -668,12 +670,12 @@ class FunctionWork(SolverWork):
 
     @property
     def carried_bytes(self) -> int:
-        """Return the bytes of the function and its first state."""
+        """Return the bytes of the function and its initial state."""
         return _count_call_bytes(self.call)
 
 
 def _count_call_bytes(call: FunctionCall | None) -> int:
-    """Return the bytes of a function and its first state; 0 of none."""
+    """Return the bytes of a function and its initial state; 0 if there is none."""
     return 0 if call is None else len(call.packed)
 
 
@@ -684,16 +686,16 @@ class ResumableWork(SolverWork):
     Parameters
     ----------
     first_pass : int, default=0
-        Number of passes made before, where the fit is a later part of a longer one.
+        Number of passes already made, if the fit continues a longer one.
     log : ndarray of uint8, or None
-        State after these passes, as the loop packs it; None at the beginning of a fit.
+        State after these passes, as the loop packs it; None at the start of a fit.
     pause_at : int or None
-        Number of passes after which the fit pauses, to be continued later.
+        Number of passes after which the fit pauses, so that it can be continued later.
     is_stopped : bool, default=False
-        Whether the user has ended the fit already.
+        Whether the user has already ended the fit.
     """
 
-    # Keyword-only (`kw_only`): subclasses add fields without defaults behind these.
+    # Keyword-only (`kw_only`), so that subclasses can add fields without defaults after these.
     first_pass: int = 0
     log: NDArray[np.uint8] | None = None
     pause_at: int | None = None
@@ -714,16 +716,16 @@ class RoundWork(ResumableWork):
     model : Model
     solver : Solver
     shape : tuple of int or None
-        Of the parameters; None where the solver's result has no parameter matrix.
+        Shape of the parameters; None where the solver's result has no parameter matrix.
     start : ndarray or None
-        Initial parameters; None: zeros where there is a shape.
+        Initial parameters; None: zeros if there is a shape.
     stopping : PassStoppingRule
     in_ranges : bool, default=False
         Whether each trainer holds a range of the solver's vectors.
     seed : int, default=0
-        Of the random numbers that statistics draw.
+        Seed of the random numbers that statistics draw.
     first_pass, log, pause_at, is_stopped
-        As in `ResumableWork`; passes are sums, and the log is `SumLog.packed`.
+        As in `ResumableWork`; a pass is one sum, and the log is `SumLog.packed`.
     """
 
     model: Model
@@ -779,7 +781,7 @@ class OwnRowsWork(ResumableWork):
     seed: int = 0
     budget: float = float("inf")
     row_bytes: float = 0.0
-    #: The solver reads the rows again by seeking to their beginning.
+    #: The solver reads the rows again by seeking to their start.
     passes_to_read = 1
     name = "own rows"
     loop = "own_rows"
@@ -793,8 +795,8 @@ class OwnRowsWork(ResumableWork):
     def score_names(self) -> tuple[str, ...]:
         return self.solver.score_names
 
-    # The solver reads rows on the host, and moves its own arrays to the device. Features on a GPU
-    # stay there.
+    # The solver reads rows on the host, and moves its own arrays to the device. Features that are
+    # on a GPU stay there.
     on_host: ClassVar[bool] = True
 
 
@@ -809,8 +811,8 @@ class KeyedWork(SolverWork):
     stopping : PassStoppingRule
     seed : int, default=0
     remote_key_bytes : int, optional
-        Memory of a trainer, in bytes, for copies of the values that others own and its entries
-        touch, apart from those in transit. Default: no limit.
+        Bytes that a trainer may use for copies of values that its entries touch and other trainers
+        own, apart from copies in transit. Default: no limit.
     """
 
     model: Model
@@ -824,7 +826,7 @@ class KeyedWork(SolverWork):
 
 
 #: Share of `daskml_dist.lease` after which a connection without acknowledgements counts as silent:
-#: of the lease of 3 s one, in which Linux sends a packet three times (after 0.2 and 0.6 s again).
+#: 1 s of a lease of 3 s. In this time Linux sends a packet three times (again after 0.2 and 0.6 s).
 _SILENCE_SHARE = 1 / 3
 
 
@@ -834,7 +836,7 @@ def configured_lease() -> float:
 
 
 def configured_connections() -> ConnectionSettings:
-    """Return how the connections of a run behave by the client's configuration."""
+    """Return the connection settings of a run, from the client's configuration."""
     return ConnectionSettings(
         bool(dask.config.get("daskml_dist.shared_memory", True)),
         _SILENCE_SHARE * configured_lease(),
@@ -848,14 +850,15 @@ class RunSpec:
     Parameters
     ----------
     deterministic : bool
-        Sum in lane order, so that lanes may move between workers without changing a bit.
+        Whether sums are made in lane order, so that lanes may move between workers without changing
+        a bit.
     device : {"auto", "cpu", "gpu"}
     timeout : float
-        Seconds that a wait may take.
+        Most seconds that any wait may take.
     on_lost_data : {"raise", "skip"}
     connections : ConnectionSettings
     name : str
-        Of the estimator; trainers' tasks are named after it.
+        Name of the estimator; trainers' tasks are named after it.
     memory_budget : int or None
         Bytes of blocks, and of rows of tables, on one worker; None: a share of its memory.
     """
@@ -871,8 +874,7 @@ class RunSpec:
     @classmethod
     def of(cls, settings: RunSettings, summary: DataSummary) -> RunSpec:
         """Combine the user's settings with the device on which these rows may be trained."""
-        # `dask.config` holds the settings of the cluster: they are the same for every fit of a
-        # session.
+        # `dask.config` holds settings of the cluster, which are the same for all fits of a session.
         return cls(
             settings.deterministic,
             summary.device(settings.device, settings.deterministic),
@@ -920,7 +922,7 @@ class FitSpec:
         return cast(OwnRowsWork, self.work)
 
     def make_start_state(self, rows: slice = slice(None)) -> ShardState:
-        """Return the state that a range of rows of the parameters begins with."""
+        """Return the initial state of a range of rows of the parameters."""
         return self.steps.make_start_state(self.rows.dtype, rows)
 
     def of_lane(self, lane: int) -> FitSpec:
@@ -935,10 +937,10 @@ class FitSpec:
 
     def bounds(self, server: int) -> MessageBounds:
         """Return the largest sizes that frames to and from a server may announce."""
-        # Frames carry slices of the parameter matrix, or nothing but reports.
+        # Frames carry slices of the parameter matrix, or reports only.
         layout = self.work.layout
         n_rows, width = layout.n_rows, layout.width
-        # Without shards a server keeps the ledger alone, and frames hold no parameters.
+        # Without shards a server keeps only the ledger, and frames hold no parameters.
         if self.work.uses_shards:
             rows = layout.slices()[server]
             n_rows = rows.stop - rows.start
@@ -953,18 +955,18 @@ class TrainerSpec:
     ----------
     run_id : str
     name : int
-        Of the trainer, the same in all generations.
+        Number of the trainer, the same in all generations.
     rank, n_trainers, generation : int
     lanes : tuple of LaneSpec
     clocks : tuple of int
-        Clock that each lane goes on from.
+        Clock from which each lane continues.
     n_threads : int
         Compute threads of the trainer.
     servers : tuple of Endpoint
     secret : bytes
-        Shared by the sockets of the run.
+        Secret shared by the sockets of the run.
     snapshot_every : int
-        Steps between two snapshots of what trainers hold; 0: none are made.
+        Steps between two snapshots of the state that trainers hold; 0: no snapshots are made.
     lane_rows : tuple of int
         Training rows of each lane; fewer than at first where blocks were lost for good.
     addresses : tuple of str, default=()
@@ -997,11 +999,11 @@ class InterruptedState:
     Parameters
     ----------
     state : ShardState or Solution
-        Where its lanes have come to, averaged; the last point that a solver kept.
+        Average of the states of the trainer's lanes; or the last point that a solver kept.
     share : float
-        Its share of the fit's rows.
+        The trainer's share of the fit's rows.
     rows : float
-        Rows that it has stepped on and not reported.
+        Rows that the trainer has stepped on but not reported.
     """
 
     state: ShardState | Solution
@@ -1011,19 +1013,19 @@ class InterruptedState:
 
 @dataclass
 class TrainerResult:
-    """Result of a trainer: what a solver found, or the state where trainers hold it.
+    """Result of a trainer: the result of a solver, or the state where trainers hold it.
 
     Parameters
     ----------
     rank : int
     generation : int
-        The one that it ended in.
+        Generation in which the trainer ended.
     state : ShardState, StateParts, Solution or None
-        From rank 0 alone, but for the parts of the parameters that a trainer holds alone.
+        From rank 0 only, except for the parts of the parameters that only this trainer holds.
     interrupted : bool, default=False
         Whether the client ended the fit before its end.
     left : InterruptedState or None
-        Of an interrupted fit, where the trainer holds anything.
+        State of an interrupted fit, if the trainer holds any.
     moved : tuple of int
         Bytes sent to, and received from, other trainers since the last pass was reported.
     """
@@ -1036,5 +1038,5 @@ class TrainerResult:
     moved: tuple[int, int] = (0, 0)
 
     def is_whole(self, generation: int) -> bool:
-        """Return whether the trainer has ended with its whole part in a generation."""
+        """Return whether the trainer has finished its whole part in a generation."""
         return not self.interrupted and self.generation == generation
