@@ -1,4 +1,4 @@
-"""Streams: rows that come little by little, learned as they come, with no fit around each batch.
+"""Streams: rows that arrive over time, each learned on arrival, without a new fit per batch.
 
 An estimator's :meth:`~daskml_dist.base.BaseSteps.stream` opens a session, which keeps the
 parameters and the optimizer's state in the calling process between calls.
@@ -19,7 +19,7 @@ __all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "folder
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Session":  # it loads the engine, which an import of an estimator does without
+    if name == "Session":  # it loads the engine, which importing an estimator does not need
         from daskml_dist.streaming.session import Session
 
         return Session

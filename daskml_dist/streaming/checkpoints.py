@@ -1,9 +1,9 @@
 """Checkpoints of streams: when they are written, and how a resumed stream is planned from one.
 
-A file holds the parameters, the position in the source, and facts of the stream's first rows: from
-rows of zeros that share these facts (`SavedStream.rows`) the fit is planned again as it was, so
-that no plan has to be written to disk. Parameters and position are in one file, which is renamed
-into place whole: a crash leaves both as of the last save.
+A file holds the parameters, the position in the source, and facts about the stream's first rows. A
+resumed stream plans its fit from rows of zeros that have these facts (`SavedStream.rows`), so that
+no plan has to be written to disk. Parameters and position are in one file, which is renamed into
+place when complete: after a crash both are those of the last save.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import make_checkpoint_facts, resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
 
-# Texts of errors: why a stream goes no further.
+# Texts of errors: why a stream cannot continue.
 CLOSED = "The stream is closed. Use it inside its context: with clf.stream(...) as s: ..."
 ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (
@@ -34,14 +34,14 @@ TORN = (
 
 
 class SavingSchedule:
-    """Times at which a stream is saved, and its file.
+    """Times at which a stream is saved, and the file of its checkpoint.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        Its `every` counts calls.
+        Its `every` is a number of calls.
     seconds : float or None
-        Save after so many seconds instead.
+        Save after this many seconds instead.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class SavingSchedule:
         self._since = time.monotonic()
 
     def load(self) -> SavedStream | None:
-        """Return the saved stream to go on from; None where the stream begins anew."""
+        """Return the saved stream to continue from; None for a new stream."""
         self.checkpoint.check_writable()
         if not self.checkpoint.resume:
             return None
@@ -81,13 +81,13 @@ class SavingSchedule:
         return SavedStream(*found)
 
     def count(self) -> None:
-        """Count a call that begins; an interrupted one may have changed the parameters too."""
+        """Count a call that begins; even an interrupted one may have changed the parameters."""
         self._calls += 1
 
     @property
     def is_due(self) -> bool:
-        """Return whether the last call is one to save after."""
-        # Looked at after calls only, so that a save by seconds never waits in a timer's thread.
+        """Return whether the stream should be saved after the last call."""
+        # Checked after calls only, so that a save by seconds needs no timer thread.
         if self._seconds is None:
             return self._calls >= self.checkpoint.every
         return time.monotonic() - self._since >= self._seconds
@@ -100,13 +100,14 @@ class SavingSchedule:
     def save(self, fit: FitSpec, state: ShardState, stream: dict[str, Any]) -> None:
         """Save the parameters, with the stream's position, sums and facts of its first rows."""
         self.checkpoint.save(state, {**make_checkpoint_facts(fit, []), "stream": stream})
-        # From the end of the save on: a slow disk never leaves a save due at once again.
+        # Measured from the end of the save, so that after a slow save the next one is not due at
+        # once.
         self._calls, self._since = 0, time.monotonic()
 
 
 @dataclass(frozen=True)
 class SavedStream:
-    """A stream as it was saved.
+    """A saved stream.
 
     Parameters
     ----------
@@ -126,7 +127,8 @@ class SavedStream:
     def likeness_for(self, *names: str) -> list[Any]:
         """Return facts of the first rows that only some estimators have, by their names."""
         likeness = self.stream["likeness"]
-        # A stream of another kind of estimator: the identity of its model is compared later.
+        # The stream may be of another kind of estimator: the identity of its model is compared
+        # later.
         if missing := [name for name in names if name not in likeness]:
             raise CheckpointError(
                 "The checkpoint is of a stream of another kind of estimator: it has no "
@@ -143,16 +145,16 @@ class SavedStream:
         return np.array(likeness["classes"], dtype=likeness["labels"])
 
     def rows(self, n_rows: int) -> tuple[Any, NDArray[Any] | None]:
-        """Return rows of zeros from which a stream starts as it did from its first rows.
+        """Return rows of zeros from which a stream starts in the same way as from its first rows.
 
-        They are at least `n_rows`, and have all labels.
+        These are at least `n_rows` rows, and have all labels.
         """
         likeness, y = self.stream["likeness"], self._make_targets(n_rows)
         n_rows = n_rows if y is None else len(y)
         shape, dtype = (n_rows, *likeness["row_shape"]), likeness["dtype"]
         if likeness["nonzeros"] is not None:
-            # As many stored entries in each row as the first rows had on average: by their number
-            # the plan chooses sparse steps. In CSR explicit zeros are stored entries too.
+            # Each row has as many stored entries as the first rows had on average: the plan chooses
+            # sparse steps by this number. In CSR explicit zeros are stored entries too.
             n = likeness["nonzeros"]
             indices, indptr = np.tile(np.arange(n), n_rows), np.arange(n_rows + 1) * n
             return sparse.csr_matrix((np.zeros(n * n_rows, dtype), indices, indptr), shape), y
@@ -166,7 +168,7 @@ class SavedStream:
         return frame.astype({name: kind for name, kind in names.items() if kind}), y
 
     def _make_targets(self, n_rows: int) -> NDArray[Any] | None:
-        """Return targets of :meth:`rows`, or labels that hold each class; None without targets."""
+        """Return targets for :meth:`rows`, or labels with all classes; None without targets."""
         likeness, classes = self.stream["likeness"], self.classes
         if classes is None:
             if (given := likeness["targets"]) is None:
@@ -181,8 +183,8 @@ class SavedStream:
         fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
-        # Rows of zeros plan another schedule, automatic rate and mean norm of rows than the first
-        # rows did; all three are taken from the file.
+        # The plan from rows of zeros has another schedule, automatic rate and mean row norm than
+        # the plan from the first rows, so all three are taken from the file.
         rates = likeness["rates"]
         if likeness.get("row_size") is not None:
             model: Any = fit.steps.model

@@ -1,8 +1,8 @@
-"""Losses of a stream, and drifts that they show: `PageHinkley` and any detector of River's kind.
+"""Losses of a stream, and detection of drifts: `PageHinkley`, or any detector with River's API.
 
-A drift is a change of the distribution that rows come from; the parameters, learned from earlier
-rows, then fit worse. It shows in the losses of rows before they are learned, which need no held-out
-rows (`ProgressiveLoss`). A detector sees one number for each call, the mean loss of its rows.
+A drift is a change of the distribution of the rows; the parameters, learned from earlier rows, then
+fit worse. A drift raises the losses of rows before they are learned, which need no held-out rows
+(`ProgressiveLoss`). A detector gets one number per call, the mean loss of its rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-#: Reactions that `on_drift` may name: reset the optimizer and its rates, or the parameters too.
+#: Reactions that `on_drift` may name: reset the optimizer and its rates, or also the parameters.
 _NAMED_REACTIONS = ("rate", "reset")
-#: Standard deviations that one call counts for at most. With the default threshold of 12 it takes
-#: four such calls, so that a single call of outliers is no drift.
+#: Most standard deviations that one call counts for. With the default threshold of 12, four such
+#: calls are needed, so that a single call of outliers is not a drift.
 _MAX_DEVIATIONS = 4.0
 
 
@@ -43,41 +43,41 @@ class Detector(Protocol):
         """Return whether the last value showed a drift."""
 
     def update(self, x: float) -> object:
-        """Take the next value."""
+        """Update the detector with the next value."""
 
 
 class PageHinkley(NamedParameters):
-    """Page-Hinkley test of losses that rise, in units of their own spread.
+    """Page-Hinkley test of losses that rise, in units of their standard deviation.
 
-    It adds up by how many standard deviations each loss is above the mean, less `delta`, never
-    below zero, and detects a drift where the sum exceeds `threshold`; then it begins anew. Mean
-    and deviation are of the last `window` calls or so, so that the losses of the first calls,
-    which fall, are forgotten, and the numbers below suit any loss and any batch.
+    The test sums how many standard deviations each loss is above the mean, minus `delta`. The sum
+    is never below zero. If it exceeds `threshold`, this is a drift, and the test starts again. Mean
+    and deviation are taken over about the last `window` calls, so that the falling losses of the
+    first calls are forgotten, and the default values suit any loss and any batch size.
 
     Parameters
     ----------
     delta : float, default=0.5
-        Standard deviations above the mean that are no drift.
+        Standard deviations above the mean that do not count as a drift.
     threshold : float, default=12.0
-        Sum, in standard deviations. With the defaults and independent normal losses false alarms
-        are a million calls apart; a rise by one deviation is seen after about 24 calls, by five
-        or more after 4.
+        Limit of the sum, in standard deviations. With the defaults and independent normal losses,
+        false alarms are a million calls apart; a rise by one deviation is detected after about 24
+        calls, by five or more after 4.
     min_calls : int, default=30
-        Calls before which there are no drifts.
+        Calls before which no drift is detected.
     window : int, default=200
-        Calls over which mean and deviation are taken, with weights that fall off.
+        Calls over which mean and deviation are taken, with decreasing weights.
 
     Attributes
     ----------
     drift_detected : bool
         Whether the last loss showed a drift.
     statistic : float
-        The sum.
+        The current sum.
 
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning.
+        A parameter is invalid.
 
     References
     ----------
@@ -114,14 +114,14 @@ class PageHinkley(NamedParameters):
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all losses."""
+        """Discard all losses."""
         self.statistic = 0.0
-        #: Losses since the last drift, and their running mean and variance.
+        #: Number of losses since the last drift, and their running mean and variance.
         self._n = 0
         self._mean = self._variance = 0.0
 
     def update(self, x: float) -> PageHinkley:
-        """Take the next loss.
+        """Update the test with the next loss.
 
         Parameters
         ----------
@@ -145,11 +145,13 @@ class PageHinkley(NamedParameters):
             )
             above = 0.0 if x == self._mean else max(-_MAX_DEVIATIONS, min(_MAX_DEVIATIONS, above))
             # One-sided cumulative sum with slack `delta` (Page 1954): S = max(0, S + z - delta).
-            # Clipped at zero, it forgets how long all was well before the losses began to rise.
+            # Clipped at zero, it does not depend on how long the losses were low before they began
+            # to rise.
             self.statistic = max(0.0, self.statistic + above - self.delta)
             self.drift_detected = self.statistic > self.threshold
-        # Mean and variance by one update of weight 1/n: over the first `window` calls those of all
-        # losses (Welford 1962), then exponentially weighted with weight 1/window.
+        # One update with weight 1/n for both: over the first `window` calls this gives the mean and
+        # variance of all losses (Welford 1962), then exponentially weighted ones with weight
+        # 1/window.
         self._n += 1
         share = 1 / min(self._n, self.window)
         away = x - self._mean
@@ -159,15 +161,15 @@ class PageHinkley(NamedParameters):
 
 
 class ProgressiveLoss:
-    """Sums of a stream's losses, each taken before the step along its own row.
+    """Sums of a stream's losses, each computed before the step with its row.
 
-    Every row is a test before it is learned, so the mean is an honest estimate of the loss of rows
-    to come (Blum, Kalai and Langford 1999); it is Vowpal Wabbit's "average loss".
+    Every row is a test before it is learned, so the mean is an honest estimate of the loss of later
+    rows (Blum, Kalai and Langford 1999). It is Vowpal Wabbit's "average loss".
 
     Attributes
     ----------
     loss, weight : float
-        Sums.
+        Sums over all rows.
     n_rows, n_calls : int
     last : float
         Mean loss of the last call's rows.
@@ -188,30 +190,30 @@ class ProgressiveLoss:
 
     @property
     def mean(self) -> float:
-        """Return the mean over all rows, by their weights; NaN before the first."""
+        """Return the mean over all rows, weighted; NaN before the first row."""
         return self.loss / self.weight if self.weight else float("nan")
 
     def facts(self) -> dict[str, float | int]:
-        """Return the sums, as JSON can hold them."""
+        """Return the sums as values that JSON can hold."""
         return {
             "loss": self.loss, "weight": self.weight, "n_rows": self.n_rows,
             "n_calls": self.n_calls,
         }  # fmt: skip
 
     def restore(self, facts: dict[str, float | int]) -> None:
-        """Take over the sums that :meth:`facts` returned."""
+        """Restore the sums that :meth:`facts` returned."""
         self.loss, self.weight = float(facts["loss"]), float(facts["weight"])
         self.n_rows, self.n_calls = int(facts["n_rows"]), int(facts["n_calls"])
 
 
 class DriftWatch:
-    """Detector of drifts of one stream, and the reaction to them.
+    """Detector of the drifts of one stream, and the reaction to them.
 
     Parameters
     ----------
     detector : Detector or None
     then : {"rate", "reset"}, callable or None
-        Called with the session.
+        Reaction; a callable is called with the session.
 
     Raises
     ------
@@ -222,7 +224,7 @@ class DriftWatch:
     drift : bool
         Whether the last call showed a drift.
     drifts : list of int
-        Rows that had been learned when there was one.
+        For each drift, the number of rows that had been learned.
     """
 
     def __init__(self, detector: Any, then: str | Callable[[Any], Any] | None) -> None:
@@ -246,7 +248,7 @@ class DriftWatch:
         self.drifts: list[int] = []
 
     def update(self, session: Any, progress: ProgressiveLoss) -> None:
-        """Give the detector the mean loss of the last call; react where it sees a drift."""
+        """Pass the mean loss of the last call to the detector, and react to a drift."""
         if self._detector is None:
             return
         self._detector.update(progress.last)

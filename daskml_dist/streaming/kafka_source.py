@@ -1,9 +1,9 @@
 """`KafkaSource`: batches of rows from the messages of a Kafka topic.
 
-Kafka's consumer groups commit offsets by time, whatever was done with the messages: after a crash
-some messages would count twice or not at all. So partitions are assigned, not subscribed to, the
-offsets of learned messages lie in the checkpoint beside the parameters, and the group's committed
-offsets only follow it, for tools that show a group's lag.
+Kafka's consumer groups commit offsets by time, not by what was learned: after a crash some messages
+would count twice or not at all. Therefore partitions are assigned rather than subscribed to, the
+offsets of learned messages are in the checkpoint with the parameters, and the group's committed
+offsets follow the checkpoint only for tools that show a group's lag.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 from daskml_dist.streaming.sources import Batch, check_seconds, unpack_X_y
 
-#: Seconds to gather messages for a batch: short, since Ctrl-C waits while librdkafka gathers.
+#: Seconds to wait for messages of a batch: short, since Ctrl-C is delayed while librdkafka waits.
 _GATHER_SECONDS = 0.1
-#: Messages that one call of `Consumer.consume` returns at most; confluent-kafka refuses more.
+#: Most messages that one call of `Consumer.consume` returns; confluent-kafka refuses more.
 _MAX_MESSAGES = 1_000_000
 
 
@@ -26,12 +26,12 @@ class KafkaSource(NamedParameters):
     """Batches of the messages of a Kafka topic; a context manager, and an iterator.
 
     A partition is read from the message after its offset in `after`, else from the group's
-    committed offset, else from its beginning. This process reads all partitions, also where the
-    group has other consumers; partitions that are added to the topic later are read once the source
-    is entered again. A batch holds messages of one partition, and its position is
-    ``{"0": offset}``: the offset of its last message, by the partition's number. Only
-    :meth:`commit` commits offsets: give it to a stream as ``on_checkpoint``, so that they are
-    committed once the checkpoint is on disk. Needs the package ``confluent-kafka``
+    committed offset, else from its beginning. This process reads all partitions, even if the group
+    has other consumers; partitions that are added to the topic later are read when the source is
+    entered again. A batch holds messages of one partition, and its position is ``{"0": offset}``:
+    the partition's number, and the offset of the batch's last message. Only :meth:`commit` commits
+    offsets: pass it to a stream as ``on_checkpoint``, so that they are committed once the
+    checkpoint is on disk. Needs the package ``confluent-kafka``
     (``pip install "daskml-dist[kafka]"``).
 
     Parameters
@@ -39,25 +39,25 @@ class KafkaSource(NamedParameters):
     config : dict
         Configuration of librdkafka, with ``"bootstrap.servers"`` and ``"group.id"``. If the topic
         no longer has the first messages to read, the source raises; with
-        ``"auto.offset.reset": "earliest"`` it starts from the oldest that the topic has.
+        ``"auto.offset.reset": "earliest"`` it starts from the oldest message of the topic.
     topic : str
     read : callable
-        Function from a list of the values of messages (bytes, or None for a message without a
-        value) to X and y. For messages with nothing to learn they have no rows.
+        Function from a list of message values (bytes, or None for a message without a value) to X
+        and y. For messages with nothing to learn, X and y have no rows.
     after : dict, optional
         Offset of the last learned message by partition: ``s.position`` of a resumed session.
     most : int, default=100
         Most messages of a batch.
     idle : float, optional
         Seconds without a message after which the source ends, once it has read all partitions to
-        their ends; None: it waits until interrupted, also for brokers that do not answer.
+        their ends; None: it waits until interrupted, even if the brokers do not answer.
     timeout : float, default=10.0
         Seconds within which the brokers must answer.
 
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning, or the package is missing.
+        A parameter is invalid, or the package is missing.
     InvalidDataError
         There is no such topic, or Kafka reports an error.
 
@@ -100,10 +100,10 @@ class KafkaSource(NamedParameters):
                 f'config={config!r}: give a dict with "bootstrap.servers" and "group.id".'
             )
         # By default librdkafka skips to the end of a partition whose next message was deleted, and
-        # so loses the messages that it still has; the user's config may choose otherwise.
+        # so misses the messages that are left; the user's config may choose otherwise.
         defaults = {"auto.offset.reset": "error"}
-        # No commit before the checkpoint is written; and an event at each partition's end, which
-        # `idle` needs (`_ends_after`).
+        # No commit before the checkpoint is written; and an event at the end of each partition,
+        # which `idle` needs (`_ends_after`).
         required = {"enable.auto.commit": False, "enable.partition.eof": True}
         self._config = {**defaults, **config, **required}
         self._topic = topic
@@ -111,7 +111,7 @@ class KafkaSource(NamedParameters):
         self._after = dict(after or {})
         self._most, self._idle, self._timeout = most, idle, timeout
         self._consumer: Any = None
-        #: Numbers of the partitions that have not been read to their ends.
+        #: Numbers of the partitions that have not been read to the end.
         self._unread: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -161,7 +161,7 @@ class KafkaSource(NamedParameters):
                 f"{', '.join(unknown)}. Was it recreated? Then start another stream."
             )
         for partition in committed:
-            # The checkpoint's offset goes before the group's, which may lag behind it.
+            # The checkpoint's offset is used rather than the group's, which may be older.
             if (number := str(partition.partition)) in self._after:
                 partition.offset = self._after[number] + 1  # `after` is the last learned message
             elif partition.offset < 0:  # a special value: the group has committed nothing
@@ -184,18 +184,18 @@ class KafkaSource(NamedParameters):
     def _ends_after(self, waited: float) -> bool:
         """Return whether the source ends after `waited` seconds without a message.
 
-        It raises where the brokers have not answered for all partitions by then.
+        Raise if the brokers have not answered for all partitions by then.
         """
         if self._idle is None or waited < self._idle:
             return False
-        # Silence of brokers that are away looks like the end of the topic, except that they do not
-        # report the ends of partitions.
+        # Unreachable brokers look like the end of the topic, except that they do not report the
+        # ends of partitions.
         if self._unread and waited >= self._idle + self._timeout:
             raise self._make_error(f"no answer within {self._timeout:g} s")
         return not self._unread
 
     def _poll(self) -> list[Any]:
-        """Return the messages that arrive within `_GATHER_SECONDS`; note which partitions end."""
+        """Return the messages that arrive within `_GATHER_SECONDS`; record which partitions end."""
         try:
             received = self._consumer.consume(self._most, timeout=_GATHER_SECONDS)
         except self._kafka.KafkaException as error:
@@ -213,18 +213,19 @@ class KafkaSource(NamedParameters):
         return messages
 
     def _make_batches(self, messages: list[Any]) -> Iterator[Batch]:
-        """Yield a batch for each partition of the messages, which keep their order in it."""
+        """Yield a batch for each partition of the messages, in message order."""
         by_partition: dict[int, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(message.partition(), []).append(message)
         for number, own in by_partition.items():
-            # The consumer returns a partition's messages by offset, so the last is the farthest.
+            # The consumer returns a partition's messages in offset order, so the last has the
+            # largest offset.
             source = f"messages of {self._topic!r}, partition {number}"
             X, y = unpack_X_y(self._read([message.value() for message in own]), source)
             yield Batch(X, y, {str(number): own[-1].offset()})
 
     def commit(self, position: dict[str, int] | None) -> None:
-        """Commit the offsets of a stream's position; return once the brokers have them.
+        """Commit the offsets of a stream's position; return when the brokers have them.
 
         Parameters
         ----------

@@ -1,9 +1,10 @@
-"""Rows of a call of a stream: checked, encoded, and as a model reads them.
+"""Rows of one call of a stream: checked, encoded, and converted to the model's format.
 
-A call may hold a single row, and its steps take microseconds, so the checks of a fit, which look at
-names, dtypes and kinds of containers, would dominate. Plain NumPy arrays of the first call's shape
-and dtype skip them (`CallRowsMaker._needs_no_conversion`); all others take the path of a fit's
-blocks. Values are checked in both: a NaN or an unknown label must not reach the parameters.
+A call may hold a single row, and its steps take microseconds, so the checks of a fit (of names,
+dtypes and kinds of containers) would take most of the time. Plain NumPy arrays with the first
+call's shape and dtype skip them (`CallRowsMaker._needs_no_conversion`); all other inputs are
+converted as a fit's blocks are. Values are always checked: a NaN or an unknown label must not reach
+the parameters.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.dataset_info import DataSummary
 from daskml_dist.training.spec import FitSpec
 
-#: NumPy kinds of labels that can be compared with the classes as they are: bool and integers.
+#: NumPy kinds of labels that can be compared with the classes directly: bool and integers.
 _COMPARABLE_KINDS = "biu"
 
 
 class CallRowsMaker:
     """Function from the inputs of a call to its rows, checked, encoded, in the first call's dtype.
 
-    Weights are taken as they are: in a stream there is no mean over all rows to scale them by.
+    Weights are not scaled: a stream has no mean weight over all rows to scale them by.
 
     Parameters
     ----------
     fit : FitSpec
-        Planned by the first call.
+        Fit that was planned from the first call.
     summary : DataSummary
         Facts of the first call's rows.
     make_block : callable
         As :func:`daskml_dist.data.blocks.make_block`, for targets of the estimator's kind.
     batch_rows : int or None
-        Rows of a step at most; None: all rows of a call.
+        Most rows of a step; None: all rows of a call.
     backend : Backend
     name : str
-        Of the estimator, for errors.
+        Name of the estimator, for errors.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class CallRowsMaker:
         self._backend = backend
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Block]:
-        """Return the rows of a call as the model reads them, and as a block."""
+        """Return the rows of a call in the model's format, and as a block."""
         spec = self._spec
         if sample_weight is None and self._needs_no_conversion(X, y):
             block = Block(0, X, y if self._has_target else None)
@@ -77,8 +78,8 @@ class CallRowsMaker:
             self._check_targets(block.y)
         self._check_enough(block.n_rows)
         rows = block.X
-        # A plan for sparse rows has sparse steps, which read CSR; the other way round, dense steps
-        # read both kinds.
+        # A plan for sparse rows has sparse steps, which need CSR rows; dense steps can read both
+        # kinds.
         if self._is_sparse and not sparse.issparse(rows):
             rows = sparse.csr_matrix(rows)
         rows = self._model.prepare(self._backend.to_device(rows), self._dtype)
@@ -89,8 +90,8 @@ class CallRowsMaker:
         return BatchRows(self._backend.to_device(rows), target, weight), block
 
     def _needs_no_conversion(self, X: Any, y: Any) -> bool:
-        """Return whether arrays can make a block as they are, without checks or copies."""
-        # `type` and not `isinstance`: masked arrays and matrices are no plain arrays.
+        """Return whether arrays can be used as a block directly, without checks or copies."""
+        # `type` rather than `isinstance`, to exclude masked arrays and matrices.
         if type(X) is not np.ndarray or X.dtype != self._rows_dtype:
             return False
         if X.shape[1:] != self._shape or not X.flags.c_contiguous:
@@ -103,7 +104,7 @@ class CallRowsMaker:
         return self._spec.classes is not None and y.dtype.kind in _COMPARABLE_KINDS
 
     def _check_targets(self, y: NDArray[Any] | None) -> None:
-        """Raise where targets have other columns than the first call's."""
+        """Raise if targets have other columns than those of the first call."""
         if not self._has_target:
             return
         n = None if y is None or y.ndim == 1 else y.shape[1]
@@ -115,7 +116,7 @@ class CallRowsMaker:
             )
 
     def _check_enough(self, n_rows: int) -> None:
-        """Raise where a step has fewer rows than the model needs."""
+        """Raise if a step has fewer rows than the model needs."""
         n_steps = 1 if self._batch_rows is None else -(-n_rows // self._batch_rows)
         if n_rows and n_rows // n_steps < self._fewest:
             raise InvalidDataError(
@@ -124,7 +125,7 @@ class CallRowsMaker:
             )
 
     def _encode_targets(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Return targets or labels as the model reads them; raise for unknown labels."""
+        """Return targets or labels in the model's format; raise for unknown labels."""
         classes = self._spec.classes
         if classes is not None and y.ndim == 1:
             _check_known_labels(y, classes)
@@ -154,7 +155,7 @@ def are_arrays(X: Any, y: Any) -> bool:
 
 
 def check_in_memory(X: Any, y: Any) -> None:
-    """Raise where the rows of a call are a Dask collection."""
+    """Raise if the rows of a call are a Dask collection."""
     if is_dask(X) or is_dask(y):
         raise InvalidDataError(
             "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
@@ -163,7 +164,7 @@ def check_in_memory(X: Any, y: Any) -> None:
 
 
 def has_no_rows(X: Any, y: Any) -> bool:
-    """Return whether a call has neither rows nor targets, whatever their kind."""
+    """Return whether a call has neither rows nor targets, for any kind of input."""
     shape = getattr(X, "shape", None)
     n_rows = shape[0] if shape else len(X) if isinstance(X, list | tuple) else 1
     return n_rows == 0 and (y is None or isinstance(y, str) or np.shape(y)[:1] == (0,))
@@ -175,16 +176,16 @@ def _count_columns(n_targets: int | None) -> str:
 
 
 def _check_known_labels(y: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Raise where labels are not among the classes."""
-    # Classes are sorted: a label is known if the class at its place is equal to it. Two comparisons
-    # are faster than the search where there are two classes.
+    """Raise if labels are not among the classes."""
+    # Classes are sorted: a label is known if the class at its position is equal to it. For two
+    # classes, two comparisons are faster than the search.
     if len(classes) == 2:
         known = (y == classes[1]) | (y == classes[0])
     else:
         known = classes[np.minimum(np.searchsorted(classes, y), len(classes) - 1)] == y
     if np.all(known):
         return
-    # Broadcast, since NumPy may answer a comparison of unlike kinds by a single False.
+    # Broadcast, since NumPy may return a single False when it compares different kinds.
     strange = np.unique(y[~np.broadcast_to(known, y.shape)]).tolist()
     raise InvalidDataError(
         f"y holds {strange[:5]}, and the classes of the stream are {classes.tolist()}. Name every "

@@ -1,12 +1,12 @@
 """`Session`: the open stream of an estimator.
 
-It checks and takes each call's rows, counts them, saves and publishes what was learned, and sets
-the estimator's fitted attributes when they are asked for.
+It checks and learns each call's rows, counts them, saves and publishes the learned state, and sets
+the estimator's fitted attributes when they are read.
 
-Each row counts exactly once, also over crashes: a checkpoint holds the parameters together with the
-position in the source after the calls that they have learned, and a batch at or before that
-position is skipped. A call that was cut short leaves parameters that belong to no position, so they
-are never saved (`_is_whole`).
+Each row counts exactly once, even after crashes: a checkpoint holds the parameters together with
+the position in the source after the learned calls, and a batch at or before that position is
+skipped. After an interrupted call the parameters match no position, so they are never saved
+(`_is_whole`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class SingleThreadGuard:
-    """Lock that one thread at a time may hold, also nested; in another thread it raises.
+    """Reentrant lock that one thread at a time may hold; raises in another thread.
 
     Raises
     ------
     InvalidParameterError
-        Another thread is in it.
+        Another thread holds the lock.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class SingleThreadGuard:
 
 
 def plan_lanes(estimator: Any) -> Any:
-    """Return the layout of an estimator's stream on a cluster; raise where none is possible."""
-    # Imported late: streams in this process need not load `distributed`.
+    """Return the layout of an estimator's stream on a cluster; raise if none is possible."""
+    # Imported here: streams in this process need not load `distributed`.
     from daskml_dist.streaming.cluster.calls import StreamLayout
 
     return StreamLayout.of(estimator)
@@ -70,7 +70,7 @@ def plan_lanes(estimator: Any) -> Any:
 class ClusterLanes:
     """Lanes of a session on a cluster, which learn its calls and report the losses in order.
 
-    Their steps replace those of the started stream.
+    Their steps replace those of the stream in this process.
 
     Parameters
     ----------
@@ -86,23 +86,23 @@ class ClusterLanes:
     ) -> None:
         steps: Any = started.open_lanes(client, plan_lanes(estimator))
         self._steps: ClusterSteps = steps
-        started.steps = steps  # from here on the state of the stream is the cluster's
+        started.steps = steps  # from here on the cluster holds the state of the stream
         self._learned = learned
         self._failed = False
 
     @property
     def failed(self) -> bool:
-        """Return whether the lanes have ended before the state had all calls that were given."""
+        """Return whether the lanes ended before the state included all calls."""
         return self._failed or self._steps.is_cut_off
 
     def learn_rows(self, rows: Any, block: Any, weight: float, position: Any) -> None:
-        """Send a call to the lanes, and report the calls that they have learned by now.
+        """Send a call to the lanes, and report the calls that they have learned so far.
 
-        `position` is that of the stream after the call.
+        `position` is the stream's position after the call.
         """
         self._steps.check_lane_share(
             block.n_rows
-        )  # before anything changes, so that the stream may go on
+        )  # checked before any change, so that the stream can continue
         try:
             self._steps.learn_rows(rows, block, (weight, block.n_rows, position))
         except Exception:
@@ -111,7 +111,7 @@ class ClusterLanes:
         self._report_learned()
 
     def wait_until_learned(self) -> None:
-        """Wait until all calls that were given are learned and reported."""
+        """Wait until all calls are learned and reported."""
         try:
             self._steps.wait_until_learned()
         except Exception:
@@ -120,21 +120,21 @@ class ClusterLanes:
         self._report_learned()
 
     def _report_learned(self) -> None:
-        """Report each call that has been learned since the last report to the session."""
-        # Not a loop over a list: the session's reaction to a drift may settle the stream, which
-        # enters this method again and reports the other calls.
+        """Report each call that was learned since the last report to the session."""
+        # Not a loop over a list: the session's reaction to a drift may wait for the stream, which
+        # calls this method again and reports the other calls.
         while (learned := self._steps.pop_finished()) is not None:
             tag, loss = learned
             self._learned(loss, *tag)
 
     def last_position(self, reached: Any) -> Any:
-        """Return the position of the last call that was given; `reached` where none was."""
+        """Return the position of the last call that was sent; `reached` if there is none."""
         return reached if self._steps.last is None else self._steps.last[2]
 
     def note_empty_call(self) -> None:
-        """Wait until all calls are learned, before a call without rows moves the position."""
+        """Wait until all calls are learned, before a call without rows changes the position."""
         self.wait_until_learned()
-        # The position after a call without rows is the session's own, no longer the last call's.
+        # After a call without rows, the session has the position, not the last call of the lanes.
         self._steps.last = None
 
 
@@ -143,8 +143,8 @@ class Session:
 
     :meth:`daskml_dist.base.BaseSteps.stream` opens it.
 
-    The parameters stay between calls, in the calling process or with lanes and servers on a
-    cluster, so a call costs little more than its steps. The estimator is fitted at any time: its
+    The parameters stay in memory between calls, in the calling process or in lanes and servers on a
+    cluster, so a call costs little more than its steps. The estimator is always fitted: its
     attributes and predictions are those of the rows learned so far.
 
     Parameters
@@ -153,7 +153,7 @@ class Session:
     classes : array-like or None
         All labels that the stream will have.
     saving : SavingSchedule or None
-        When and where the stream is saved.
+        Times at which the stream is saved, and the file.
     on_checkpoint : callable or None
         Called with the position that was saved.
     watch : DriftWatch or None
@@ -201,16 +201,16 @@ class Session:
         self._publish, self._publish_every, self._unpublished = publish, publish_every, 0
         self._client = client
         self._position: Any = None
-        #: Whether no call was cut short, so that the parameters belong to the position.
+        #: Whether no call was interrupted, so that the parameters match the position.
         self._is_whole = True
         self._progress = ProgressiveLoss()
         self._started: StartedStream | None = None
         self._guard = SingleThreadGuard()
         self._lanes: ClusterLanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
-        #: Names of the fitted attributes that :meth:`show` set; None: they are out of date. To copy
-        #: the parameters after each call would often cost more than its step, so that a step only
-        #: removes the attributes, and reading one of them sets all anew.
+        #: Names of the fitted attributes that :meth:`show` set; None: they are out of date. Copying
+        #: the parameters after each call would often cost more than its step. Therefore a step only
+        #: removes the attributes, and reading one of them sets all of them again.
         self._shown: list[str] | None = []
 
     # -- opening and closing -------------------------------------------------------------------
@@ -232,12 +232,12 @@ class Session:
         if saved is not None:
             self._resume(saved)
         self._is_open = True
-        # `BaseSteps.__getattr__` asks the session for fitted attributes while this is set.
+        # While this is set, `BaseSteps.__getattr__` gets fitted attributes from the session.
         vars(self.estimator)["_stream"] = self
         return self
 
     def _resume(self, saved: SavedStream) -> None:
-        """Take over the saved stream: its position, sums and parameters."""
+        """Restore the saved stream: its position, sums and parameters."""
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
@@ -248,14 +248,14 @@ class Session:
         self.show()
 
     def _place_steps(self, started: StartedStream) -> StartedStream:
-        """Return a started stream, with its steps moved to the cluster where there is one."""
+        """Return a started stream, with its steps moved to the cluster if there is one."""
         if self._client is not None:
             self._lanes = ClusterLanes(self._client, self.estimator, started, self._learned)
         return started
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            # After an error the user sees that error, not a consequence of it.
+            # After an error the user gets that error, not a later one that it caused.
             with suppress(DivergedError, WorkerLostError) if error is not None else nullcontext():
                 self._wait_until_learned()
                 self.show()
@@ -266,7 +266,7 @@ class Session:
             vars(self.estimator).pop("_stream", None)
             if self._started is not None:
                 self._started.steps.close()
-                self.show()  # the last known state, if a second interrupt cut the settling short
+                self.show()  # the last known state, if a second interrupt ended the wait
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -278,14 +278,14 @@ class Session:
         Parameters
         ----------
         X : ndarray, pandas.DataFrame or scipy.sparse matrix of shape (n_rows, n_features)
-            Rows in memory, as ``fit`` takes them. The first call's dtype, float32 or float64, is
-            that of the parameters.
+            Rows in memory, as ``fit`` takes them. The dtype of the first call, float32 or float64,
+            is that of the parameters.
         y : array-like of shape (n_rows,) or (n_rows, n_targets), or None
             Labels or targets; None for estimators that take none.
         sample_weight : array-like of shape (n_rows,), or float, or None
             Weights of the rows, >= 0, not normalised: a weight of 2 doubles the row's gradient.
         position : number, str, list of these, or dict of them, optional
-            Position of the batch in its source. Positions grow (lists are compared as tuples are,
+            Position of the batch in its source. Positions increase (lists are compared like tuples,
             and a dict by its keys, each of which names a partition). A batch at or before
             :attr:`position` is not learned again.
 
@@ -293,33 +293,34 @@ class Session:
         -------
         float or None
             Mean loss of the rows before they were learned; None if they had been learned already,
-            NaN if there are no rows. Where lanes on a cluster do not wait for each other, the loss
-            of the last call whose loss is known, NaN before the first.
+            NaN if there are no rows. If lanes on a cluster do not wait for each other, it is the
+            loss of the last call whose loss is known, NaN before the first.
 
         Raises
         ------
         InvalidDataError
-            The rows have another shape or type than the first ones, or hold NaN, infinity or an
-            unknown label. None of them is learned, and the stream may go on.
+            The rows have another shape or type than the first ones, or contain NaN, infinity or an
+            unknown label. None of them is learned, and the stream can continue.
         DivergedError
-            The loss is not finite any more.
+            The loss is no longer finite.
         TrainingError
-            An earlier call was cut short (by Ctrl-C, or because its loss was not finite), or lanes
-            on a cluster failed; WorkerLostError: workers were lost again and again.
+            An earlier call was interrupted (by Ctrl-C, or because its loss was not finite), or
+            lanes on a cluster failed; WorkerLostError: workers were lost repeatedly.
         """
         self._check_open()
-        with self._guard:  # another thread is refused: `_is_whole` is False during a call
+        with self._guard:  # refuse other threads: `_is_whole` is False during a call
             if not self._is_whole:
                 raise TrainingError(TORN)
         check_in_memory(X, y)
         if position is not None:
             position = check_position(position)
-            # Compared with the last batch that was given: lanes may not have learned it yet.
+            # Compared with the last batch that was sent: lanes may not have learned it yet.
             if is_past(position, self._given):
                 return None
         position = advance_position(position, self._given)
         if has_no_rows(X, y):
-            # Nothing to learn, but the source has moved on, as by messages without content.
+            # Nothing to learn, but the source has advanced, for example by messages without
+            # content.
             if self._lanes is not None:
                 self._lanes.note_empty_call()
             self._position = position
@@ -332,12 +333,12 @@ class Session:
         return self._progress.last
 
     def _check_open(self) -> None:
-        """Raise where the session's context is not entered."""
+        """Raise if the session's context is not entered."""
         if not self._is_open:
             raise InvalidParameterError(CLOSED)
 
     def _make_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Return the rows of a call, as the model reads them; the first ones start the stream."""
+        """Return the rows of a call in the model's format; the first call starts the stream."""
         started, check_inputs = self._started, self.estimator._stream_inputs
         if started is None or not are_arrays(X, y):  # plain arrays have no names or dtypes
             X, y, sample_weight = check_inputs(X, y, sample_weight, started is not None)
@@ -346,13 +347,13 @@ class Session:
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         made: tuple[Any, Any] = started.make(X, y, sample_weight)
         self._started = self._place_steps(started)  # only after `make` has accepted the rows
-        if "_state" in vars(self.estimator):  # an earlier fit, whose attributes a step makes stale
+        if "_state" in vars(self.estimator):  # attributes of an earlier fit become stale
             self._shown = None
             self.show()
         return made
 
     def _take(self, rows: Any, block: Any, position: Any) -> None:
-        """Take the steps of a call, or send it to the lanes; an interrupted call counts too."""
+        """Make the steps of a call, or send it to the lanes; an interrupted call counts too."""
         self._unpublished += 1
         if self._saving is not None:
             self._saving.count()
@@ -361,14 +362,14 @@ class Session:
             self._lanes.learn_rows(rows, block, weight, position)
             return
         assert self._started is not None
-        # False until the position is set: an interrupt in between leaves some steps made.
+        # False until the position is set: an interrupt in between leaves only some steps made.
         self._is_whole = False
         self._learned(self._started.steps.learn_rows(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
-        """Add a learned call to the sums, set the position, and look for a drift."""
+        """Add a learned call to the sums, set the position, and check for a drift."""
         if not math.isfinite(loss):
-            self._is_whole = False  # no checkpoint of such parameters
+            self._is_whole = False  # never save such parameters
             raise DivergedError(
                 f"The loss after row {self._progress.n_rows} of the stream is {loss}: the "
                 "parameters diverged. Lower learning_rate, or scale the features "
@@ -376,31 +377,31 @@ class Session:
             )
         self._progress.add(loss, weight, n_rows)
         self._position = position
-        if self._lanes is None:  # lanes tell by `failed` whether their state has whole calls
+        if self._lanes is None:  # on a cluster `failed` shows whether the state has whole calls
             self._is_whole = True
         # Last, since the reaction to a drift may save or reset the stream after this call.
         if weight:  # rows whose weights are all 0 have no mean loss
             self._watch.update(self, self._progress)
 
     def _wait_until_learned(self) -> None:
-        """Wait until all calls that were given are learned and counted."""
+        """Wait until all calls are learned and counted."""
         if self._lanes is not None and self._is_open:
             self._lanes.wait_until_learned()
 
     @property
     def _given(self) -> Any:
-        """Return the position of the last batch that was given."""
+        """Return the position of the last batch that was sent to learn."""
         return self._position if self._lanes is None else self._lanes.last_position(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
         """Reset the optimizer's state and the schedule, as after a drift.
 
-        Adaptive rates are large again, and the schedule starts with its first rate.
+        Adaptive rates become large again, and the schedule starts with its first rate.
 
         Parameters
         ----------
         parameters : bool, default=False
-            Reset the parameters too, and so forget all that was learned.
+            Reset the parameters too, and so discard everything learned.
 
         Raises
         ------
@@ -411,14 +412,14 @@ class Session:
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
-            # New parameters have learned nothing, so that no part of a call is in them.
+            # New parameters contain no part of an interrupted call.
             self._is_whole = self._is_whole or parameters
 
     # -- saving --------------------------------------------------------------------------------
 
     @property
     def _may_be_kept(self) -> bool:
-        """Return whether the state has whole calls, up to the position, so that it can be saved."""
+        """Return whether the state has whole calls up to the position, so that it can be saved."""
         return self._is_whole and not (self._lanes is not None and self._lanes.failed)
 
     def _save_and_publish_if_due(self) -> None:
@@ -443,8 +444,8 @@ class Session:
         InvalidParameterError
             The stream has no `checkpoint`.
         CheckpointError
-            It could not be written, or the parameters do not belong to whole calls: the stream
-            diverged, its lanes failed, or a call was interrupted.
+            The checkpoint could not be written, or the parameters do not match whole calls: the
+            stream diverged, its lanes failed, or a call was interrupted.
         """
         if self._saving is None:
             raise InvalidParameterError(
@@ -452,7 +453,7 @@ class Session:
             )
         if self._started is None:
             return
-        # Position, sums and parameters must be of the same calls, so lanes finish theirs first.
+        # Position, sums and parameters must match, so lanes finish their calls first.
         self._wait_until_learned()
         if not self._may_be_kept:
             raise CheckpointError(TORN)
@@ -464,7 +465,7 @@ class Session:
             "likeness": started.facts(),
         }
         self._saving.save(started.fit, started.steps.synchronize(), stream)
-        # Only now that the file is on disk: a source may forget what it gave up to the position.
+        # Only after the file is on disk: the source may then discard everything up to the position.
         if self._on_checkpoint is not None:
             self._on_checkpoint(self._position)
 
@@ -484,7 +485,7 @@ class Session:
 
     @property
     def n_rows(self) -> int:
-        """Return the number of rows that the stream has learned, also before it was resumed."""
+        """Return the number of rows that the stream has learned, including before a resume."""
         self._wait_until_learned()
         return self._progress.n_rows
 
@@ -502,12 +503,12 @@ class Session:
 
     @property
     def drifts(self) -> list[int]:
-        """Return for each drift the number of rows that had been learned."""
+        """Return, for each drift, the number of rows that had been learned."""
         self._wait_until_learned()
         return self._watch.drifts
 
     def show(self) -> None:
-        """Set the estimator's fitted attributes to what has been learned by now."""
+        """Set the estimator's fitted attributes to the state learned so far."""
         started = self._started
         if started is None or self._shown is not None:
             return
@@ -518,19 +519,19 @@ class Session:
             with self._guard:
                 self._wait_until_learned()
                 estimator._show_stream(started, started.steps.state(), self._progress)
-        except BaseException:  # an interrupt too: never some new attributes beside old ones
+        except BaseException:  # even after an interrupt, never mix new and old attributes
             held.clear()
             held.update(before)
             self._shown = None
             raise
-        # Attributes that are new or changed are the ones that the next step makes stale.
+        # New or changed attributes are those that become stale with the next step.
         self._shown = [
             name for name in held if name not in before or before[name] is not held[name]
         ]
 
     def _hide(self) -> None:
-        """Remove the attributes that a step makes stale; `__getattr__` sets them when asked."""
+        """Remove the attributes that become stale; `__getattr__` sets them when they are read."""
         held = vars(self.estimator)
-        shown, self._shown = self._shown, None  # first: after an interrupt `show` sets all anew
+        shown, self._shown = self._shown, None  # first, so that `show` works after an interrupt
         for name in shown or ():
             held.pop(name, None)

@@ -1,10 +1,10 @@
 """Sources of streams: batches, positions in a source, and the files of a folder.
 
-A position says where in its source a batch is, so that no batch is learned twice: a number, a text,
-a list of positions (compared from the first to the last, as tuples are), or a dict of positions by
-the name of a partition, of which each goes on by itself. JSON can hold it. Positions of one
-partition are totally ordered and grow; a dict is only partially ordered, as vector clocks are, so
-that a batch before the stream in one partition and after it in another is an error. Kafka's topics
+A position is the place of a batch in its source, so that no batch is learned twice: a number, a
+text, a list of positions (compared from the first to the last, like tuples), or a dict of positions
+by partition name, where each partition advances independently. JSON can hold it. Positions of one
+partition are totally ordered and increase; a dict is only partially ordered, like a vector clock,
+so that a batch before the stream in one partition and after it in another is an error. Kafka topics
 are read by `kafka_source.py`.
 """
 
@@ -22,8 +22,9 @@ from typing import Any
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import NamedParameters
 
-#: A listing of the folder is reused for this many times as long as it took (a ratio): listings of
-#: a folder of a hundred thousand files take seconds, and so about a tenth of the time at most.
+#: A listing of the folder is reused for this many times the time that it took (a ratio): listing a
+#: folder of a hundred thousand files takes seconds, so listings use at most about a tenth of the
+#: time.
 _LISTING_REUSE = 10.0
 
 
@@ -63,41 +64,41 @@ def folder(
 ) -> Iterator[Batch]:
     """Yield the files that match a pattern in order, and wait for new ones.
 
-    Whoever writes them gives each its name once it is whole: write to a name that the pattern does
-    not match, on the same file system, and rename.
+    The writer must give each file its final name only when it is complete: write to a name on the
+    same file system that does not match the pattern, and rename.
 
     Parameters
     ----------
     pattern : str or path
-        As of :mod:`glob`, such as ``"landing/*.parquet"``.
+        Pattern of :mod:`glob`, such as ``"landing/*.parquet"``.
     target : str, optional
-        Column of Parquet (or, by their suffix, CSV) files that holds the targets.
+        Column with the targets, of Parquet files (or of CSV files, recognised by their suffix).
     read : callable, optional
         Function from a path to X and y, for files of another kind.
     order : {"name", "mtime"}, default="name"
-        Names that grow (dates, numbers with leading zeros), or times of the last change.
+        Names that increase (dates, numbers with leading zeros), or times of the last change.
     after : position, optional
-        Where to go on: ``s.position`` of a session. Files up to it are not read.
+        Position after which to start: ``s.position`` of a session. Files up to it are not read.
     marker : str, optional
-        Name of a file in the same folder, after which there are no more.
+        Name of a file in the same folder, whose presence ends the source.
     idle : float, optional
-        Seconds without a new file after which the source ends. Without `marker` and `idle` it
-        waits until it is interrupted.
+        Seconds without a new file after which the source ends. Without `marker` and `idle` it waits
+        until interrupted.
     poll : float, default=0.2
-        Seconds between two looks at the folder.
+        Seconds between two checks of the folder.
 
     Yields
     ------
     Batch
-        With `X`, `y` and `position`: the name within the folder, or time and name.
+        With `X`, `y` and `position`: the file's name within the folder, or its time and name.
 
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning.
+        A parameter is invalid.
     InvalidDataError
-        A file cannot be read, was taken away before it was, or came although one that follows it
-        in the order had been given already: it would be lost.
+        A file cannot be read, was removed before it was read, or arrived after a file that follows
+        it in the order had been read: its rows would be lost.
 
     Examples
     --------
@@ -129,8 +130,8 @@ def _iterate_arrivals(
     """Yield the batches of files as they arrive, until the marker or the longest wait."""
     since = time.monotonic()
     while True:
-        # Looked for before the files are listed: a writer writes the marker after its last file, so
-        # if the marker is there now, the listing that follows has all files.
+        # Checked before the files are listed: a writer writes the marker after its last file, so if
+        # the marker exists now, the next listing has all files.
         ended = files.has_ended()
         if (found := files.take_next()) is not None:
             position, path = found
@@ -143,9 +144,9 @@ def _iterate_arrivals(
 
 
 class _FolderFiles:
-    """Files of a pattern that have not been taken yet, in their order.
+    """Files of a pattern that have not been returned yet, in order.
 
-    Listing a folder of many files takes a while, so one listing serves for several files.
+    Listing a folder of many files is slow, so one listing is used for several files.
     """
 
     def __init__(
@@ -154,28 +155,29 @@ class _FolderFiles:
         self._pattern, self._order, self._poll = pattern, order, poll
         base = _find_base_folder(pattern)
         self._marker = None if marker is None else os.path.join(base, marker)
-        #: Position of the last file that was taken.
+        #: Position of the last file that was returned.
         self._reached = reached
-        #: Paths of the files that were taken, and of files before the start of a resumed stream;
+        #: Paths of the files that were returned, and of files before the start of a resumed stream;
         #: None before the first listing.
         self._known: set[str] | None = None
-        #: Position and path of the listed files that were not taken, in order.
+        #: Position and path of the listed files that were not returned yet, in order.
         self._waiting: deque[tuple[Any, str]] = deque()
         #: Time of `time.monotonic` at which the folder is listed again.
         self._list_at = 0.0
 
     def has_ended(self) -> bool:
-        """Return whether the marker says that no more files will come."""
+        """Return whether the marker exists, so that no more files will come."""
         return self._marker is not None and os.path.exists(self._marker)
 
     def take_next(self) -> tuple[Any, str] | None:
-        """Return position and path of the next file; None where there is none by now."""
+        """Return position and path of the next file; None if there is none yet."""
         if not self._waiting or time.monotonic() >= self._list_at:
             self._list_files()
         if not self._waiting:
             return None
         position, path = self._waiting.popleft()
-        # A late file: the session would skip it as learned, and its rows would be lost silently.
+        # A late file: the session would skip it as learned, and its rows would be lost without an
+        # error.
         if is_past(position, self._reached):
             raise InvalidDataError(
                 f"{path} came after a file that follows it in the order of {self._order}s was "
@@ -188,30 +190,30 @@ class _FolderFiles:
         return position, path
 
     def _list_files(self) -> None:
-        """List the folder, and keep the files that have not been taken."""
+        """List the folder, and keep the files that have not been returned."""
         begun = time.monotonic()
         found = self._find_files()
         if self._known is None:
-            # A resumed stream has learned the files up to its position that are there at the first
-            # listing. One that arrives later at such a position was not learned, so it is not known
-            # and raises in `take_next`.
+            # A resumed stream has learned the files up to its position that exist at the first
+            # listing. A file that arrives later at such a position was not learned, so it is not
+            # known and raises in `take_next`.
             self._known = {path for position, path in found if is_past(position, self._reached)}
         self._waiting = deque(one for one in found if one[1] not in self._known)
         took = time.monotonic() - begun
         self._list_at = begun + max(self._poll, _LISTING_REUSE * took)
 
     def _find_files(self) -> list[tuple[Any, str]]:
-        """Return positions and paths of the files that are there, in order."""
+        """Return positions and paths of the existing files, in order."""
         base = _find_base_folder(self._pattern)
         found: list[tuple[Any, str]] = []
         for path in glob.glob(self._pattern, recursive=True):
             try:
                 changed = 0 if self._order == "name" else os.stat(path).st_mtime_ns
-            except FileNotFoundError:  # taken away meanwhile
+            except FileNotFoundError:  # removed in the meantime
                 continue
             name = os.path.relpath(path, base) if base else path
             if path != self._marker:
-                # The name breaks ties: files of one instant have an order of their own.
+                # The name breaks ties between files of the same time.
                 found.append((name if self._order == "name" else [changed, name], path))
         return sorted(found)
 
@@ -236,7 +238,7 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
         read_frame = pd.read_csv if ".csv" in os.path.basename(path) else pd.read_parquet
         try:
             frame = read_frame(path)
-        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas or Arrow
             raise InvalidDataError(
                 f"{path} cannot be read: {error}. Rename files to their final name only when "
                 "they are complete; or remove this one from the folder and continue: "
@@ -248,7 +250,7 @@ def _make_file_reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
 
 
 def check_position(position: Any) -> Any:
-    """Return a position as JSON would give it back: with lists for tuples."""
+    """Return a position as JSON would return it, with lists for tuples."""
     if isinstance(position, list | tuple):
         return [check_position(part) for part in position]
     if isinstance(position, dict) and all(isinstance(name, str) for name in position):
@@ -265,15 +267,14 @@ def check_position(position: Any) -> Any:
 
 
 def is_past(position: Any, reached: Any) -> bool:
-    """Return whether a position is at or before another one; of a dict, in all its partitions."""
+    """Return whether a position is at or before another; for a dict, in all its partitions."""
     if reached is None:
         return False
     if isinstance(position, dict) != isinstance(reached, dict):
         raise _incomparable_error(position, reached)
     if isinstance(position, dict):
         past = [is_past(part, reached.get(name)) for name, part in position.items()]
-        # The batch can be neither skipped nor learned: some of its rows would be lost or count
-        # twice.
+        # The batch can be neither skipped nor learned: some rows would be lost, or count twice.
         if any(past) and not all(past):
             raise InvalidParameterError(
                 f"A batch of position {position} holds rows that were learned and others that "
@@ -291,7 +292,7 @@ def advance_position(position: Any, reached: Any) -> Any:
     """Return the position of a stream at `reached` that has learned a batch at `position`."""
     if position is None:
         return reached
-    # Partitions that the batch does not name stay where they are.
+    # Partitions that the batch does not name keep their position.
     if isinstance(position, dict) and isinstance(reached, dict):
         parts = {name: advance_position(part, reached.get(name)) for name, part in position.items()}
         return {**reached, **parts}
@@ -307,7 +308,7 @@ def _incomparable_error(position: Any, reached: Any) -> InvalidParameterError:
 
 
 def split_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
-    """Return a function that splits a dataframe, of a source of some name, into X and y."""
+    """Return a function that splits a dataframe, read from a named source, into X and y."""
 
     def cut(frame: Any, source: str) -> tuple[Any, Any]:
         if target not in frame.columns:
@@ -321,7 +322,7 @@ def split_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
 
 
 def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
-    """Return the X and y that a user's function made of a source of some name."""
+    """Return the X and y that a user's function made from a named source."""
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1]
     raise InvalidParameterError(
@@ -330,7 +331,7 @@ def unpack_X_y(made: Any, source: str) -> tuple[Any, Any]:
 
 
 def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
-    """Raise where a parameter is no time in seconds."""
+    """Raise if a parameter is not a time in seconds."""
     if value is None and may_be_none:
         return
     if isinstance(value, int | float) and 0 <= value < math.inf:

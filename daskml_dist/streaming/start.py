@@ -1,10 +1,10 @@
 """Start of a stream: a fit to its first rows is planned, and later rows are learned by this plan.
 
-The fit itself is never run. The stream takes over its model, its update rule and its initial
-parameters. So a stream has the same defaults, checks and arithmetic as a fit, and no second place
-decides the batch size, the learning rate or whether steps are sparse. A checkpoint holds facts of
-the first rows (`describe_first_rows`), from which a resumed stream makes up rows of zeros
-(`SavedStream.rows`) whose plan is the same.
+The fit itself is never run. The stream uses its model, its update rule and its initial parameters.
+So a stream has the same defaults, checks and arithmetic as a fit, and there is only one place that
+chooses the batch size, the learning rate and whether steps are sparse. A checkpoint holds facts of
+the first rows (`describe_first_rows`), from which a resumed stream makes rows of zeros
+(`SavedStream.rows`) that lead to the same plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StartedStream:
-    """A stream that has been planned by its first rows.
+    """A stream that was planned from its first rows.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ class StartedStream:
     make : CallRowsMaker
         Makes the model's rows of each call.
     steps : InProcessSteps
-        Where rows are learned: in this process, or by lanes on a cluster.
+        Steps that learn the rows: in this process, or by lanes on a cluster.
     seen : float
-        Rows that the estimator was trained on before.
+        Rows that the estimator was trained on before the stream.
     likeness : dict
-        Facts of the first rows, to start again from.
+        Facts of the first rows, from which the stream can be planned again.
     open_cluster_steps : callable, optional
-        Function from a client, a layout, the fit and the steps of this process to steps by lanes on
-        a cluster; by default :class:`ClusterSteps`.
+        Function that makes steps by lanes on a cluster, from a client, a layout, the fit and the
+        steps of this process; by default :class:`ClusterSteps`.
     """
 
     fit: FitSpec
@@ -59,26 +59,26 @@ class StartedStream:
     steps: InProcessSteps
     seen: float
     likeness: dict[str, Any]
-    # A function, not a class: the class's module imports `distributed`, and steps in this process
-    # do without it.
+    # A function, not a class: the class's module imports `distributed`, which steps in this process
+    # do not need.
     open_cluster_steps: Callable[..., Any] | None = field(default=None, kw_only=True)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts from which the stream starts again, as JSON can hold them."""
+        """Return the facts from which the stream starts again, as values that JSON can hold."""
         return self.likeness
 
     def with_tables(self, hash_table: Callable[[Any], Any], facts: dict[str, Any]) -> StartedStream:
-        """Return the stream for calls that bring tables; `facts` of their fields are saved too."""
+        """Return the stream for calls with tables; `facts` of their fields are saved too."""
         make: Any = TableCallRowsMaker(hash_table, self.make)
         return dataclasses.replace(self, make=make, likeness=self.likeness | {"fields": facts})
 
     def n_seen(self, progress: ProgressiveLoss) -> float:
-        """Return the number of rows that the state was trained on, by an earlier fit too."""
-        # Counted rows whose call the fetched state does not have yet are taken off again.
+        """Return the number of rows that the state was trained on, including an earlier fit."""
+        # Rows that are counted but whose call is not yet in the fetched state are subtracted.
         return self.seen + progress.n_rows - self.steps.n_behind
 
     def open_lanes(self, client: Any, layout: StreamLayout) -> Any:
-        """Return steps by lanes on a cluster, which take the place of those of this process."""
+        """Return steps by lanes on a cluster, which replace those of this process."""
         from daskml_dist.streaming.cluster.steps import ClusterSteps
 
         open_steps = self.open_cluster_steps or ClusterSteps
@@ -87,33 +87,33 @@ class StartedStream:
 
 @dataclass(frozen=True, eq=False)
 class TableCallRowsMaker:
-    """Function from the tables of a stream's calls to the rows that the model reads.
+    """Function from the tables of a stream's calls to rows in the model's format.
 
     Parameters
     ----------
     hash_table : callable
-        Makes rows of hashed ids of a table.
+        Function from a table to rows of hashed ids.
     make : CallRowsMaker
-        Takes such rows.
+        Function from such rows to the model's rows.
     """
 
     hash_table: Callable[[Any], Any]
     make: Callable[..., tuple[BatchRows, Any]]
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Any]:
-        """Return the rows of a call as the model reads them, and as a block."""
+        """Return the rows of a call in the model's format, and as a block."""
         return self.make(self.hash_table(X), y, sample_weight)
 
 
 def check_stream_settings(estimator: Any) -> Settings:
-    """Return an estimator's settings for a stream in this process; raise where some do not fit."""
+    """Return an estimator's settings for a stream in this process; raise if some do not fit."""
     estimator._check_one_pass()
     if isinstance(estimator._params()["class_weight"], str):
         raise InvalidParameterError(
             'class_weight="balanced" needs all rows, but a stream has no end. Give the weights '
             "by label: class_weight={0: 1.0, 1: 5.0}."
         )
-    # One lane, in which all policies are the same.
+    # One lane, for which all policies are the same.
     settings: Settings = estimator._check_settings(estimator._stream_policy)
     run = settings.run
     if run.device == "gpu":
@@ -140,9 +140,9 @@ def plan_stream(
 ) -> StartedStream:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
-    `ready` and `first_rows` are of a resumed stream: a function that gives the plan the saved
-    state, and the rows of the stream's first step. A new stream takes its start from the rows
-    instead, such as the first centroids.
+    `ready` and `first_rows` are for a resumed stream: a function that gives the saved state to the
+    plan, and the rows of the stream's first step. A new stream computes its start, such as the
+    first centroids, from the rows instead.
     """
     settings = check_stream_settings(estimator)
     goes_on = hasattr(estimator, "_state")  # a fitted estimator: the stream continues from its fit
@@ -155,14 +155,14 @@ def plan_stream(
     )
     batch_rows = None if estimator._whole_calls else get_batch_rows(settings)
     with FitJob(collection, INLINE, settings.run) as job:
-        # Weights are part of the plan only where it computes a start from the rows.
+        # Weights are part of the plan only if it computes a start from the rows.
         weighted = estimator._whole_calls and sample_weight is not None
         rows = estimator._dataset_info(job, classes, settings.class_weight, weighted)
         job.rows = rows
-        # The rows of a step, not of the call: whether steps are sparse depends on how many of the
+        # The rows of a step, not of the call: whether steps are sparse depends on how many
         # parameters the rows of one step touch.
         most = first_rows or batch_rows or rows.summary.n_rows
-        # None, a full batch: the solvers of such estimators take all rows of a call in one step.
+        # None is a full batch: the solvers of such estimators use all rows of a call in one step.
         size = None if estimator._whole_calls else most
         sized = dataclasses.replace(settings, batch_size=size)
         model, initial = estimator._model_to_train(rows, sized, goes_on)
@@ -184,7 +184,7 @@ def plan_stream(
 
 
 def _check_in_memory(collection: Collection) -> Collection:
-    """Return a collection that is in memory; raise for one of Dask."""
+    """Return a collection that is in memory; raise for a Dask collection."""
     if collection.kind != "memory":
         raise InvalidParameterError(
             "A stream needs rows in memory, but these are a Dask collection. Compute each batch "
@@ -194,28 +194,29 @@ def _check_in_memory(collection: Collection) -> Collection:
 
 
 def get_batch_rows(settings: Settings) -> int | None:
-    """Return the most rows of a step, where the user sets them."""
+    """Return the most rows of a step, if the user set them."""
     return settings.batch_size if isinstance(settings.batch_size, int) else None
 
 
 def describe_first_rows(
     fit: FitSpec, summary: DataSummary, auto_rate: bool, names: dict[str, str] | None
 ) -> dict[str, Any]:
-    """Return the facts of a stream's first rows, from which it starts the same way again.
+    """Return the facts of a stream's first rows, from which it can be started again.
 
     `names` holds the dtype of each column by its name. The facts are plain values for JSON.
     """
     classes = fit.rows.classes
     nonzeros = summary.nonzeros_per_row
     origin: Any = fit.steps.model.origin()
-    # An automatic rate was searched on the first rows: kept, since rows of zeros give another.
+    # An automatic rate was searched on the first rows. It is kept, since rows of zeros give
+    # another.
     rates = None
     if auto_rate:
         own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
         rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
     targets: list[Any] | None = None
     if classes is None and any(info.targets is not None for info in summary.infos):
-        # A linear model subtracts a shift, its origin, from the targets: made-up rows with this
+        # A linear model subtracts a shift, its origin, from the targets: rows of zeros with this
         # target in each row lead to the same shift.
         one = origin if isinstance(origin, list) and origin else summary.targets.mean.tolist()
         targets = one if summary.n_targets is not None else one[:1]
@@ -256,13 +257,13 @@ def plan_resumed_stream(
         estimator, X, y, None, classes, make_ready, stream["likeness"]["batch_rows"]
     )
     started.steps.note_resumed()
-    # The facts of the true first rows, not of the made-up ones: the next checkpoint holds them.
+    # The facts of the true first rows, not of the rows of zeros: the next checkpoint holds them.
     started.seen, started.likeness = stream["seen"], stream["likeness"]
     return started
 
 
 def _name_columns(estimator: Any, names: Any) -> dict[str, str] | None:
-    """Return the dtype of each named column, '' where unknown; None where columns have no names."""
+    """Return the dtype of each named column, '' if unknown; None if columns have no names."""
     if names is None:
         return None
     kinds = getattr(estimator, "_feature_dtypes", None) or []

@@ -1,7 +1,7 @@
 """Steps of a stream in the calling process.
 
-`InProcessSteps` keeps a model's parameters and optimizer state between calls, and updates them by
-each call's rows as a fit of one lane would.
+`InProcessSteps` keeps a model's parameters and optimizer state between calls, and updates them with
+each call's rows in the same way as a fit of one lane.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InProcessSteps:
     Parameters
     ----------
     fit : FitSpec
-        Of one lane.
+        Specification of a fit of one lane.
     batch_rows : int or None
         Most rows of a step; None: a step takes all rows of a call.
     rule_of : callable
@@ -41,7 +41,7 @@ class InProcessSteps:
         rows; by default the fit's own rule.
     """
 
-    #: The state has all rows that were learned.
+    #: Number of learned rows that the state does not include: always 0 in this process.
     n_behind = 0
 
     def __init__(
@@ -50,32 +50,32 @@ class InProcessSteps:
         batch_rows: int | None,
         rule_of: Callable[[UpdateRule, int], UpdateRule] = lambda rule, n_rows: rule,
     ) -> None:
-        #: Context of each call's steps, where the estimator asks for one.
+        #: Context of each call's steps, if the estimator needs one.
         self.step_context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._work = work = fit.steps
         self._model: Any = work.model
         self._backend = get_backend("cpu")
         self.batch_rows = batch_rows
         self._rule_of = rule_of
-        # As many threads as a trainer that is alone in its process uses.
+        # As many threads as a trainer uses that is alone in its process.
         self._n_threads = 1 if fit.run.deterministic else count_cores()
         #: Rows of a step for which the shard's rule was made; None before the first step.
         self._rule_rows: int | None = None
         self.shard = make_shard(work.rule, work.model.table, fit.make_start_state())
         self._gradient = np.zeros_like(self.shard.w[:0] if work.coordinates else self.shard.w)
         kinds = [group.optimizer for group in work.rule.groups]
-        #: Optimizer that keeps a scale of each feature in its state; None: none does.
+        #: Optimizer that keeps a scale of each feature in its state; None if none does.
         self._scaled_optimizer = next((kind for kind in kinds if isinstance(kind, NAG)), None)
-        #: Whether the optimizer's scales include the next call's rows: those of the first call,
-        #: by which the fit was planned.
+        #: Whether the optimizer's scales already include the next call's rows: true for the first
+        #: call, from which the fit was planned.
         self._has_scales = True
 
     def note_resumed(self) -> None:
-        """Note that the next rows are not those by which the fit was planned."""
+        """Record that the next rows are not those from which the fit was planned."""
         self._has_scales = False
 
     def learn_rows(self, rows: BatchRows, block: Block) -> float:
-        """Take the steps of a call's rows; return the sum of their losses, each before its step."""
+        """Make the steps of a call's rows; return the sum of their losses, each before its step."""
         n_rows, most = block.n_rows, self.batch_rows
         step_rows = n_rows if most is None else min(n_rows, most)
         if step_rows != self._rule_rows:
@@ -85,7 +85,7 @@ class InProcessSteps:
                 self.shard.change_rule(rule)
         loss = 0.0
         with ExitStack() as stack:
-            # An overflow needs no warning: the session reports a loss that is not finite.
+            # No warning for an overflow: the session reports a loss that is not finite.
             stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
             if self._model.linear is None:
                 # The same threads and denormals as in a trainer, so that sums have the same bits.
@@ -110,18 +110,19 @@ class InProcessSteps:
         """
         most = self.batch_rows
         several = most is not None and n_rows > most
-        # The steps of a call have equal shares of its rows, as those of a pass of a fit have.
+        # The steps of a call have equal shares of its rows, as in a pass of a fit.
         n_steps = -(-n_rows // most) if several and most else 1
         for clock in range(n_steps):
             start, stop = clock * n_rows // n_steps, (clock + 1) * n_rows // n_steps
             pieces = self._cut_step(rows, start, stop, several)
             for number, piece in enumerate(pieces):
-                # The random stream (seed, lane, clock, piece) of a fit that continues from here.
+                # The key (seed, lane, clock, piece) of the random stream of a fit that continues
+                # from here.
                 piece.key = (self._work.seed + step, 0, clock, number)
             yield pieces, stop - start
 
     def reset(self, parameters: bool) -> None:
-        """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
+        """Reset the optimizer and the schedule, and with `parameters` also the parameters."""
         rule, learned = self.shard.rule, self.shard.state(copy=False)
         start = self._work.make_fresh_state(learned, parameters)
         self.shard = make_shard(rule, self._work.model.table, start)
@@ -131,10 +132,10 @@ class InProcessSteps:
         return self._rule_of(self._work.rule, n_rows)
 
     def _cut_step(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
-        """Return rows `start` to `stop`, a step's, in micro-batches of the size that the user set.
+        """Return the rows `start` to `stop` of one step, in micro-batches of the user's size.
 
-        Where a call has `several` steps, they are cut as a trainer's reader cuts them: in even
-        shares and copied, since the rounding of some libraries depends on where rows lie in memory.
+        If a call has `several` steps, they are cut as a trainer's reader cuts them: in equal shares
+        and copied, since the rounding of some libraries depends on the rows' memory addresses.
         """
         n_rows, most = stop - start, self._work.micro_batch
         sparse = hasattr(rows.X, "indptr")
@@ -148,15 +149,15 @@ class InProcessSteps:
         return [self._slice_rows(rows, slice(a, b), copies) for a, b in bounds]
 
     def _step(self, pieces: list[BatchRows], n_rows: int) -> float:
-        """Take one step of `n_rows` rows; return the sum of their losses before it."""
+        """Make one step of `n_rows` rows; return the sum of their losses before it."""
         shard, model, backend = self.shard, self._model, self._backend
         index, w, own = None, shard.w, None
-        if self._work.coordinates:  # the gradient has the touched rows of the parameters alone
+        if self._work.coordinates:  # the gradient has only the touched rows
             index = model.touched(pieces, backend)
             w = shard.take(index)
         elif len(pieces) == 1:
             own = model.own_gradient(w, pieces[0], backend)
-        if own is not None:  # in an array of the model's own
+        if own is not None:  # in an array of the model itself
             gradient, loss = own
         else:
             if index is None:
@@ -182,8 +183,8 @@ class InProcessSteps:
     def find_scales(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
         """Return the largest value of each feature and the norm of a call's rows.
 
-        None where steps do not need them: no optimizer keeps scales of features, or it has those of
-        the rows already, since the fit was planned by them.
+        Return None if steps do not need them: no optimizer keeps scales of features, or the scales
+        already include the rows, since the fit was planned from them.
         """
         has_scales, self._has_scales = self._has_scales, False
         if self._scaled_optimizer is None or has_scales or self._model.linear is None:
@@ -209,8 +210,8 @@ class InProcessSteps:
         return self.shard.state()
 
     def synchronize(self) -> ShardState:
-        """Return :meth:`state`; steps of several lanes continue from it in all lanes."""
+        """Return :meth:`state`; with several lanes, all lanes continue from it."""
         return self.state()
 
     def close(self) -> None:
-        """Do nothing: there are no actors to end."""
+        """Do nothing: there are no actors to close."""

@@ -1,8 +1,9 @@
-"""Calls of a stream on a cluster: their rows cut into steps, and each step dealt to lanes.
+"""Calls of a stream on a cluster: their rows are cut into steps, and each step goes to lanes.
 
 Under a lockstep policy all lanes have a share of each step. Otherwise whole steps go to lanes in
-turn, so that no lane waits for another. The cut depends on the rows and the number of lanes alone,
-not on the number of workers or on time, so that a call that is repeated after a loss is cut alike.
+turn, so that no lane waits for another. The cut depends only on the rows and the number of lanes,
+not on the number of workers or on time, so that a call repeated after a loss is cut in the same
+way.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
-#: Steps of the one pass of a stream: more than any stream takes, since it has no end (2**60; loops
-#: compare and add such counts in int64).
+#: Steps of the single pass of a stream: more than any stream makes, since it has no end (2**60;
+#: loops compare and add such counts in int64).
 _UNLIMITED_STEPS = 1 << 60
 
 
@@ -44,7 +45,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, estimator: Any) -> StreamLayout:
-        """Return the layout that an estimator's parameters ask for; raise for unsupported ones."""
+        """Return the layout for an estimator's parameters; raise for unsupported ones."""
         settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy
         refused = {
@@ -79,7 +80,7 @@ class StreamLayout:
         """Return a one-lane fit as a fit of `n_lanes` lanes whose servers start from `state`."""
         policy, work = self.policy, fit.steps
         outer = OuterStep.of(policy, work.model.parameters)
-        # Lanes count alike in means: a stream has no number of rows of each lane to weight them by.
+        # All lanes have the same weight in means: a stream has no number of rows per lane.
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
         return replace(fit, rows=rows).replace_work(
             policy=policy,
@@ -94,28 +95,28 @@ class StreamLayout:
 
 #: Rows of a step that one lane learns: (lane, features, targets, weights).
 Share = tuple[int, Any, Any, Any]
-#: One step: (number in the stream, rows of all lanes, shares of some lanes).
+#: One step: (number in the stream, rows of all lanes, shares of the lanes that have rows).
 Step = tuple[int, int, list[Share]]
 
 
 @dataclass(eq=False)
 class Call:
-    """Rows of one call of a session, cut into steps and dealt to lanes.
+    """Rows of one call of a session, cut into steps and assigned to lanes.
 
     Parameters
     ----------
     steps : list of Step
-        With the shares of all lanes.
+        Steps with the shares of all lanes.
     tag : object
-        Passed back to the session with the loss.
+        Value that is passed back to the session with the loss.
     scales : tuple of (ndarray, float), or None
-        Largest values of the features and norm of the rows; None where they do not exceed those of
+        Largest values of the features and norm of the rows; None if they do not exceed those of
         earlier calls.
     change_after : callable or None
-        Function from the state after the call to the changed state from which all lanes continue;
-        it returns None for no change.
+        Function that changes the state after the call; all lanes continue from its result. It
+        returns None for no change.
     loss : float or None
-        Sum of the losses of its rows, each before its step; None until it is known.
+        Sum of the losses of the call's rows, each before its step; None until it is known.
 
     Attributes
     ----------
@@ -142,9 +143,9 @@ class Call:
         return sum(rows for _, rows, _ in self.steps)
 
     def of(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
-        """Return the steps with the shares of some lanes alone.
+        """Return the steps with the shares of some lanes only.
 
-        Without `every_step`, steps in which these lanes have no share are left out.
+        Without `every_step`, steps in which these lanes have no share are omitted.
         """
         steps = [
             (number, rows, [share for share in shares if share[0] in lanes])
@@ -158,16 +159,16 @@ def deal_rows(
 ) -> list[Step]:
     """Return the steps of a call, numbered from `first`, with the shares of the lanes.
 
-    With `together` the rows of a step are divided among all lanes; else each step is one lane's.
+    With `together`, the rows of a step are divided among all lanes; else one lane has each step.
     """
-    # Steps of equal size, of at most `most` rows, cut as those of a pass of a fit.
+    # Steps of equal size, of at most `most` rows, cut like those of a pass of a fit.
     n_steps = 1 if most is None else -(-n_rows // most)
     bounds = itertools.pairwise([i * n_rows // n_steps for i in range(n_steps + 1)])
     steps = []
     for number, (start, stop) in enumerate(bounds, first):
         n_shares = n_lanes if together else 1
         cuts = [start + i * (stop - start) // n_shares for i in range(n_shares + 1)]
-        # The first lane moves on by one each step, so that no lane always has the larger shares.
+        # The first lane changes with each step, so that no lane always has the larger shares.
         shares = [
             _copy_share((number + i) % n_lanes, rows, slice(a, b))
             for i, (a, b) in enumerate(itertools.pairwise(cuts))
@@ -179,7 +180,7 @@ def deal_rows(
 def _copy_share(lane: int, rows: BatchRows, at: slice) -> Share:
     """Return a lane's share of a step, as a copy of some of the rows."""
     X = rows.X[at]
-    # The caller may write over the rows before they are sent, or sent again.
+    # The caller may overwrite the rows before they are sent, or sent again.
     X = np.array(X) if isinstance(X, np.ndarray) else X.copy()
     y, weight = (None if a is None else np.array(a[at]) for a in (rows.y, rows.weight))
     return lane, X, y, weight

@@ -1,14 +1,14 @@
-"""Steps of a stream on a cluster, as the client drives them.
+"""Steps of a stream on a cluster, as the client runs them.
 
-`StreamActors` are the servers and lanes on the workers; one generation of them lives until a worker
-is lost. `ClusterSteps` takes the place of a session's `InProcessSteps`: it sends calls to the
-actors, and after a loss opens the next generation.
+`StreamActors` are the servers and lanes on the workers; one generation of them exists until a
+worker is lost. `ClusterSteps` replaces a session's `InProcessSteps`: it sends calls to the actors,
+and opens the next generation after a loss.
 
-Recovery is by replay of a log: the client keeps the state that it fetched last and all calls since
-(`_ReplayLog`). A new generation starts from that state and learns these calls again, which
-gives each call's rows exactly one place in the parameters, whatever the lost actors had done with
-them. No standby servers or snapshots on workers are needed, since the client has the rows anyway.
-The log is cut whenever the state is fetched.
+Recovery replays a log: the client keeps the state that it fetched last and all calls since then
+(`_ReplayLog`). A new generation starts from that state and learns these calls again, so that each
+call's rows count exactly once, however far the lost actors had processed them. No standby servers
+or snapshots on workers are needed, since the client has the rows anyway. The log is emptied
+whenever the state is fetched.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerOutcome
 from daskml_dist.training.worker.servers import count_fit_servers
 
-#: Seconds that all actors together may take to close; they are cancelled then in any case.
+#: Seconds that all actors together may take to close; after that they are cancelled.
 _CLOSE_SECONDS = 2.0
 
 
 class StreamActors(ActorCalls):
     """Actors of one generation of a stream: its servers, and a host of lanes on each worker.
 
-    Once a method raises `WorkerUnreachableError`, :meth:`close` it and open another generation.
+    After a method raises `WorkerUnreachableError`, :meth:`close` this and open another generation.
 
     Parameters
     ----------
     client : distributed.Client
     fit : FitSpec
-        With the state from which the servers start, where there are servers.
+        Fit with the state from which the servers start, if there are servers.
     states : dict of int to ShardState
         State from which each lane that holds parameters starts. Lanes without one start from that
         of lane 0.
     first : int
-        Number of the first step.
+        Number of the first step of the generation.
     membership : Membership
 
     Attributes
@@ -113,7 +113,7 @@ class StreamActors(ActorCalls):
     # -- opening and closing -------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start the actors, and wait until all are connected; lanes are spread evenly."""
+        """Start the actors, and wait until all are connected; lanes are distributed evenly."""
         addresses = sorted(self._membership.wait_for_any_worker(self._fit.run.timeout))
         n_lanes = len(self._fit.rows.lane_rows)
         n_hosts = min(len(addresses), n_lanes)
@@ -125,7 +125,7 @@ class StreamActors(ActorCalls):
             self._membership.note_work_begun(actor.address)
 
     def _open_servers(self, addresses: list[str]) -> tuple[Endpoint, ...]:
-        """Start the servers; return the endpoints at which lanes reach them."""
+        """Start the servers; return the endpoints for the lanes."""
         for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
             future = self._early.start_host(address, f"{self.run_id}-{number}")
@@ -161,7 +161,7 @@ class StreamActors(ActorCalls):
         ]
         for host in self._hosts:
             self._await_proxy(host)
-        # State of lane 0 goes to all hosts: lanes without a state of their own start from it.
+        # The state of lane 0 goes to all hosts: lanes without a state of their own start from it.
         load_args = [
             ({n: state for n, state in self._states.items() if n in lanes or n == 0},)
             for lanes in self._lanes
@@ -169,10 +169,10 @@ class StreamActors(ActorCalls):
         self._ask_each(self._hosts, "load", load_args)
 
     def close(self) -> None:
-        """Close and cancel all actors, also of lost workers; a second call does nothing."""
+        """Close and cancel all actors, even on lost workers; a second call does nothing."""
         actors = [*self._hosts, *self._servers]
         self._hosts, self._servers, self._pending = [], [], []
-        # An actor that still can closes its sockets itself; a lost one is cancelled alone.
+        # An actor that is still running closes its sockets itself; a lost one is only cancelled.
         closing = []
         for actor in actors:
             if actor.proxy is not None:
@@ -193,18 +193,18 @@ class StreamActors(ActorCalls):
     # -- calling the actors' methods -----------------------------------------------------------
 
     def _ask(self, actors: Sequence[ActorHandle], method: str, *args: Any) -> list[Any]:
-        """Call a method of several actors at once; return their answers."""
+        """Call a method of several actors concurrently; return their answers."""
         return self._ask_each(actors, method, [args] * len(actors))
 
     def _ask_each(
         self, actors: Sequence[ActorHandle], method: str, args: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
-        """Call a method of several actors at once, each with its arguments; return the answers."""
+        """Call a method of several actors concurrently, each with its arguments; return answers."""
         pairs = zip(actors, args, strict=True)
         return self._await_answers([(m, self._call_method(m, method, *a)) for m, a in pairs])
 
     def _await_answers(self, pending: Sequence[tuple[ActorHandle, Any]]) -> list[Any]:
-        """Return the answers of pending method calls, in their order."""
+        """Return the answers of pending method calls, in order."""
         return [self._await_together(actor, answer, pending) for actor, answer in pending]
 
     def _await_together(
@@ -212,7 +212,7 @@ class StreamActors(ActorCalls):
     ) -> Any:
         """Return the answer of a pending method call.
 
-        It raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
+        Raises `WorkerUnreachableError` as soon as the actor or one of the `others` is lost: an
         actor that waits for a lost one in a collective step would not answer.
         """
 
@@ -248,14 +248,15 @@ class StreamActors(ActorCalls):
     def receive(self) -> float:
         """Wait for the oldest call that was sent; return the sum of its losses."""
         asked = self._pending[0]
-        # In the order of steps and lanes, so that the sum does not depend on who hosts the lanes.
+        # In the order of steps and lanes, so that the sum does not depend on the placement of
+        # lanes.
         losses = sorted(entry for answer in self._await_answers(asked) for entry in answer)
         del self._pending[0]
         self.learned += 1
         return float(sum(loss for _, _, loss in losses))
 
     def may_receive(self) -> bool:
-        """Return whether :meth:`receive` has the loss of a call without waiting."""
+        """Return whether :meth:`receive` can return the loss of a call without waiting."""
         return bool(self._pending) and all(answer.done() for _, answer in self._pending[0])
 
     # -- the state -----------------------------------------------------------------------------
@@ -273,8 +274,8 @@ class StreamActors(ActorCalls):
                 lanes |= states
         if whole is None:
             return _average_states(lanes), lanes
-        # Hogwild has both: servers sum changes of the parameters alone, and the optimizer's state
-        # is that of the first worker's replica.
+        # Hogwild has both: servers sum only changes of the parameters, and the optimizer's state is
+        # that of the first worker's replica.
         if lanes:
             whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
             lanes = {0: whole}
@@ -290,7 +291,7 @@ def _average_states(states: dict[int, ShardState]) -> ShardState:
     first = states[min(states)].part(slice(None))
     if len(states) == 1:
         return first
-    # Summed in the order of lanes and in float64, so that the mean has the same bits each time.
+    # Summed in lane order and in float64, so that the mean has the same bits each time.
     in_order = [states[lane] for lane in sorted(states)]
     first.w = np.mean([state.w for state in in_order], axis=0, dtype=np.float64).astype(
         first.w.dtype
@@ -304,16 +305,16 @@ def _average_states(states: dict[int, ShardState]) -> ShardState:
 
 R = TypeVar("R")
 
-#: Calls that are kept before the state is fetched, for models of up to 1 MiB, and most bytes of
+#: Number of calls kept before the state is fetched, for models of up to 1 MiB, and most bytes of
 #: their rows (64 MiB). After a loss the kept calls are learned again.
 _KEPT_CALLS, _MAX_KEPT_BYTES = 64, 1 << 26
-#: Bytes of parameters (16 KiB) for each call that a larger model keeps: its state costs more to
-#: fetch, so it is fetched after proportionally more calls.
+#: Bytes of parameters per kept call for larger models (16 KiB): their state costs more to fetch, so
+#: it is fetched after proportionally more calls.
 _STATE_BYTES_PER_CALL = 1 << 14
 #: Losses of workers without a call learned in between, beyond which the stream fails.
 _MAX_LOSSES_IN_A_ROW = 8
-#: Seconds to wait after a loss, times the losses in a row: a linear backoff, in which a nanny
-#: restarts its worker.
+#: Seconds to wait after a loss, times the number of losses in a row: a linear backoff, in which a
+#: nanny can restart its worker.
 _RETRY_SECONDS = 0.05
 
 
@@ -370,9 +371,9 @@ class ClusterSteps:
     client : distributed.Client
     plan : StreamLayout
     fit : FitSpec
-        Of one lane.
+        Specification of a fit of one lane.
     base : InProcessSteps
-        Steps in the calling process with the state to start from; they never step themselves.
+        Steps in the calling process, with the initial state; they do not step themselves.
     """
 
     def __init__(
@@ -383,24 +384,24 @@ class ClusterSteps:
         self._membership = Membership(client)
         workers = self._membership.wait_for_any_worker(fit.run.timeout)
         self._n_lanes = plan.n_lanes or len(workers)
-        #: Calls that may be pending when :meth:`learn_rows` returns; lanes that step together have
-        #: none.
+        #: Most calls that may be pending when :meth:`learn_rows` returns; 0 for lanes that step
+        #: together.
         self._window = 0 if plan.together else 2 * self._n_lanes
         state = base.shard.state()
         self._log = self._make_log_from(state, 0)
         self._actors: StreamActors | None = None
-        #: Calls whose losses are known and were not returned by :meth:`pop_finished` yet.
+        #: Calls whose losses are known but were not yet returned by :meth:`pop_finished`.
         self._finished: deque[Call] = deque()
-        #: Losses of workers since a call was learned.
+        #: Number of worker losses since a call was learned.
         self._losses_in_a_row = 0
         #: Error that ended the stream, or None.
         self._failure: BaseException | None = None
         self._is_closed = False
         #: Rows of a step for which the actors' rule was made; None before the first call.
         self._rule_rows: int | None = None
-        #: Tag of the last call that was given.
+        #: Tag of the last call that was sent.
         self.last: Any = None
-        #: Optimizer's scale of each parameter, where it keeps one.
+        #: The optimizer's scale of each parameter, if it keeps one.
         self._scale: Any = state.opt_state.get("scale")
         self._shielding: Shielding | None = None
 
@@ -412,7 +413,7 @@ class ClusterSteps:
     # -- learning ------------------------------------------------------------------------------
 
     def check_lane_share(self, n_rows: int) -> None:
-        """Raise where a lane's share of a step has fewer rows than the model needs."""
+        """Raise if a lane's share of a step has fewer rows than the model needs."""
         fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
         n_steps = 1 if most is None else -(-n_rows // most)
         share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
@@ -430,7 +431,7 @@ class ClusterSteps:
                 "The lanes of this stream have failed. Start another stream from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
             ) from self._failure
-        if self._log.change_after is not None:  # an interrupt came before its change was made
+        if self._log.change_after is not None:  # an interrupt came before the change was made
             self.state()
         self._prepare(rows, block)
         change, most = self._find_change_after(block), self._base.batch_rows
@@ -445,19 +446,19 @@ class ClusterSteps:
         self.last = tag
         self._learn_calls(len(log.calls) - self._window)
         most_calls = max(_KEPT_CALLS, log.state.w.nbytes // _STATE_BYTES_PER_CALL)
-        # Fetch the state where the client is to change it, and before too many calls are kept.
+        # Fetch the state if the client changes it, or before too many calls are kept.
         if change is not None or len(log.calls) >= most_calls or log.nbytes >= _MAX_KEPT_BYTES:
             self.state()
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
-        """Prepare the rows of a call in the client before they are sent; by default nothing."""
+        """Prepare the rows of a call in the client before they are sent; by default do nothing."""
 
     def _find_change_after(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         """Return the change of the state that the client makes after this call, or None."""
         return None
 
     def _use_rule_for(self, n_rows: int) -> None:
-        """Make the actors use the update rule of steps of `n_rows` rows; it may need new ones."""
+        """Make the actors use the rule for steps of `n_rows` rows; this may need new actors."""
         if n_rows == self._rule_rows:
             return
         rule = self._base.rule_of(n_rows)
@@ -481,7 +482,7 @@ class ClusterSteps:
             self._learn_calls(len(self._log.calls))
 
     def _find_larger_scales(self, block: Block) -> tuple[Any, float] | None:
-        """Return the feature scales of a call's rows where they exceed those so far; else None."""
+        """Return the feature scales of a call's rows if they exceed those so far; else None."""
         found = self._base.find_scales(block)
         if found is None or self._scale is None:
             return None
@@ -500,7 +501,7 @@ class ClusterSteps:
         calls, max_pending = self._log.calls, max(self._window, 1)
         while actors.sent < len(calls) or actors.learned < n_calls:
             ready = actors.sent < len(calls) and actors.sent - actors.learned < max_pending
-            # Scales change only while no lane steps.
+            # Scales may change only while no lane steps.
             if ready and calls[actors.sent].scales is not None:
                 ready = actors.sent == actors.learned
             if ready:
@@ -520,7 +521,7 @@ class ClusterSteps:
             self._finished.append(call)
 
     def _with_actors(self, function: Callable[[StreamActors], R]) -> R:
-        """Call a function with the actors, and after each loss of a worker again with new ones."""
+        """Call a function with the actors; after each loss of a worker, call it with new actors."""
         try:
             while True:
                 try:
@@ -531,7 +532,7 @@ class ClusterSteps:
                     self._close_actors()
                     self._count_loss(lost)
         except BaseException as error:
-            # The actors may have learned part of a call; the next ones start from the log.
+            # The actors may have learned part of a call; the next actors start from the log.
             self._close_actors()
             if isinstance(error, Exception):
                 self._failure = error
@@ -553,8 +554,8 @@ class ClusterSteps:
         return actors
 
     def _close_actors(self) -> None:
-        """Close the actors, if there are any; the log stays."""
-        # A second Ctrl-C waits until nothing is left on the cluster.
+        """Close the actors, if there are any; the log is kept."""
+        # A second Ctrl-C is delayed until all actors on the cluster are closed.
         with Interrupts() as interrupts, interrupts.held():
             actors, self._actors = self._actors, None
             if actors is not None:
@@ -576,13 +577,13 @@ class ClusterSteps:
     # -- the state -----------------------------------------------------------------------------
 
     def state(self) -> ShardState:
-        """Return a copy of the state after all calls, or of the last one once failed or closed."""
+        """Return a copy of the state after all calls; the last known one once failed or closed."""
         if self._log.calls and self._failure is None and not self._is_closed:
             self._fetch_state()
         return self._log.state.part(slice(None))
 
     def synchronize(self) -> ShardState:
-        """Return :meth:`state`, and let all lanes continue from it: replicas become their mean."""
+        """Return :meth:`state`, from which all lanes continue: replicas become their mean."""
         state = self.state()
         if self._plan.policy.averages and len(self._log.lanes) > 1:
             self._log = self._make_log_from(state.part(slice(None)), self._log.next_step)
@@ -591,14 +592,15 @@ class ClusterSteps:
         return state
 
     def _fetch_state(self) -> None:
-        """Fetch the state after all calls, make the change that is due, and forget the calls."""
+        """Fetch the state after all calls, make the pending change, and empty the log."""
 
         def fetch(actors: StreamActors) -> None:
             self._advance(actors, len(self._log.calls))
             state, lanes = actors.states()
             change, after = self._log.change_after, self._log.next_step
             changed = None if change is None else change(state)
-            # One assignment of the log: an interrupt sees either the old one or the new one.
+            # The log is assigned once, so that an interrupt leaves either the old one or the new
+            # one.
             if changed is None:
                 self._log = _ReplayLog(state, lanes, after)
                 actors.sent = actors.learned = 0
@@ -606,31 +608,31 @@ class ClusterSteps:
             self._log = self._make_log_from(changed, after)
             actors.sent = actors.learned = 0
             if self._plan.policy.uses_shards:
-                self._close_actors()  # servers take a state only when they start
+                self._close_actors()  # servers load a state only when they start
             else:
                 actors.load(changed)
 
         self._with_actors(fetch)
 
     def reset(self, parameters: bool) -> None:
-        """Reset the optimizer and the schedule, and with `parameters` the parameters too."""
+        """Reset the optimizer and the schedule, and with `parameters` also the parameters."""
         base, work = self._base, self._fit.steps
         base.shard = Shard(work.rule, self.state())
         base.reset(parameters)
         self._go_on(self._fit, base.shard.state())
 
     def _go_on(self, fit: FitSpec, state: ShardState) -> None:
-        """Continue with new actors of a fit from a state, which has all calls so far."""
+        """Continue with new actors of a fit from a state that includes all calls so far."""
         self._fit, self._log = fit, self._make_log_from(state, self._log.next_step)
         self._close_actors()
 
     def note_resumed(self) -> None:
-        """Note that the next rows are not those by which the fit was planned."""
+        """Record that the next rows are not those from which the fit was planned."""
         self._base.note_resumed()
 
     @property
     def n_behind(self) -> int:
-        """Return the rows of calls that were returned as finished and the fetched state lacks."""
+        """Return the rows of finished calls that the fetched state does not include."""
         counted = [c for c in self._log.calls if c.loss is not None and c not in self._finished]
         return sum(call.n_rows for call in counted)
 

@@ -1,10 +1,10 @@
 """The Dask actor that hosts the lanes of a stream on one worker, and their thread.
 
-Three threads of control meet here. The client's messages arrive as coroutines in the worker's event
-loop (`LaneHost`), which must never block. The lanes step in a thread of their own (`_run_trainer`),
-which runs the same `Trainer` and the same step loops as a fit. Between them lies a queue of
+Three threads of control are involved. The client's messages arrive as coroutines in the worker's
+event loop (`LaneHost`), which must never block. The lanes run in their own thread (`_run_trainer`),
+which runs the same `Trainer` and the same step loops as a fit. Between them is a queue of
 functions, each with a future for its result (`_LaneThreadQueue`). A `Learner` adapts a policy's
-step loop, which in a fit draws its own batches, to steps that are handed in by calls.
+step loop, which in a fit draws its own batches, to steps that are given by calls.
 """
 
 from __future__ import annotations
@@ -50,52 +50,52 @@ Losses = list[tuple[int, int, float]]
 
 
 class CallReader(BatchReader):
-    """Reader of a lane whose batches are its shares of the steps of calls, in their order.
+    """Reader of a lane whose batches are its shares of the steps of calls, in order.
 
     Parameters
     ----------
     *args
-        As of :class:`BatchReader`, which reads blocks instead.
+        Arguments of :class:`BatchReader`, which reads blocks instead.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        #: Batches that were put and that no step has taken yet, the oldest first.
+        #: Batches that no step has used yet, the oldest first.
         self.waiting: deque[LaneBatch] = deque()
 
     def put(self, number: int, X: Any, y: Any, weight: Any) -> None:
         """Add the lane's share of step `number`."""
         n_rows, device = X.shape[0], self._backend.to_device
         y, weight = (None if a is None else device(a) for a in (y, weight))
-        # All rows, but in the backend's own type of rows: CSR matrices become its sparse rows.
+        # All rows, but in the backend's own type: CSR matrices become its sparse rows.
         X = self._backend.rows(device(X), slice(0, n_rows))
-        # Random streams follow from the number of the step, so a call that is learned again after a
+        # Random streams depend on the number of the step, so a call that is learned again after a
         # loss draws the same numbers.
         key = (*self._stream, number, 0)
         pieces = [BatchRows(X, y, weight, key)] if n_rows else []
         self.waiting.append(LaneBatch(pieces, n_rows, self._touched_parameters(pieces)))
 
     def seek(self, clock: int) -> None:
-        """Do nothing: batches come in the order of their steps."""
+        """Do nothing: batches come in step order."""
 
     def next(self, may_gather: bool) -> LaneBatch:
         """Return the next batch; an empty one after the last step of the calls so far."""
-        # Step loops draw the batch of the next step while the servers work on this one, so they
-        # ask once more after the last step of a call.
+        # Step loops draw the batch of the next step while the servers apply this one, so they draw
+        # one more batch after the last step of a call.
         return self.waiting.popleft() if self.waiting else self._make_batch([], 0)
 
 
 class Learner(ABC):
-    """Lanes of one worker that learn the calls of a stream by the loop of a policy.
+    """Lanes of one worker that learn the calls of a stream, using the step loop of a policy.
 
-    :meth:`load` comes before the first call.
+    :meth:`load` must be called before the first call.
 
     Parameters
     ----------
     context : Context
     connection : ShardedConnection
     first : int
-        Number of the first step of this generation, counted from the begin of the stream.
+        Number of the first step of this generation, counted from the start of the stream.
     """
 
     def __init__(self, context: Context, connection: ShardedConnection, first: int) -> None:
@@ -106,8 +106,8 @@ class Learner(ABC):
         self._first = first
 
     def make_steps(self, steps: list[Step]) -> Losses:
-        """Take the steps of a call; return the losses of the shares, each before its step."""
-        # All shares are put before the first step, since a step's loop draws the next batch too.
+        """Make the steps of a call; return the losses of the shares, each before its step."""
+        # All shares are added before the first step, since a step's loop also draws the next batch.
         for number, _, shares in steps:
             for lane, *rows in shares:
                 self._readers[lane].put(number, *rows)
@@ -121,24 +121,24 @@ class Learner(ABC):
         return losses
 
     def _begin_call(self) -> None:  # noqa: B027 (most loops have nothing to do before a step)
-        """Make ready what the first step of a call needs."""
+        """Prepare the first step of a call."""
 
     @abstractmethod
     def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
-        """Take a step of `n_rows` rows, in which some lanes have shares."""
+        """Make a step of `n_rows` rows, in which some lanes have shares."""
 
     def _end_call(self) -> None:  # noqa: B027 (lanes at a pace of their own have no such moment)
-        """Apply the penalty that is pending for untouched parameters, as a pass's end does."""
+        """Apply the pending penalty of untouched parameters, as at the end of a pass."""
 
     @abstractmethod
     def load(self, states: dict[int, ShardState]) -> None:
-        """Start or continue from the parameters of each lane; servers hold them already."""
+        """Start or continue from the parameters of each lane; servers already have them."""
 
     def flush(self) -> None:  # noqa: B027 (most push what they have at once)
         """Push all gradients that have not been pushed, and wait until the servers have them."""
 
     def states(self) -> dict[int, ShardState]:
-        """Return the states that lanes here hold, by lane; an equal state is returned once."""
+        """Return the states that lanes on this worker hold, by lane; equal ones only once."""
         return {}
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:  # noqa: B027
@@ -146,7 +146,7 @@ class Learner(ABC):
 
 
 def make_learner(context: Context, connection: ShardedConnection, first: int) -> Learner:
-    """Return the learner that drives the loop of the fit's policy."""
+    """Return the learner for the step loop of the fit's policy."""
     policy = context.fit.steps.policy
     kinds: dict[str, type[Learner]] = {
         "bulk": _BulkLearner,
@@ -160,15 +160,16 @@ def make_learner(context: Context, connection: ShardedConnection, first: int) ->
 class _BulkLearner(Learner):
     """Lanes that step together through the servers (``"sync"``)."""
 
-    #: Whether the last step has pulled the parameters from which the next one may step.
+    #: Whether the last step has pulled the parameters for the next one.
     _has_parameters = False
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._steps = BulkSteps(self._context, self._connection)
 
     def _begin_call(self) -> None:
-        # The last step of a call has pulled the parameters for the step after it. Where a step
-        # pulls only the coordinates that its rows touch, it cannot: the next call has the rows.
+        # The last step of a call has pulled the parameters for the step after it. This is not
+        # possible if a step pulls only the coordinates that its rows touch: they depend on the next
+        # call.
         if self._has_parameters and not self._work.coordinates:
             self._steps.draw_first_batches()
         else:
@@ -179,19 +180,19 @@ class _BulkLearner(Learner):
         self._steps.step()
 
     def _end_call(self) -> None:
-        # Rank 0 alone asks, since the servers serve all lanes. No lane steps meanwhile: the client
-        # sends the next call once all hosts have answered this one.
+        # Only rank 0 sends the request, since the servers serve all lanes. No lane steps meanwhile:
+        # the client sends the next call after all hosts have answered this one.
         if self._work.rule.penalty_is_lazy and self._context.rank == 0:
             self._connection.call_all("apply_pending_penalty")
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
-        self._has_parameters = False  # the servers change them, so they are pulled anew
+        self._has_parameters = False  # the servers change them, so they are pulled again
 
 
 class _ReplicaLearner(Learner):
     """Lanes that step on replicas of the parameters."""
 
-    #: By lane; a replica that several lanes share stands under lane 0.
+    #: Replicas by lane; a replica that several lanes share has the key 0.
     _replicas: dict[int, Shard]
 
     def _end_call(self) -> None:
@@ -217,18 +218,18 @@ class _SummedLearner(_ReplicaLearner):
         self._steps.step(n_rows)
 
     def states(self) -> dict[int, ShardState]:
-        # All workers apply equal sums to equal replicas, so rank 0 has the state of all.
+        # All workers apply equal sums to equal replicas, so rank 0 returns the state of all.
         return {} if self._context.rank else super().states()
 
 
 class _AveragedLearner(_ReplicaLearner):
     """Lanes with a replica each, averaged every few steps (``"local"``) or never (``"average"``).
 
-    Replicas that never meet here become their mean when the client calls `ClusterSteps.meeting`.
+    Replicas that are never averaged here become their mean in `ClusterSteps.synchronize`.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
-        # A copy for each lane: replicas change in place, and several may start from lane 0's.
+        # A copy for each lane: replicas change in place, and several may start from that of lane 0.
         self._steps = AveragedSteps(
             self._context, lambda lane: states.get(lane, states[0]).part(slice(None))
         )
@@ -239,10 +240,10 @@ class _AveragedLearner(_ReplicaLearner):
 
 
 class _FreeLearner(Learner):
-    """Lanes that pull, and push their gradients, each at its own pace (``"async"``, ``"ssp"``).
+    """Lanes that pull, and push their gradients, independently (``"async"``, ``"ssp"``).
 
-    A bound on the lead (SSP, Ho et al. 2013) cannot deadlock a stream: steps are dealt to lanes in
-    turn, so the steps of slower lanes that a lane waits for were sent before its own.
+    A bound on the lead (SSP, Ho et al. 2013) cannot deadlock a stream: steps are assigned to lanes
+    in turn, so the steps of slower lanes that a lane waits for were sent before its own.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
@@ -258,17 +259,17 @@ class _FreeLearner(Learner):
     def flush(self) -> None:
         for steps in self._steps.values():
             steps.push_rest()
-        # A barrier: servers take the messages of a connection in order, so all pushes have been
-        # applied once they answer. "restore" of no lanes is a request without an effect.
+        # This is a barrier: servers process the messages of a connection in order, so all pushes
+        # have been applied when they answer. "restore" of no lanes is a request without an effect.
         self._connection.call_all("restore", lanes=[])
 
 
 class _SharedLearner(_ReplicaLearner):
     """Lanes that share a replica, whose changes go to the servers after each call (``"hogwild"``).
 
-    Lanes of a worker take their steps one after the other; workers do not wait for each other.
-    Where steps touch few of the parameters, only these are pulled, and the replica has all others
-    as they were when it touched them last.
+    Lanes of a worker make their steps one after the other; workers do not wait for each other. If
+    steps touch few of the parameters, only these are pulled; the other parameters of the replica
+    are as old as their last pull.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
@@ -284,7 +285,7 @@ class _SharedLearner(_ReplicaLearner):
 
     def _step(self, number: int, n_rows: int, lanes: list[Lane]) -> None:
         for lane in lanes:
-            # A schedule counts the steps of all workers, and the replica knows only its own.
+            # A schedule counts the steps of all workers, but the replica counts only its own.
             self._shared.replica.version = number - self._first
             self._shared.step(lane)
 
@@ -292,7 +293,8 @@ class _SharedLearner(_ReplicaLearner):
         self._shared.exchange_changes(pull=False, index=self._index)
 
     def flush(self) -> None:
-        # Calls push only what they touched; penalties of all other parameters are pending here.
+        # Calls push only the parameters that they touched; penalties of all others are pending
+        # here.
         if self._work.rule.penalty_is_lazy:
             self._shared.pull_parameters()
             self._shared.replica.apply_pending_penalty()
@@ -304,45 +306,45 @@ class _SharedLearner(_ReplicaLearner):
 
 
 class _LaneThreadQueue:
-    """Queue of functions that the thread of the lanes calls, each with a future for its result.
+    """Queue of functions that the lanes' thread calls, each with a future for its result.
 
-    It holds no reference to the actor, so that the garbage collector may end the thread.
+    It holds no reference to the actor, so that the actor's finalizer can end the thread.
     """
 
     def __init__(self) -> None:
         #: Pairs of a function and its future; None ends the thread.
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: Not empty once the thread ends: its error, or None. A list and a SimpleQueue, since a
-        #: finalizer may add to both at any moment, also while this thread holds a lock.
+        #: finalizer may add to both at any time, even while this thread holds a lock.
         self.ended: list[BaseException | None] = []
 
     def submit(self, function: Callable[[Learner], Any]) -> Future[Any]:
-        """Have the lanes' thread call a function, after all earlier ones; return its future."""
+        """Add a function for the lanes' thread to call after earlier ones; return its future."""
         result: Future[Any] = Future()
         self._tasks.put((function, result))
-        # Tested after the put: a thread that ended before it has emptied the queue already.
+        # Checked after the put: a thread that ended before it has already emptied the queue.
         if self.ended:
             self.refuse_rest()
         return result
 
     def end(self) -> None:
-        """Let the thread end; may be called by the garbage collector, in any thread."""
+        """End the thread; may be called by the garbage collector, in any thread."""
         self.ended.append(None)
         self._tasks.put(None)
 
     def run(self, learner: Learner) -> None:
-        """Call the functions in their order, until the end or an error."""
+        """Call the functions in order, until the end or an error."""
         while (task := self._tasks.get()) is not None:
             function, result = task
             try:
                 result.set_result(function(learner))
             except BaseException as error:
-                with suppress(InvalidStateError):  # its caller has gone away
+                with suppress(InvalidStateError):  # its caller no longer waits
                     result.set_exception(_as_package_error(error))
                 raise
 
     def refuse_rest(self) -> None:
-        """Set an error on the futures of all functions that the thread will not call any more."""
+        """Set an error on the futures of all functions that the thread will not call."""
         error = next((e for e in self.ended if e is not None), None)
         with suppress(queue.Empty):
             while True:
@@ -353,7 +355,7 @@ class _LaneThreadQueue:
 
 
 class _LaneTrainer(Trainer):
-    """Trainer that takes its rows and its steps from a queue, instead of blocks and passes."""
+    """Trainer that gets its rows and steps from a queue, instead of blocks and passes."""
 
     tasks: _LaneThreadQueue
     first: int
@@ -373,34 +375,35 @@ class _LaneTrainer(Trainer):
 
 
 class LaneHost:
-    """Actor that hosts lanes of a stream on one worker, which learn in a thread of their own.
+    """Actor that hosts lanes of a stream on one worker; the lanes run in their own thread.
 
     Its methods are coroutines of the worker's event loop. Dask runs blocking methods of all actors
-    of a worker in one thread, where streams side by side, whose lanes wait for others, deadlock.
+    of a worker in one thread; there, concurrent streams whose lanes wait for other workers would
+    deadlock.
 
     Parameters
     ----------
     fit : FitSpec
     spec : TrainerSpec
     first : int
-        As of :class:`Learner`.
+        Number of the first step, as in :class:`Learner`.
     """
 
     def __init__(self, fit: FitSpec, spec: TrainerSpec, first: int) -> None:
         worker = get_worker()
         self.run_id = spec.run_id
         self._tasks = tasks = _LaneThreadQueue()
-        #: Calls that came before an earlier one: steps, and the future that the message awaits.
+        #: Calls that arrived before an earlier one: steps, and the future that the message awaits.
         self._early: dict[int, tuple[list[Step], Future[Any]]] = {}
         self._next_call = 0
         wait = WaitBound(fit.run.timeout, lambda: bool(tasks.ended))
-        # Nobody watches a stream between its calls: the first silence breaks its connections.
+        # No process monitors a stream between its calls: the first silence breaks its connections.
         settings = replace(fit.run.connections, broken_after=1.0)
         credentials = credentials_of(worker, spec.secret, settings)
         trainer = _LaneTrainer(fit, spec, wait, credentials, find_reachable_host(worker))
         trainer.tasks, trainer.first = tasks, first
-        # The scheduler drops the actor when its client goes away. The thread holds no reference to
-        # the actor, so that this finalizer runs then and ends the thread.
+        # The scheduler releases the actor when its client disconnects. The thread holds no
+        # reference to the actor, so that this finalizer then runs and ends the thread.
         self._end = weakref.finalize(self, tasks.end)
         args = trainer, tasks, worker, spec.run_id
         threading.Thread(target=_run_trainer, args=args, daemon=True, name="daskml-stream").start()
@@ -409,7 +412,7 @@ class LaneHost:
         """Learn call `number` (from 0); return the losses of the shares, each before its step."""
         result: Future[Any] = Future()
         self._early[number] = steps, result
-        # Messages of a client may overtake each other; lanes learn calls in their order.
+        # Messages of a client may arrive out of order; lanes learn calls in order.
         while self._next_call in self._early:
             self._submit_call(*self._early.pop(self._next_call))
             self._next_call += 1
@@ -417,7 +420,7 @@ class LaneHost:
         return losses
 
     def _submit_call(self, steps: list[Step], result: Future[Any]) -> None:
-        """Have the lanes learn a call, and copy the outcome to the future that is awaited."""
+        """Add a call to the lanes' queue, and copy its outcome to the awaited future."""
 
         def copy_outcome(done: Future[Any]) -> None:
             with suppress(InvalidStateError):  # the message was cancelled
@@ -430,11 +433,11 @@ class LaneHost:
         learned.add_done_callback(copy_outcome)
 
     async def flush(self) -> None:
-        """Wait until the servers have all that was learned."""
+        """Wait until the servers have everything that was learned."""
         await asyncio.wrap_future(self._tasks.submit(lambda learner: learner.flush()))
 
     async def states(self) -> dict[int, ShardState]:
-        """Return the states that lanes here hold, by lane."""
+        """Return the states that lanes on this worker hold, by lane."""
         states: dict[int, ShardState] = await asyncio.wrap_future(
             self._tasks.submit(lambda learner: learner.states())
         )
@@ -455,7 +458,7 @@ class LaneHost:
 
 
 def _run_trainer(trainer: _LaneTrainer, tasks: _LaneThreadQueue, worker: Any, run_id: str) -> None:
-    """Run the lanes until their queue ends; refuse all that was not learned by then."""
+    """Run the lanes until their queue ends; then refuse all calls that were not learned."""
     try:
         with count_working_trainer(worker, run_id):
             trainer.run({})
@@ -467,7 +470,7 @@ def _run_trainer(trainer: _LaneTrainer, tasks: _LaneThreadQueue, worker: Any, ru
 
 
 def _as_package_error(error: BaseException) -> BaseException:
-    """Return an error of the package: the client takes any other one for the loss of a worker."""
+    """Return an error of the package: the client treats any other error as the loss of a worker."""
     if isinstance(error, DaskMLDistError):
         return error
     translated = TrainingError(f"A lane of the stream failed: {error!r}")
