@@ -1,8 +1,8 @@
-"""Plans of fits: costs at each place are measured or read, and the choices compared.
+"""Plans of fits: costs at each place are measured or read, and the choices are compared.
 
-:func:`advise` makes a whole plan for the user, and measures where nothing is known.
-:func:`choose_client` answers ``client="auto"`` before each fit: it measures nothing, and asks the
-scheduler only if a fit in this process would take longer than a cluster takes to start.
+:func:`advise` makes a complete plan for the user, and measures costs that are not known yet. For
+``client="auto"``, :func:`is_sooner_inline` is called before each fit: it measures nothing, and uses
+the scheduler only if a fit in this process would take longer than a cluster takes to start.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from daskml_dist.training.job import INLINE, find_default_client
 
 logger = logging.getLogger(__name__)
 
-#: Least factor of the range of seconds for sparse rows: a part of them touches fewer parameters
-#: than all rows do, and caches hold these longer.
+#: Least factor of the range of seconds for sparse rows: a part of the rows touches fewer parameters
+#: than all rows do, so these stay in caches longer.
 _SPARSE_SPREAD = 2.0
 
 
@@ -37,24 +37,24 @@ _SPARSE_SPREAD = 2.0
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     """Estimate time and memory of a fit in this process and on a cluster, and advise where to run.
 
-    The first plan for a kind of estimator makes some tiny fits at each place, which measure what a
-    fit, a pass, a row and an entry cost there; they are kept in the user's cache folder, unless
-    Dask's setting ``daskml_dist.planning.cache`` is False. No features are read of dense rows. The
-    cost of sparse rows depends on where their entries are, so each plan fits three parts of them,
-    with about a million stored entries at most.
+    The first plan for a kind of estimator runs some tiny fits at each place to measure the cost of
+    a fit, a pass, a row and an entry. The costs are kept in the user's cache folder, unless Dask's
+    setting ``daskml_dist.planning.cache`` is False. For dense rows, no features are read. The cost
+    of sparse rows depends on the positions of their entries, so each plan fits three parts of them,
+    with at most about a million stored entries.
 
     Parameters
     ----------
     X : dask Array or DataFrame, array-like or pandas.DataFrame
-        Of shape (n_rows, n_features); sparse ones in memory, for SGD and linear models by
-        gradients. Ratings, in memory, for
-        :class:`~daskml_dist.recommender.ALS`.
+        Features, of shape (n_rows, n_features). Sparse rows must be in memory, and are supported
+        for SGD and linear models by gradients. For :class:`~daskml_dist.recommender.ALS`, ratings
+        in memory.
     estimator : estimator
-        One with a cost model: linear models, K-means, PCA, trees, forests, boosting, ALS, and
-        classes derived from these. It is not changed.
+        An estimator with a cost model: linear models, K-means, PCA, trees, forests, boosting, ALS,
+        and classes derived from these. It is not changed.
     y : str, dask Array or Series, or array-like, of shape (n_rows,)
     client : distributed.Client, optional
-        Default: the current client. Without one the only place is this process.
+        Default: the current client. Without one, this process is the only place.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     Raises
     ------
     InvalidParameterError
-        There is no plan for such an estimator, policy or rows.
+        There is no plan for this estimator, policy or kind of rows.
     InvalidDataError
         The number of rows is unknown.
 
@@ -92,11 +92,11 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
         else:
             places.append(cluster)
     request = _PlanRequest(family, estimator, rows)
-    # This process comes first: costs of pure computation that it has shown hold for workers too.
+    # This process is measured first: its costs of pure computation are used for workers too.
     costs: list[Costs] = []
     for place in places:
         costs.append(request.costs(place, costs[0] if costs else Costs({})))
-    # Only a cluster's costs have the seconds of a byte that is gathered from it.
+    # Only the costs of a cluster include the seconds per byte gathered from it.
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
@@ -113,25 +113,25 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
 
 
 def load_known_costs(family: Family, estimator: Any, place: Place, rows: RowsShape) -> Costs | None:
-    """Return the costs at a place that were measured before; None where they were not."""
+    """Return the costs at a place that were measured before; None if there are none."""
     return load_costs(_make_key(family, estimator, place, rows))
 
 
 def _make_key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
-    """Return the text under which costs are kept: all that they depend on."""
+    """Return the key under which costs are kept: all that they depend on, as text."""
     several = rows.n_classes > 2
     source = _rows_source(rows, place)
     return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
 
 
 def _rows_source(rows: RowsShape, place: Place) -> str:
-    """Return where a fit reads rows from, "memory" or "dask"; one in this process gathers them."""
+    """Return where a fit reads rows: "memory" or "dask"; for a fit in this process, "memory"."""
     return rows.kind if place.name != INLINE else "memory"
 
 
 @dataclass(frozen=True)
 class _PlanRequest:
-    """Estimator and rows that a plan was asked for, with their costs and choices at each place.
+    """Estimator and rows of a requested plan, with their costs and choices at each place.
 
     Parameters
     ----------
@@ -145,10 +145,10 @@ class _PlanRequest:
     rows: RowsShape
 
     def costs(self, place: Place, here: Costs) -> Costs:
-        """Return the costs at a place, read from the file or measured now."""
+        """Return the costs at a place, either read from the file or measured now."""
         family, rows = self.family, self.rows
         key = _make_key(family, self.estimator, place, rows)
-        # The costs of sparse rows depend on where their entries are, so they are never kept.
+        # The costs of sparse rows depend on the positions of their entries, so they are never kept.
         is_sparse = rows.entries is not None
         costs = None if is_sparse else load_costs(key)
         if costs is None:
@@ -158,8 +158,8 @@ class _PlanRequest:
                 family, self.estimator, place, _rows_source(rows, place), rows.dtype,
                 rows.n_classes > 2, known, policies, rows if is_sparse else None,
             )  # fmt: skip
-            # Workers do all that a fit in one process does, so no operation is cheaper there; a
-            # lower value is noise of the measurement.
+            # Workers do everything that a fit in one process does, so no operation is cheaper
+            # there; a lower value is noise of the measurement.
             values = {name: max(v, here.values.get(name, 0.0)) for name, v in costs.values.items()}
             costs = replace(costs, values=values)
             if not is_sparse:
@@ -167,7 +167,7 @@ class _PlanRequest:
         return costs
 
     def _other_policies(self, place: Place) -> list[str]:
-        """Return the policies beside the estimator's own whose steps differ at a place."""
+        """Return the policies besides the estimator's own whose steps differ at a place."""
         family, estimator = self.family, self.estimator
         names = family.policies(estimator)
         return [name for name in names if family.differs(estimator, name, place)]
@@ -175,28 +175,29 @@ class _PlanRequest:
     def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
         """Return the choices at a place, under the estimator's policy and others.
 
-        `here` are the costs in this process, `gather` the seconds of a byte brought to it.
+        `here` are the costs in this process, `gather` the seconds per byte moved to it.
         """
         family, estimator, rows = self.family, self.estimator, self.rows
         inline, lazy = place.name == INLINE, rows.kind == "dask"
-        # The number of passes is a property of the rows, so it is that of this process everywhere.
+        # The number of passes depends on the rows, so the number for this process is used
+        # everywhere.
         least, most = family.passes(estimator, here)
         works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
         memory = rows.nbytes / place.trainers
-        # Dask rows are gathered for a fit in this process, rows in memory sent to a cluster. How
-        # long the latter takes is part of the measured costs of a fit there.
+        # For a fit in this process, Dask rows are gathered; for one on a cluster, rows in memory
+        # are sent. The time to send them is part of the measured costs of a fit there.
         moved = gather * rows.nbytes if inline and lazy else 0.0
         sent = rows.nbytes if lazy == inline else 0.0
         spread = family.spread[place.name]
         if rows.entries is not None:
             spread = max(spread, _SPARSE_SPREAD)
-        # From the fewest passes by quick operations to the most passes by slow ones.
+        # From the fewest passes with fast operations to the most passes with slow ones.
         low, high = 1 / spread, spread
         own_name = family.choice_policy(estimator)
         choices = []
         for name in [own_name, *self._other_policies(place)]:
             shortest, longest = (moved + costs.seconds(work, name) for work in works)
-            # Rows in memory do fit in this process.
+            # Rows that are already in memory do fit in this process.
             fits = memory <= place.memory_limit or (inline and not lazy)
             choices.append(
                 Choice(
@@ -215,8 +216,8 @@ class _PlanRequest:
         return choices
 
     def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
-        """Return the function behind :meth:`Plan.what_if`: the choice for a supposed cluster."""
-        # Starting a fit on a supposed cluster takes as long as on the real one, if there is one.
+        """Return the function behind :meth:`Plan.what_if`, for hypothetical clusters."""
+        # A fit is assumed to start as fast on the hypothetical cluster as on the real one, if any.
         start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
 
         def choice(**given: Any) -> Choice:
@@ -228,7 +229,7 @@ class _PlanRequest:
 
 
 def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[str]:
-    """Return warnings of places whose memory does not hold the rows."""
+    """Return warnings for places whose memory does not hold the rows."""
     limits = {place.name: place.memory_limit for place in places}
     notes = []
     for choice in choices:
@@ -242,7 +243,7 @@ def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[st
 
 
 def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -> str:
-    """Return a sentence that tells why the best choice is the best."""
+    """Return a sentence that explains why the best choice is the best."""
     best = plan.best
     if best.seconds is None:
         return "The rows do not fit in memory here, so workers read them again in each pass."
@@ -270,29 +271,29 @@ def _explain_best(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -
 
 
 def is_sooner_inline(estimator: Any, collection: Collection, X: Any, client: Any) -> bool:
-    """Return whether a fit ends sooner in this process, by costs that are known already.
+    """Return whether a fit ends sooner in this process, according to known costs.
 
-    Nothing is measured: that would take longer than most of the fits that it decides about.
+    Nothing is measured: that would take longer than most of these fits.
     """
     try:
         family = find_family(estimator)
         family.check(estimator)
         rows = family.quick_shape(estimator, collection, X)
     except (InvalidParameterError, InvalidDataError) as error:
-        # Parameters and rows that are not valid are refused by the fit itself, in its own words.
+        # Invalid parameters and rows are refused by the fit itself, with its own error.
         logger.info("No plan, so the current client trains: %s", error)
         return False
     here = inline_place(family.lanes(estimator))
     costs = load_known_costs(family, estimator, here, rows) or Costs(family.usual)
     seconds = _expected_seconds(estimator, family, rows, here, costs)
-    # A cluster has not finished starting the fit by then. Half, since costs on other processors
-    # are not those of a usual one; and most small fits end here, without a question to a scheduler.
+    # By then, a cluster would not have finished starting the fit. Half, since costs differ between
+    # processors. Most small fits return here, without a request to a scheduler.
     if seconds <= family.usual_there["fit"] / 2:
         return True
     there = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
     if there is None:
         return True
-    # A cluster that was never measured: computing takes what it takes here, the rest the usual.
+    # A cluster that was never measured: computing costs as much as here, the rest its usual cost.
     computing = {name: v for name, v in costs.values.items() if name in family.computing}
     costs_there = load_known_costs(family, estimator, there, rows)
     costs_there = costs_there or Costs({**computing, **family.usual_there}, passes=costs.passes)

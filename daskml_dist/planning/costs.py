@@ -1,10 +1,10 @@
 """The cost model: counts of a fit's operations, and the seconds that each operation takes.
 
-The time of a fit is modelled as linear in its operation counts: t = sum over j of c_j v_j, with
-counts c_j that a family of estimators knows in advance and seconds v_j of one operation that hold
-for a machine. Tiny fits give pairs of counts and times (`Equation`), from which
-:func:`fit_cost_values` finds the v_j. Costs are kept in a file of the user's cache folder, under a
-text of all that they depend on.
+The time of a fit is modelled as linear in its operation counts: t = sum over j of c_j v_j. The
+counts c_j are known in advance for each family of estimators; v_j is the time of one operation in
+seconds, on a given machine. Tiny fits give pairs of counts and times (`Equation`), from which
+:func:`fit_cost_values` computes the v_j. Costs are kept in a file of the user's cache folder, under
+a key of all that they depend on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Equation = tuple[Counts, float]
 
 @dataclass(frozen=True)
 class PackedMessage:
-    """Message of a lane that is compressed.
+    """Compressed message of a lane.
 
     Parameters
     ----------
     n_bytes : float
     way : {"gather", "ranges", "sum"}
-        How lanes without a server sum them: all get each, or lanes sum ranges in turn; factors of
-        low rank are all-reduced.
+        How lanes without a server sum their messages: each lane gets all of them ("gather"); each
+        lane sums one range ("ranges"); or factors of low rank are all-reduced ("sum").
 
     Examples
     --------
@@ -55,7 +55,7 @@ class PackedMessage:
         own, others = n_lanes / n_trainers, n_trainers - 1
         if self.way == "gather":
             return own * others * self.n_bytes
-        # To the owners of ranges, and from these to all others.
+        # First to the owners of ranges, then from them to all others.
         if self.way == "ranges":
             return (own + 1) * others / n_trainers * self.n_bytes
         return 2 * others / n_trainers * self.n_bytes
@@ -63,21 +63,21 @@ class PackedMessage:
 
 @dataclass(frozen=True)
 class Work:
-    """Counts of the work of a fit, each by its name.
+    """Counts of the operations of a fit, by name.
 
     Parameters
     ----------
     setup : mapping of str to float
-        Counts beside the passes: ``fit`` is 1, ``read`` the entries that are looked at.
+        Counts outside the passes: ``fit`` is 1, ``read`` the number of entries that are inspected.
     one_pass : mapping of str to float
-        Counts of a later pass, for each of the processes that compute at once: ``pass`` is 1.
+        Counts of a later pass, per process that computes in parallel: ``pass`` is 1.
     passes : float
     meetings : float, default=1.0
-        Number of times in a pass that processes wait for each other.
+        Number of times in a pass that processes synchronize.
     message : float, default=0.0
-        Bytes that each of them sends, and gets, at a meeting.
+        Bytes that each process sends, and receives, in one synchronization.
     packed : PackedMessage or None
-        What each lane sends instead, where it is compressed.
+        Compressed message that each lane sends instead, if there is one.
 
     Examples
     --------
@@ -102,13 +102,13 @@ class Costs:
     Parameters
     ----------
     values : mapping of str to float
-        Seconds of each thing that :class:`Work` counts; operations without a name take none.
+        Seconds of each operation that :class:`Work` counts; missing operations take no time.
     gather : float, default=0.0
-        Seconds of a byte of rows brought from the workers to this process.
+        Seconds per byte of rows moved from the workers to this process.
     passes : float, default=0.0
-        Passes that fits of made-up rows took until they converged; 0: unknown.
+        Passes until fits of synthetic rows converged; 0: unknown.
     steps : mapping of str to float
-        Seconds of a step under other policies, by their names.
+        Seconds of a step under other policies, by policy name.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class Costs:
     steps: Mapping[str, float] = field(default_factory=dict)
 
     def setup_seconds(self, work: Work) -> float:
-        """Return the seconds of a fit besides its passes."""
+        """Return the seconds of a fit outside its passes."""
         return _sum_seconds(work.setup, self.values)
 
     def pass_seconds(self, work: Work, policy: str = "") -> float:
@@ -139,16 +139,16 @@ class Costs:
         return self.setup_seconds(work) + work.passes * self.pass_seconds(work, policy)
 
     def with_policy(self, name: str, equation: Equation) -> Costs:
-        """Return these costs with those of another policy's step, from a pass under it."""
+        """Return these costs with the step cost of another policy, from a pass under it."""
         counts, seconds = equation
-        # Policies differ in the meetings of a step alone: what the pass took beyond the known costs
-        # of its rows and entries is that of its steps.
+        # Policies differ only in the synchronization of a step: the time of the pass beyond the
+        # known costs of its rows and entries is that of its steps.
         rest = {name: count for name, count in counts.items() if name != "step"}
         step = max(seconds - _sum_seconds(rest, self.values), 0.0) / counts["step"]
         return Costs(self.values, self.gather, self.passes, {**self.steps, name: step})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for a file."""
+        """Return plain values for a file."""
         return {
             "values": dict(self.values), "gather": self.gather, "passes": self.passes,
             "steps": dict(self.steps),
@@ -156,12 +156,12 @@ class Costs:
 
     @classmethod
     def of_dict(cls, kept: Mapping[str, Any]) -> Costs:
-        """Return the costs of the values that :meth:`as_dict` made.
+        """Return the costs from values that :meth:`as_dict` made.
 
         Raises
         ------
         ValueError, TypeError, KeyError, AttributeError
-            The values are no costs.
+            The values are not valid costs.
         """
         values, steps = (
             {str(name): float(value) for name, value in kept[part].items()}
@@ -177,22 +177,23 @@ class Costs:
 def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -> dict[str, float]:
     """Return seconds per operation that explain measured times, by non-negative least squares.
 
-    The sum over equations of ((sum over j of c_j v_j) / t - 1)**2, of squared relative errors, is
-    minimised over v >= 0 (Lawson and Hanson 1974, chapter 23): a fit of a millisecond tells as
-    much as one of a second. Without the bound, noise would give operations negative seconds, and
-    plans for larger data negative times. Operations in `known` keep their seconds.
+    Minimises the sum over equations of ((sum over j of c_j v_j) / t - 1)**2, the squared relative
+    errors, over v >= 0 (Lawson and Hanson 1974, chapter 23). With relative errors, a fit of a
+    millisecond has the same weight as one of a second. Without the bound, noise would give
+    operations negative seconds, and plans for larger data negative times. Operations in `known`
+    keep their seconds.
     """
-    # Imported late: a program that only imports an estimator does not need it.
+    # Imported here: a program that only imports an estimator does not need it.
     from scipy.optimize import nnls
 
     names = sorted({name for counts, _ in equations for name in counts} - set(known))
-    # At least a nanosecond: a pass may take less than the clock can tell, and is divided by.
+    # At least a nanosecond, to avoid a division by zero: a pass may be shorter than a clock tick.
     seconds = np.maximum([value for _, value in equations], 1e-9)
     known_seconds = np.array([_sum_seconds(counts, known) for counts, _ in equations])
     relative = np.array([[counts.get(name, 0.0) for name in names] for counts, _ in equations])
     relative /= seconds[:, None]
-    # Columns of norm 1: entries are a million times as many as fits, and `nnls` compares all
-    # columns with one tolerance.
+    # Scale columns to norm 1: there are a million times as many entries as fits, and `nnls`
+    # compares all columns with one tolerance.
     norms = np.linalg.norm(relative, axis=0)
     norms[norms == 0] = 1.0
     found, _ = nnls(relative / norms, 1 - known_seconds / seconds)
@@ -200,7 +201,7 @@ def fit_cost_values(equations: Sequence[Equation], known: Mapping[str, float]) -
 
 
 def _sum_seconds(counts: Counts, values: Mapping[str, float]) -> float:
-    """Return the seconds of all counts; operations without known seconds take none."""
+    """Return the seconds of all counts; operations without known seconds take no time."""
     return float(sum(count * values.get(name, 0.0) for name, count in counts.items()))
 
 
@@ -208,9 +209,9 @@ logger = logging.getLogger(__name__)
 
 
 def cache_file() -> Path | None:
-    """Return the file's path.
+    """Return the path of the cache file.
 
-    None where ``daskml_dist.planning.cache`` in Dask's config is False.
+    None if ``daskml_dist.planning.cache`` in Dask's config is False.
     """
     if not dask.config.get("daskml_dist.planning.cache", True):
         return None
@@ -221,27 +222,27 @@ def cache_file() -> Path | None:
 def load_costs(key: str) -> Costs | None:
     """Return the costs that were saved under a key.
 
-    None where there are none, or the file is broken.
+    None if there are none, or if the file is damaged.
     """
     path = cache_file()
     if path is None:
         return None
-    # All that a file edited by hand, or written by another version, can raise: measure again.
+    # Any error of a file that was edited by hand or by another version: measure again.
     with suppress(KeyError, ValueError, TypeError, AttributeError):
         return Costs.of_dict(_read(path)[key])
     return None
 
 
 def save_costs(key: str, costs: Costs) -> None:
-    """Keep costs under a key; where nothing can be written the next plan measures again."""
+    """Keep costs under a key; if the file cannot be written, the next plan measures again."""
     path = cache_file()
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**_read(path), key: costs.as_dict()}, indent=1)
-        # Renamed into place, so that another process never reads half of a file. Of two processes
-        # that save at once the later one wins; the costs that are lost are measured again.
+        # Renamed into place, so that another process never reads a partial file. If two processes
+        # save at the same time, the later one wins; the lost costs are measured again.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
         ) as file:
@@ -252,7 +253,7 @@ def save_costs(key: str, costs: Costs) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Return the costs in a file by their keys; none where it cannot be read."""
+    """Return the costs in a file by their keys; empty if it cannot be read."""
     with suppress(OSError):
         return _parse_cached(path, path.stat().st_mtime_ns)
     return {}
@@ -260,7 +261,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parse_cached(path: Path, changed: int) -> Mapping[str, Any]:
-    """Return the file's values; `changed`, its time in ns, makes a changed file be read again."""
+    """Return the file's values; `changed`, its mtime in ns, is part of the cache key."""
     with suppress(OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(values, dict):

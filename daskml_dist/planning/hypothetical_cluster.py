@@ -1,8 +1,8 @@
-"""Choices for supposed clusters: computation as measured here, synchronisation simulated.
+"""Choices for hypothetical clusters: computation as measured here, synchronisation simulated.
 
-A step on the cluster is split into computing, which takes a worker's share of what it takes in
-this process, and meeting, whose waits and messages the event simulator gives (`simulator`). The
-simulator runs some steps only; their mean stands for all steps of the fit.
+A step on the cluster is split into two parts: computing, which takes a worker's share of its time
+in this process, and synchronisation, whose waits and messages are simulated (`simulator`). Only
+some steps are simulated; their mean is used for all steps of the fit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from daskml_dist.planning.simulator.events import Stragglers, simulate
 from daskml_dist.policies import get_policy
 from daskml_dist.policies.base import Policy
 
-#: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured
-#: on the package's own parts (`python -m benchmarks simulate`).
+#: Seconds of a message at its server and at a peer, and of applying and summing a byte, measured on
+#: this package's own code (`python -m benchmarks simulate`).
 _NETWORK = Network(0.0, message=5e-5, apply=3.4e-10, add=8e-11, peer=8e-6)
-#: Seconds to wake who waits for a message, on top of a network's latency (the same).
+#: Seconds to wake a thread that waits for a message, in addition to the network latency.
 _WAKE_SECONDS = 4e-5
-#: Steps of each worker that are simulated; the mean of these stands for all.
+#: Steps of each worker that are simulated; their mean is used for all steps.
 _SIMULATED_STEPS = 60
-#: Factor by which the range lies below and above the expected seconds: wider than at real places,
-#: since nothing on this cluster was measured.
+#: Factor by which the range extends below and above the expected seconds: larger than for real
+#: places, since nothing on this cluster was measured.
 _SPREAD = 2.5
-#: Prefixes of units of bandwidth, decimal as networks have them.
+#: Prefixes of units of bandwidth, decimal as usual for networks.
 _UNIT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -53,8 +53,8 @@ def simulate_choice(
 ) -> Choice:
     """Return the choice for workers on machines like this one, each with its own network card.
 
-    Computing costs what it does here, by the share of each worker; meetings are simulated, with
-    the gates of the policy. Rows in memory are sent through this machine's card.
+    Computing costs the same as here, for the share of each worker; synchronisation is simulated
+    with the gates of the policy. Rows in memory are sent through this machine's network card.
     """
     _check_cluster(workers, latency, stragglers)
     place = imagine_place(workers, family.lanes(estimator))
@@ -70,7 +70,7 @@ def simulate_choice(
     rule = family.policy(estimator) if name == own else get_policy(name)
     works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
     meetings = works[1].meetings
-    # A pass in this process needs no messages, so that its seconds are those of computing.
+    # A pass in this process needs no messages, so its seconds are those of computing.
     step_seconds = here.pass_seconds(works[1]) / meetings
     meeting_seconds = simulate_meeting_seconds(
         rule, step_seconds, place.lanes, works[1].message, latency, speed,
@@ -96,7 +96,7 @@ def simulate_choice(
 
 
 def _check_cluster(workers: Any, latency: Any, stragglers: Any) -> None:
-    """Raise an error for numbers that a supposed cluster cannot have."""
+    """Raise an error for invalid numbers of a hypothetical cluster."""
     if not (isinstance(workers, Integral) and int(workers) >= 1):
         raise InvalidParameterError(f"workers={workers!r}: use an integer >= 1.")
     for name, value, unit in (
@@ -127,12 +127,12 @@ def simulate_meeting_seconds(
         n_bytes=max(n_bytes, 1.0), steps=_SIMULATED_STEPS, stragglers=Stragglers(stragglers),
         packed=packed,
     )  # fmt: skip
-    # By the gradients that counted: those that a round did not wait for are made again.
+    # Only gradients that counted: those that a round did not wait for are computed again.
     return out.seconds * workers / out.steps
 
 
 def parse_bandwidth(bandwidth: Any) -> float:
-    """Return bytes per second, given a number of them or a text such as "10Gbit" or "1.25GB"."""
+    """Return bytes per second, given a number or a text such as "10Gbit" or "1.25GB"."""
     if isinstance(bandwidth, int | float) and bandwidth > 0:
         return float(bandwidth)
     found = re.fullmatch(
@@ -148,7 +148,7 @@ def parse_bandwidth(bandwidth: Any) -> float:
 
 
 def _parse_number(text: str) -> float:
-    """Return the number in a text of digits and points; 0, which is refused, where it is none."""
+    """Return the number in a text of digits and points; 0, which is refused, if there is none."""
     try:
         return float(text)
     except ValueError:

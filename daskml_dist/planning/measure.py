@@ -1,9 +1,9 @@
-"""Measurement of costs: tiny fits at a place, and the seconds of each operation behind them.
+"""Measurement of costs: tiny fits at a place, and the seconds per operation that explain them.
 
 Each probe is a fit of the user's estimator, with few passes, to synthetic rows of a shape that
-makes one operation dominate. Its time, and the times of its passes, are equations of the cost
-model (`costs.py`), which are solved together. Sparse rows have no synthetic likeness, since their
-costs depend on where the entries are: parts of the rows themselves are fitted.
+makes one operation dominate. Its time, and the times of its passes, are equations of the cost model
+(`costs.py`), which are solved together. Sparse rows cannot be replaced by synthetic ones, since
+their costs depend on the positions of the entries: parts of the rows themselves are fitted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-#: Bytes that are gathered from a worker, once, to measure the seconds of a byte (8 MiB): enough
-#: that the latency of the request does not count.
+#: Bytes that are gathered from a worker, once, to measure the seconds per byte (8 MiB): enough that
+#: the latency of the request does not matter.
 _GATHERED_BYTES = 1 << 23
-#: Stored entries of the fits to parts of sparse rows. All are above 2**17, up to which NumPy takes
-#: the place of the compiled loops of large fits; no cache of a usual processor holds the last one.
+#: Stored entries of the fits to parts of sparse rows. All are above 2**17, up to which NumPy
+#: replaces the compiled loops of large fits; no cache of a usual processor holds the last one.
 _DRAWN_ENTRIES = (1 << 18, 1 << 19, 1 << 20)
-#: Rows of such a part at least, so that a few long rows are not the whole sample.
+#: Fewest rows of such a part, so that a few long rows are not the whole sample.
 _MIN_DRAWN_ROWS = 200
-#: Parameters of tiny fits: nothing is shown or saved, and the seed is fixed.
+#: Parameters of tiny fits: no output, no checkpoints, and a fixed seed.
 _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0}
 
 
@@ -46,7 +46,7 @@ def measure_costs(
     """Return the costs at a place, measured by tiny fits with the estimator's own parameters.
 
     `known` are costs that are not measured again. `several` is whether there are more than two
-    classes; `sparse` the shape of sparse rows, of which parts are fitted.
+    classes; `sparse` is the shape of sparse rows, parts of which are fitted.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,25 +57,25 @@ def measure_costs(
             probes = _make_sparse_probes(
                 sparse, family.sparse_probe_params(estimator, sparse, place)
             )
-        # Untimed: it loads, or compiles, the loops of all probes. Of sparse parts the largest one,
-        # whose loops the smaller ones share.
+        # Untimed: it loads or compiles the loops of all probes. For sparse rows the largest part is
+        # used, whose loops the smaller ones share.
         runner.run(probes[-1] if sparse else probes[0])
         timings = [runner.fit(probe) for probe in probes]
         values = fit_cost_values([one for timing in timings for one in timing.equations], known)
-        # Passes until convergence: on average of synthetic rows; of sparse ones those of the
+        # Passes until convergence: the median over synthetic rows; for sparse rows those of the
         # largest part, which needs about as many as all rows.
         passes = median(timing.work.passes for timing in timings)
         if sparse is not None:
             passes = timings[-1].work.passes
         costs = Costs(values, runner.gather() if source == "dask" else 0.0, passes)
-    # A step under another policy is what its probe takes beyond the costs that are known now.
+    # The cost of a step under another policy is the time of its probe beyond the known costs.
     for policy in policies:
         costs = costs.with_policy(policy, runner.fit(probes[0], policy).equations[-1])
     return costs
 
 
 class _ProbeTiming(NamedTuple):
-    """Seconds of a tiny fit, with its counts and the equations between both."""
+    """Seconds of a tiny fit, with its counts and the equations between them."""
 
     work: Work
     seconds: float
@@ -84,7 +84,7 @@ class _ProbeTiming(NamedTuple):
 
 @dataclass(frozen=True)
 class _ProbeRunner:
-    """Runner of tiny fits at one place, of synthetic rows or of a part of sparse ones."""
+    """Runner of tiny fits at one place, to synthetic rows or to parts of sparse ones."""
 
     family: Family
     estimator: Any
@@ -95,7 +95,7 @@ class _ProbeRunner:
     sparse: RowsShape | None
 
     def fit(self, probe: Probe, policy: str | None = None) -> _ProbeTiming:
-        """Run the fits of a probe, and return the quickest: the one that was disturbed least."""
+        """Run the fits of a probe, and return the fastest: the one that was disturbed least."""
         timings = [self.run(probe, policy) for _ in range(probe.times)]
         return min(timings, key=lambda timing: timing.seconds)
 
@@ -111,8 +111,8 @@ class _ProbeRunner:
             X, y = _draw_rows(self.sparse, probe.n_rows)
             shape = replace(self.sparse, n_rows=X.shape[0], entries=X.nnz / X.shape[0])
         client = self.place.client if self.place.name != INLINE else INLINE
-        # Rows of Dask are on workers before the clock starts: how long their graph takes to compute
-        # is no cost of the fit.
+        # Dask rows are on workers before the clock starts: the time to compute their graph is not a
+        # cost of the fit.
         if self.source == "dask" and self.place.name != INLINE:
             X, y = self._persist(X), self._persist(y)
         more = {} if policy is None else {"policy": policy}
@@ -120,25 +120,25 @@ class _ProbeRunner:
         fitted.fit(X, y, client=client, **more)
         seconds = time.perf_counter() - start
         records = [float(record["seconds"]) for record in fitted.history_]
-        # Passes that the parameters fix, or else as many as the fit recorded.
+        # The number of passes that the parameters fix, or else the number that the fit recorded.
         least, most = family.passes(fitted, Costs({}))
         passes = most if least == most else float(len(fitted.history_))
         work = family.work(fitted, shape, self.place, passes)
         return _ProbeTiming(work, seconds, family.equations(work, seconds, records))
 
     def gather(self) -> float:
-        """Return the seconds per byte that is brought to this process."""
+        """Return the seconds per byte that is moved to this process."""
         if self.place.client is None:
             return 0.0
         far = self.place.client.submit(np.ones, _GATHERED_BYTES // 8, pure=False)
-        # The array is computed before the clock starts, so that the transfer alone is timed.
+        # The array is computed before the clock starts, so that only the transfer is timed.
         self.place.client.submit(len, far).result()
         start = time.perf_counter()
         far.result()
         return (time.perf_counter() - start) / _GATHERED_BYTES
 
     def _persist(self, values: Any) -> Any:
-        """Return the values as a Dask array that lies on the workers, a chunk on each."""
+        """Return the values as a Dask array on the workers, one chunk per worker."""
         from distributed import wait
 
         if values is None or is_dask(values):
@@ -153,7 +153,7 @@ class _ProbeRunner:
 def _make_sparse_probes(rows: RowsShape, params: Mapping[str, Any]) -> list[Probe]:
     """Return fits to parts of sparse rows, the smallest first."""
     row_entries = max(rows.row_entries, 1.0)
-    # A set: of few rows, all parts may be all of them.
+    # A set, since with few rows several parts may have the same size.
     sizes = {min(max(int(n / row_entries), _MIN_DRAWN_ROWS), rows.n_rows) for n in _DRAWN_ENTRIES}
     return [Probe(n, rows.n_features, params=params, times=2) for n in sorted(sizes)]
 

@@ -15,10 +15,10 @@ from daskml_dist.backends.host_threads import count_cores, find_blas_controller
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-#: Share of a worker's memory limit that rows may take, unless the user says otherwise: Dask starts
-#: to spill at 0.6, and a fit holds copies of some rows.
+#: Share of a worker's memory limit that rows may use, unless the user sets a budget: Dask starts to
+#: spill at 0.6, and a fit holds copies of some rows.
 _ROWS_SHARE = 0.4
-#: Hosts of workers of this machine; "" stands for workers that report none.
+#: Hosts of workers on this machine; "" is for workers that report no host.
 _LOCAL_ADDRESSES = {"", "127.0.0.1", "::1", "localhost"}
 
 
@@ -34,7 +34,7 @@ class Place:
     memory_limit : float
         Bytes of rows that each process may hold.
     machine : str
-        Text of the hardware and software that its costs depend on.
+        Description of the hardware and software that its costs depend on.
     cores : int
         Lanes that can compute at the same time.
     given : bool
@@ -59,10 +59,10 @@ class Place:
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
 
     def side_by_side(self, nbytes: float, share: int) -> float:
-        """Return the number of lanes that compute at once.
+        """Return the number of lanes that compute in parallel.
 
-        In this process, unless the user gave the lanes, each `share` bytes of rows bring another
-        thread; a share of 0 means a single one.
+        In this process, unless the user gave the number of lanes, each `share` bytes of rows add
+        another thread; a share of 0 means a single thread.
         """
         if self.name != INLINE or self.given:
             return float(max(1, min(self.lanes, self.cores)))
@@ -70,7 +70,7 @@ class Place:
 
 
 def inline_place(n_lanes: int | None) -> Place:
-    """Return this process as a place, with one lane of steps unless the user asks for others."""
+    """Return this process as a place, with one lane of steps unless the user set another number."""
     lanes = n_lanes or 1
     machine = f"inline, {lanes} lanes, {_describe_machine()}"
     return Place(INLINE, lanes, 1, _available_memory(), machine, count_cores(), n_lanes is not None)
@@ -79,15 +79,15 @@ def inline_place(n_lanes: int | None) -> Place:
 def cluster_place(
     n_lanes: int | None, budget: float | None, rows: RowsShape, client: Any
 ) -> Place | None:
-    """Return the workers of a client as a place; None where there is none."""
-    # Imported late: it loads distributed, which importing an estimator must not do.
+    """Return the workers of a client as a place; None if there are none."""
+    # Imported here: it loads distributed, which importing an estimator must not do.
     from daskml_dist.dask_internals.cluster import list_workers
 
     workers = list_workers(client)
     if not workers:
         return None
     threads = sorted((int(info["nthreads"]) for info in workers.values()), reverse=True)
-    # A worker without a block of rows has no trainer; each trainer has a lane for each thread.
+    # A worker without a block of rows has no trainer; each trainer has one lane per thread.
     parts = rows.n_parts if rows.kind == "dask" else len(workers)
     trainers = min(len(workers), parts)
     lanes = n_lanes or min(sum(threads[:trainers]), rows.n_rows)
@@ -97,7 +97,7 @@ def cluster_place(
     hosts = sorted({str(info.get("host", "")) for info in workers.values()})
     cores = sum(threads[:trainers])
     if set(hosts) <= _LOCAL_ADDRESSES:
-        # Workers of this machine share its cores.
+        # Workers on this machine share its cores.
         cores = min(cores, count_cores())
     machine = (
         f"{lanes} lanes on {trainers} workers of {hosts}, threads {threads}, {_describe_machine()}"
@@ -108,7 +108,7 @@ def cluster_place(
 
 
 def imagine_place(workers: int, lanes: int | None) -> Place:
-    """Return a place of supposed workers, each on a machine of its own that is like this one."""
+    """Return a place of hypothetical workers, each on its own machine that is like this one."""
     n_lanes, memory_limit = lanes or workers, _ROWS_SHARE * _available_memory()
     return Place("supposed", n_lanes, workers, memory_limit, "supposed", workers, lanes is not None)
 
@@ -116,7 +116,7 @@ def imagine_place(workers: int, lanes: int | None) -> Place:
 @cache
 def _describe_machine() -> str:
     """Return processor, threads and versions that costs depend on."""
-    # A kept cost is used again only where all of these are alike (`load_costs`).
+    # A kept cost is used again only if all of these are the same (`load_costs`).
     threads = [
         info["num_threads"] for info in find_blas_controller().info() if info["user_api"] == "blas"
     ]
@@ -128,7 +128,7 @@ def _describe_machine() -> str:
 
 
 def _find_processor_name() -> str:
-    """Return the name of the processor's model, from Linux's ``/proc`` where there is one."""
+    """Return the name of the processor's model, from Linux's ``/proc`` if it exists."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if "model name" in line)

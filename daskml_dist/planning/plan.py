@@ -19,23 +19,23 @@ _COLUMNS = ("place", "policy", "passes", "a pass", "seconds", "traffic", "memory
 
 @dataclass(frozen=True)
 class Choice:
-    """Way to run a fit: a place and a policy, with expected time, traffic and memory.
+    """A way to run a fit: a place and a policy, with expected time, traffic and memory.
 
     Parameters
     ----------
     estimator : estimator
     place : str
-        "inline": in this process; "cluster": on the workers of the client; else a supposed one.
+        "inline": in this process; "cluster": on the workers of the client; else a hypothetical one.
     policy : str
-        Name of the policy; for solvers without one, what processes synchronise: "rounds", ...
+        Name of the policy; for solvers without one, the unit of synchronisation: "rounds", ...
     passes : tuple of (int, int)
         Fewest and most passes over the rows that are likely.
     pass_seconds : float
         Seconds of one pass.
     seconds : tuple of (float, float), or None
-        Range of the whole fit; None where it is unknown, since rows are read in each pass.
+        Range for the whole fit; None if it is unknown, since rows are read again in each pass.
     traffic : float
-        Bytes between processes: rows that are sent, gradients and parameters.
+        Bytes sent between processes: rows, gradients and parameters.
     memory : float
         Bytes of rows in one worker, or in this process.
     own : bool
@@ -62,10 +62,10 @@ class Choice:
 
     @property
     def expected(self) -> float:
-        """Return the geometric mean of the range of seconds; infinite where it is unknown."""
+        """Return the geometric mean of the range of seconds; infinite if it is unknown."""
         if self.seconds is None:
             return float("inf")
-        # Geometric, since the range is of factors: as likely twice as long as half as long.
+        # Geometric, since the range is given by factors: twice and half as long are equally likely.
         return float((self.seconds[0] * self.seconds[1]) ** 0.5)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -74,7 +74,7 @@ class Choice:
         Parameters
         ----------
         X, y, sample_weight
-            As of the estimator's own ``fit``.
+            As in the estimator's own ``fit``.
 
         Returns
         -------
@@ -83,7 +83,7 @@ class Choice:
         Raises
         ------
         InvalidParameterError
-            The place is a supposed one.
+            The place is a hypothetical cluster.
         """
         if self.place not in (INLINE, "cluster"):
             raise InvalidParameterError(
@@ -93,7 +93,7 @@ class Choice:
         if self.place == INLINE and any(map(is_dask, (X, y, sample_weight))):
             X, y, sample_weight = compute(X, y, sample_weight)
         client = INLINE if self.place == INLINE else self.client
-        # Only where they are set: estimators without a policy, or weights, have no such parameter.
+        # Only if they are set: estimators without a policy, or weights, have no such parameter.
         policy = {} if self.own else {"policy": self.policy}
         weight = {} if sample_weight is None else {"sample_weight": sample_weight}
         return self.estimator.fit(X, y, client=client, **weight, **policy)
@@ -101,7 +101,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """Ways to run a fit, with an advised choice.
+    """Ways to run a fit, with a recommended choice.
 
     Parameters
     ----------
@@ -109,9 +109,9 @@ class Plan:
         The estimator and the shape of the rows.
     choices : tuple of Choice
     why : str
-        Reason of the advice.
+        Reason for the recommendation.
     notes : tuple of str
-        What the figures leave out, and warnings of memory.
+        Costs that the figures do not include, and warnings about memory.
 
     Examples
     --------
@@ -137,22 +137,23 @@ class Plan:
     ) -> Plan:
         """Return this plan with the predicted time of the fit on a hypothetical cluster.
 
-        Computing takes what it does in this process; who waits for whom is simulated with the
-        gates of the policy, and messages by their bytes (see the page on simulation, which tells
-        what is left out).
+        Computing takes the same time as in this process; waits between workers are simulated with
+        the gates of the policy, and messages by their sizes (the page on simulation describes what
+        the simulation leaves out).
 
         Parameters
         ----------
         workers : int
-            Machines like this one, with a lane each.
+            Number of machines like this one, with one lane each.
         bandwidth : str or float, default="10Gbit"
-            Of each machine's network card, each way: "10Gbit", "1.25GB", or bytes a second.
+            Bandwidth of each machine's network card, each way: "10Gbit", "1.25GB", or bytes per
+            second.
         latency : float, default=50e-6
-            Seconds of a message, one way.
+            Latency of a message, one way, in seconds.
         stragglers : float, default=0.1
             Sigma of a lognormal factor on each step's time.
         policy : str, optional
-            Default: the estimator's own.
+            Policy to simulate; default: the estimator's own.
 
         Returns
         -------
@@ -161,7 +162,7 @@ class Plan:
         Raises
         ------
         InvalidParameterError
-            A value is none of these, or the policy none that the estimator is planned under.
+            A value is invalid, or the estimator cannot be planned under this policy.
 
         Examples
         --------
@@ -179,17 +180,17 @@ class Plan:
     def best(self) -> Choice:
         """Return the fastest place under the estimator's own policy.
 
-        Other policies end in other coefficients, so time alone does not choose between them.
+        Other policies lead to other coefficients, so they cannot be compared by time alone.
         """
-        # Supposed clusters cannot be fitted on, so they are no advice.
+        # Hypothetical clusters cannot be fitted on, so they are not recommended.
         own = (c for c in self.choices if c.own and c.place in (INLINE, "cluster"))
-        # A tie is of two unknown times, of rows that fit in no memory: the cluster wins, whose
-        # workers read parts of the rows side by side in each pass.
+        # A tie means two unknown times, for rows that fit in no memory. The cluster is then
+        # preferred, since its workers read parts of the rows in parallel in each pass.
         return min(own, key=lambda choice: (choice.expected, choice.place == INLINE))
 
     @property
     def advice(self) -> str:
-        """Return the advised place and the reason, in one line."""
+        """Return the recommended place and the reason, in one line."""
         return f"Advice: {self.best.place}. {self.why}"
 
     def __str__(self) -> str:
@@ -239,7 +240,7 @@ def format_seconds_range(seconds: tuple[float, float]) -> str:
 def format_seconds(seconds: float) -> str:
     """Return seconds with two digits, in a suitable unit."""
     for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        # Minutes and hours from two on: "90 s" reads better than "1.5 min".
+        # Minutes and hours only from two on: "90 s" is easier to read than "1.5 min".
         if seconds >= scale * (2 if scale > 1 else 1):
             return f"{_format_digits(seconds / scale)} {unit}"
     return f"{_format_digits(seconds * 1e6)} µs"

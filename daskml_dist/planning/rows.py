@@ -1,8 +1,8 @@
-"""The shape of a fit's rows, found without computing lazy ones.
+"""The shape of a fit's rows, determined without computing lazy ones.
 
-A plan must cost far less than the fit. So lazy features are never computed: sizes come from
-metadata, or, of rows that are persisted, from a count on the workers; and the classes come from a
-sample of the labels.
+A plan must cost far less than the fit. Therefore lazy features are never computed. Sizes come from
+metadata, or, if the rows are persisted, from a count on the workers; the classes come from a sample
+of the labels.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import count_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-#: Labels that are sampled to count the classes: 16,384 for a plan, 512 for the decision of
-#: ``client="auto"``, which is made before each fit. A rare class may be missed, which changes the
-#: predicted time a little, and no result.
+#: Labels that are sampled to count the classes: 16,384 for a plan, 512 for ``client="auto"``, which
+#: is resolved before each fit. A rare class may be missed; this changes the predicted time a
+#: little, but no result.
 _SAMPLED_LABELS, _QUICK_LABELS = 1 << 14, 1 << 9
 #: Bytes of the column index of a stored entry (scipy's int32).
 _INDEX_BYTES = 4
@@ -36,9 +36,9 @@ class RowsShape:
     ----------
     n_rows, n_features : int
     n_classes : int
-        0 for regression.
+        Number of classes; 0 for regression.
     dtype : str
-        Of the features, as they are trained.
+        Dtype in which the features are trained.
     collection : Collection or None
         None: the rows of tiny fits, which are not made yet.
     persisted : bool
@@ -48,7 +48,7 @@ class RowsShape:
     keys : tuple of float
         Numbers of users and items, for ratings.
     item_bytes : int or None
-        Bytes of a row that holds no features, such as a rating.
+        Bytes of a row that has no features, such as a rating.
     entries : float or None
         Mean number of stored entries of a sparse row; None: the rows are dense.
     """
@@ -66,17 +66,17 @@ class RowsShape:
 
     @property
     def row_entries(self) -> float:
-        """Return the entries of a row that a fit goes through."""
+        """Return the number of entries of a row that a fit reads."""
         return float(self.n_features) if self.entries is None else self.entries
 
     @property
     def kind(self) -> str:
-        """Return the place of the rows, "memory" or "dask"."""
+        """Return where the rows are: "memory" or "dask"."""
         return "memory" if self.collection is None else self.collection.kind
 
     @property
     def n_parts(self) -> int:
-        """Return the number of blocks that rows of Dask are in."""
+        """Return the number of blocks of Dask rows."""
         return 1 if self.collection is None else len(self.collection.parts)
 
     @property
@@ -107,8 +107,8 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
         if quick or is_dask_collection(X):
             raise _make_dense_error("Sparse blocks of Dask")
         entries = X.nnz / max(X.shape[0], 1)
-    # Chunks of unknown lengths are counted on the workers where their data is already in memory;
-    # elsewhere a count would compute the graph.
+    # Chunks of unknown length are counted on the workers if their data is already in memory;
+    # otherwise a count would compute the graph.
     persisted, n_rows = _is_persisted(X) and _is_persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
         n_rows = int(count_rows(collection).sum())
@@ -137,7 +137,7 @@ def measure_collection_shape(estimator: Any, collection: Any, *, quick: bool = F
 
 
 def check_dense(rows: RowsShape, kind: str) -> None:
-    """Check that rows are dense, for a family that counts no entries of sparse ones."""
+    """Raise if rows are sparse, for a family that does not count the entries of sparse rows."""
     if rows.entries is not None:
         raise _make_dense_error(kind)
 
@@ -158,7 +158,7 @@ def _count_labels(
     if collection.kind == "memory":
         labels = copy_to_host(y)
     elif persisted:
-        # Three parts, spread over the rows, since rows are often sorted by their labels.
+        # Three parts, distributed over the rows, since rows are often sorted by label.
         parts = collection.parts
         some = {0, len(parts) // 2, len(parts) - 1}
         labels = np.concatenate([np.asarray(v) for v in compute(*(parts[i][1] for i in some))])
@@ -180,17 +180,17 @@ def _is_persisted(value: Any) -> bool:
     """
     if not is_dask_collection(value):
         return True
-    # Without `distributed` in this process there are no futures, and loading it takes long.
+    # Without `distributed` in this process there are no futures, and loading it is slow.
     if "distributed" not in sys.modules:
         return False
     from distributed import futures_of
 
-    # Persisted on a cluster, a graph is nothing but its futures.
+    # The graph of a collection persisted on a cluster has only futures.
     return len(futures_of(value)) >= len(value.__dask_keys__())
 
 
 def _find_trained_dtype(X: Any) -> str:
-    """Return the dtype that a fit trains in: float32 only where all columns have it."""
+    """Return the dtype that a fit trains in: float32 only if all columns have it."""
     dtypes = getattr(X, "dtypes", None)
     kinds = [getattr(X, "dtype", None)] if dtypes is None else list(dtypes)
     return "float32" if all(kind == np.float32 for kind in kinds) else "float64"

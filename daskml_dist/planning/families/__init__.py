@@ -1,4 +1,4 @@
-"""Families of estimators, each with its cost model; a module of this folder is found by itself."""
+"""Families of estimators, each with its cost model; modules here are loaded automatically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Family", "Probe", "find_family", "load_families"]
 
 @cache
 def load_families() -> dict[str, Family]:
-    """Return the families by the names of the estimator classes that they serve."""
+    """Return the families by the names of their estimator classes."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__, __name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -29,14 +29,14 @@ def load_families() -> dict[str, Family]:
 
 
 def _is_family(value: Any) -> bool:
-    """Return True for a class of families that is not abstract."""
+    """Return True for a concrete subclass of `Family`."""
     return isinstance(value, type) and issubclass(value, Family) and not isabstract(value)
 
 
 def find_family(estimator: Any) -> Family:
-    """Return the family of an estimator, or of a class that it is derived from."""
+    """Return the family of an estimator, or of its nearest base class that has one."""
     every = load_families()
-    # By name, so that planning imports no estimator; the nearest base class decides.
+    # By name, so that planning imports no estimator; the nearest base class is used.
     for cls in type(estimator).__mro__:
         if cls.__name__ in every:
             return every[cls.__name__]

@@ -24,8 +24,8 @@ from daskml_dist.policies import AllReduce
 from daskml_dist.policies.base import Policy
 from daskml_dist.training.job import INLINE
 
-#: Parameters that do not change the cost of an operation, so that they are left out of the key of
-#: kept costs: their effect, if any, is on the counts.
+#: Parameters that do not change the cost of an operation, so they are not part of the key of kept
+#: costs: if they have an effect, it is on the counts.
 _PARAMS_OF_EQUAL_COST = (
     "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",
     "device", "n_jobs", "batch_size",
@@ -34,17 +34,17 @@ _PARAMS_OF_EQUAL_COST = (
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny fit of made-up rows.
+    """A tiny fit of synthetic rows.
 
     Parameters
     ----------
     n_rows, n_features : int
     n_outputs : int, default=3
-        Classes, where there are more than two.
+        Number of classes, if there are more than two.
     params : mapping of str to object
-        Parameters that the estimator is given.
+        Parameters for the estimator.
     times : int, default=1
-        Fits, of which the quickest counts.
+        Number of fits; the fastest counts.
     """
 
     n_rows: int
@@ -55,33 +55,34 @@ class Probe:
 
 
 class Family(ABC):
-    """Family of estimators whose fits are made of the same operations.
+    """Family of estimators whose fits consist of the same operations.
 
     The time of a fit is the sum of the counts of :meth:`work`, each times the seconds of one
-    operation, which tiny fits measure. A module of this folder that defines a family is found by
-    itself.
+    operation, which tiny fits measure. A module of this folder that defines a family is loaded
+    automatically.
     """
 
-    #: The estimators in words.
+    #: Description of the estimators.
     kind: ClassVar[str]
-    #: Names of the estimator classes that it serves, with all classes derived from them.
+    #: Names of the estimator classes, whose derived classes are included.
     estimators: ClassVar[tuple[str, ...]]
-    #: Operations that are pure computation: measured in this process, they hold for workers too.
+    #: Operations that are pure computation: measured in this process, they are used for workers
+    #: too.
     computing: ClassVar[frozenset[str]]
     #: Seconds of each operation on a usual processor, and of starts and synchronisation on a usual
-    #: cluster: they decide where small data is trained while nothing has been measured.
+    #: cluster. They are used to choose a place for small data while nothing has been measured.
     usual: ClassVar[Mapping[str, float]]
     usual_there: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
-    #: Factor by which a range of seconds lies below and above the expected ones, at each place.
+    #: Factor by which a range of seconds extends below and above the expected value, at each place.
     spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
-    #: Bytes of rows for each further thread of a fit in this process (4 MiB); 0: one thread alone.
+    #: Bytes of rows for each further thread of a fit in this process (4 MiB); 0: only one thread.
     share: ClassVar[int] = 1 << 22
-    #: Distinct rows of tiny fits; the others repeat them, since drawing takes longer than a fit.
+    #: Distinct rows of tiny fits; the others are repeats, since drawing takes longer than a fit.
     distinct: ClassVar[int] = 1000
     #: Tiny fits that measure the costs in this process, and on a cluster.
     inline_probes: ClassVar[tuple[Probe, ...]]
     cluster_probes: ClassVar[tuple[Probe, ...]]
-    #: Whether sparse rows have a cost model, which counts their stored entries.
+    #: Whether there is a cost model for sparse rows, which counts their stored entries.
     takes_sparse: ClassVar[bool] = False
 
     # -- what a fit does -----------------------------------------------------------------------
@@ -95,19 +96,19 @@ class Family(ABC):
         return 1.0, 1.0
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
-        """Return tiny fits that measure the costs at a place, of several outputs or of one."""
+        """Return tiny fits that measure the costs at a place, with several outputs or one."""
         return self.inline_probes if place.name == INLINE else self.cluster_probes
 
     def sparse_probe_params(
         self, estimator: Any, rows: RowsShape, place: Place
     ) -> Mapping[str, Any]:
-        """Return the parameters of fits to a part of sparse rows."""
+        """Return the parameters of fits to parts of sparse rows."""
         return {}
 
     # -- parameters and rows ------------------------------------------------------------------
 
     def check(self, estimator: Any) -> None:
-        """Check the parameters, and refuse those that have no cost model."""
+        """Check the parameters, and refuse those without a cost model."""
         estimator._check_params()
 
     def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
@@ -122,12 +123,12 @@ class Family(ABC):
         return measure_collection_shape(estimator, collection, quick=True)
 
     def lanes(self, estimator: Any) -> int | None:
-        """Return the number of lanes that the user asks for, if any."""
+        """Return the number of lanes that the user set, if any."""
         run = getattr(estimator, "run", None)
         return None if run is None else run.n_lanes
 
     def budget(self, estimator: Any) -> float | None:
-        """Return the bytes of rows that the user allows in a worker, if any."""
+        """Return the bytes of rows that the user allows on a worker, if set."""
         settings = getattr(estimator, "_run_settings", None)
         return None if settings is None else settings().memory_budget
 
@@ -138,7 +139,7 @@ class Family(ABC):
         return f"{type(estimator).__name__}({told}), {getattr(estimator, 'device', 'cpu')}"
 
     def policy(self, estimator: Any) -> Policy:
-        """Return the policy of the estimator, which decides which trainers wait for each other."""
+        """Return the policy of the estimator: it determines which trainers wait for each other."""
         return AllReduce()
 
     def policies(self, estimator: Any) -> list[str]:
@@ -150,14 +151,14 @@ class Family(ABC):
         return False
 
     def choice_policy(self, estimator: Any) -> str:
-        """Return the name of the policy that a plan shows."""
+        """Return the name of the policy for the table of a plan."""
         return "rounds"
 
     def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
         """Return the bytes that a fit sends between processes."""
         if place.trainers == 1:
             return 0.0
-        # Each trainer sends its message at a meeting, and gets one of the same size back.
+        # In each synchronization, each trainer sends its message and receives one of the same size.
         return 2.0 * work.message * work.meetings * work.passes * place.trainers
 
     # -- how it is measured --------------------------------------------------------------------
@@ -176,8 +177,8 @@ class Family(ABC):
 
     def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return equations of counts and seconds, from a fit and its passes."""
-        # Two equations, so that starts and passes are told apart. The median pass: the first one
-        # may fill caches, and any one may be disturbed by other programs.
+        # Two equations, to separate the costs of starts and passes. The median pass is used: the
+        # first one may fill caches, and any one may be disturbed by other programs.
         pass_seconds = median(records)
         return [
             (work.setup, max(seconds - pass_seconds * work.passes, 0.0)),
@@ -193,16 +194,16 @@ def _make_rows(
     Some rows are repeated, since drawing takes longer than a fit.
     """
     rng = np.random.default_rng(0)
-    # Drawn in float32, which is faster, whatever the dtype of the fit.
+    # Drawn in float32, which is faster, for any dtype of the fit.
     distinct_rows = rng.standard_normal(
         (min(n_rows, distinct), n_features), dtype=np.float32
     ).astype(dtype)
     X = np.resize(distinct_rows, (n_rows, n_features))
-    # Half of the target's variance is noise: on rows without noise the pilot, which searches a
-    # learning rate, would go on too long.
+    # Half of the target's variance is noise: on rows without noise the pilot, which searches for a
+    # learning rate, would run too long.
     score = X[:, :8].sum(axis=1) / 8**0.5 + rng.standard_normal(n_rows).astype(dtype)
     if not n_classes:
-        return X, np.abs(score)  # not negative, as losses of counts and of amounts require
+        return X, np.abs(score)  # not negative, as losses for counts and amounts require
     # Classes of equal size, cut at quantiles of the score.
     bounds = np.quantile(score[:2000], np.linspace(0, 1, n_classes + 1)[1:-1])
     return X, np.digitize(score, bounds)

@@ -1,8 +1,8 @@
 """Factors of users and items by alternating least squares.
 
 A half sweep solves a ridge regression of k unknowns for each user from its ratings (Zhou et al.
-2008): the normal equations cost k**2 for each rating, their solution k**3 for each user, or k**2
-for each step of conjugate gradients.
+2008). The normal equations cost k**2 operations per rating; their solution costs k**3 per user, or
+k**2 per step of conjugate gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.job import INLINE
 
-#: Ratings whose ids are sampled to estimate the numbers of users and items.
+#: Number of ratings whose ids are sampled to estimate the numbers of users and items.
 _SAMPLE_SIZE = 1 << 16
 #: Bytes of a rating: user and item as int64, and a float64 value.
 _RATING_BYTES = 24
@@ -42,10 +42,10 @@ class ALSFamily(Family):
     }  # fmt: skip
     usual_there: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
-    #: Bytes of half a million ratings, which are worth another thread.
+    #: Bytes of half a million ratings; each such amount is worth another thread.
     share = (1 << 19) * _RATING_BYTES
-    # Equal ratings with 20 times the users and items tell "cube" from "entry" and "square", the
-    # higher rank tells these two from each other.
+    # The same number of ratings with 20 times the users and items separates "cube" from "entry" and
+    # "square"; the higher rank separates "entry" from "square".
     cluster_probes = Probe(1000, 50, params=_FEW_SWEEPS), Probe(60_000, 1000, params=_FEW_SWEEPS)
     inline_probes = (
         Probe(1000, 50, params=_FEW_SWEEPS, times=2), Probe(60_000, 300, params=_FEW_SWEEPS),
@@ -91,7 +91,7 @@ class ALSFamily(Family):
         share, solved = rows.n_rows / side_by_side, keys / side_by_side
         cubes = rank**2 * estimator.cg_steps if estimator.solver == "cg" else rank**3
         return Work(
-            # `cut`: ratings are sorted by user and by item, and dealt to ranges of both.
+            # `cut`: ratings are sorted by user and by item, and divided into ranges of both.
             {"fit": 1.0, "cut": share, "send": float(rows.n_rows)},
             # Both half sweeps read all ratings; together they solve for all users and items.
             {
@@ -102,25 +102,25 @@ class ALSFamily(Family):
             },
             passes,
             2.0,
-            # The factors of one side, in 8 bytes each; half of both sides on average.
+            # The factors of one side, 8 bytes each; on average half of those of both sides.
             keys * rank * 8 / 2,
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """Return all sweeps, or a range where a tolerance may end them early."""
+        """Return all sweeps, or a range if a tolerance may end them early."""
         most = float(estimator.max_iter)
         return (most if estimator.tol is None else max(most / 3, 1.0)), most
 
     def make_probe_rows(
         self, estimator: Any, probe: Probe, dtype: str, several: bool
     ) -> tuple[Any, Any]:
-        """Return ratings of as many users and items as the probe has features."""
+        """Return ratings with as many users and items as the probe has features."""
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, probe.n_features, (probe.n_rows, 2))
         ratings = 1.0 + pairs.sum(axis=1) % 5
         try:
             import pandas as pd
-        except ImportError:  # whose ratings are matrices then
+        except ImportError:  # without pandas, ratings are matrices
             return sparse.coo_array((ratings, tuple(pairs.T)), (probe.n_features,) * 2), None
         columns = (estimator.user_col, estimator.item_col)
         frame = pd.DataFrame(pairs, columns=pd.Index(columns))
@@ -133,18 +133,18 @@ class ALSFamily(Family):
         return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_RATING_BYTES)
 
     def choice_policy(self, estimator: Any) -> str:
-        """Return the name that a plan shows for the meetings of a sweep."""
+        """Return the name that a plan shows for the synchronization: a sweep."""
         return "sweeps"
 
 
 def _estimate_distinct(ids: NDArray[Any]) -> float:
-    """Return the number of ids, estimated from some entries as if all were equally frequent."""
+    """Return the number of ids, estimated from some entries as if all ids were equally frequent."""
     sample = ids[:: max(1, len(ids) // _SAMPLE_SIZE)]
     seen, drawn = float(len(np.unique(sample))), float(len(sample))
     if drawn == len(ids) or seen >= drawn:
         return seen
-    # Occupancy: n draws of k equally frequent ids show about k (1 - exp(-n/k)) of them, which grows
-    # with k: solved for k by bisection, 50 halvings for the precision of a float.
+    # Occupancy: n draws of k equally frequent ids give about k (1 - exp(-n/k)) distinct ones, which
+    # increases with k. Solved for k by bisection: 50 halvings give the precision of a float.
     low, high = seen, float(len(ids))
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,9 +1,9 @@
 """Solvers that iterate over sums of all rows: gradients, least squares, k-means.
 
-A pass sums a statistic over all rows, each process over its share, and all meet once: O(n d k)
-operations for n rows, d entries a row and k outputs. What differs between the families is k, the
-message of the meeting, and what is done with the sum. The number of passes depends on the rows,
-so that a range is planned where a tolerance ends the fit.
+A pass sums a statistic over all rows, each process over its share, and all processes synchronize
+once: O(n d k) operations for n rows, d entries per row and k outputs. The families differ in k, in
+the size of the message, and in the use of the sum. The number of passes depends on the rows, so a
+range is planned if a tolerance ends the fit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from daskml_dist.training.job import INLINE
 
 
 class _RoundSolverFamily(Family):
-    """Family of solvers that sum over rows, which are shared by the processes."""
+    """Family of solvers that sum over rows, which are divided among the processes."""
 
     computing = frozenset({"row", "entry", "square", "cube", "begin"})
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
-    # Few rows tell the costs of a fit and a pass; two widths of equally many rows tell `row` from
-    # `entry`; the last ones are larger than the caches.
+    # Few rows measure the costs of a fit and a pass; two widths with the same number of rows
+    # separate `row` from `entry`; the last ones are larger than the caches.
     cluster_probes = Probe(1000, 8, times=2), Probe(400_000, 16, times=2)
     inline_probes = (
         Probe(1000, 8, times=2), Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256),
@@ -41,12 +41,12 @@ class _RoundSolverFamily(Family):
         """Return the operation counts: a process's share of rows and entries, times outputs."""
         entries, width = rows.row_entries, self.width(estimator, rows)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        # Not divided by the processes: all rows are read, or sent, by this one.
+        # Not divided by the processes: this process reads, or sends, all rows.
         setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
-        # `entry` is a multiplication and an addition, `row` what comes once for all of a row's
-        # entries, such as its loss.
+        # `entry` is one multiplication and addition; `row` is the work done once per row, such as
+        # its loss.
         one_pass = {"pass": 1.0, "row": share * width, "entry": share * entries * width}
-        # A gradient: float64 for each feature and the intercept, of each output.
+        # A gradient: one float64 per feature, plus the intercept, for each output.
         message = float((rows.n_features + 1) * width * 8)
         return Work(setup, one_pass, passes, 1.0, message)
 
@@ -63,15 +63,15 @@ class GradientSolverFamily(_RoundSolverFamily):
     takes_sparse = True
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """Return a column for each class beyond two."""
+        """Return one column per class for more than two classes, else 1."""
         return float(rows.n_classes if rows.n_classes > 2 else 1)
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
         """Return about as many passes as synthetic rows took.
 
-        The true number depends on the rows.
+        The actual number depends on the rows.
         """
-        # `max_iter` limits iterations, and line searches take further passes: half as many again.
+        # `max_iter` limits iterations; line searches make about half as many additional passes.
         return _make_range(costs.passes or 10.0, 1.5 * estimator.max_iter)
 
 
@@ -87,14 +87,14 @@ class LeastSquaresFamily(_RoundSolverFamily):
     }  # fmt: skip
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
-        """Return 1: a few target columns count little beside the products of all features."""
+        """Return 1: a few target columns cost little compared to the products of all features."""
         return 1.0
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of products of all pairs of features, and of the solution."""
         work = super().work(estimator, rows, place, passes)
         d = rows.n_features
-        # X'X costs n d**2 operations, in BLAS, and its factorisation d**3, once in one process.
+        # X'X costs n d**2 operations, in BLAS; its factorisation costs d**3, once, in one process.
         squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
         setup = {**work.setup, "cube": float(d**3)}
         # The message is the matrix of second moments in float64.
@@ -115,9 +115,9 @@ class KMeansFamily(_RoundSolverFamily):
         return float(estimator.n_clusters)
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
-        """Return the operation counts of a fit, the search of the first centroids included."""
+        """Return the operation counts of a fit, including the search for the first centroids."""
         work = super().work(estimator, rows, place, passes)
-        # Each row is compared with some candidates (k-means||): of the order of a pass.
+        # Each row is compared with some candidates (k-means||): about the work of a pass.
         begin = work.one_pass["entry"]
         return Work({**work.setup, "begin": begin}, work.one_pass, passes, 1.0, work.message)
 

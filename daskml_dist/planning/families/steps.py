@@ -21,28 +21,29 @@ from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
 from daskml_dist.training.spec import Settings
 
-#: A fit makes its first steps before the compiled gathers of batches are loaded: at most so many
-#: steps, and entries in their rows.
+#: Limits of the first steps of a fit, which run before the compiled gathers of batches are loaded:
+#: most steps, and most entries in their rows.
 _EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26
-#: Policies that a plan compares with the estimator's own, and policies that make equal steps.
+#: Policies that a plan compares with the estimator's own, and policies whose steps are equal.
 _COMPARED_POLICIES = ("sync", "async", "local", "average")
 _EQUAL_POLICIES = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
-#: Shapes of probes: rows for each lane, features, rows of a batch, and outputs beyond two classes.
-#: The first one measures early steps, under each policy; the others later steps.
+#: Shapes of probes: rows per lane, features, rows of a batch, and outputs for more than two
+#: classes. The first one measures early steps, under each policy; the others measure later steps.
 _PROBE_SHAPES = (
     (10000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (3000, 1000, 256, 10),
 )  # fmt: skip
-#: Rows and features of probes of the costs besides passes: next to no rows; and so many that the
-#: pilot's sample is a small part of them and no cache holds them, with the rows of a batch.
+#: Rows and features of probes of the costs outside passes: first with almost no rows; then with so
+#: many that the pilot's sample is a small part of them and no cache holds them; and the rows of a
+#: batch of the latter.
 _EMPTY_SHAPE, _LARGE_SHAPE, _LARGE_BATCH = (1000, 8), (500_000, 16), 1024
 #: Passes of the probe of early steps; the first of them fills the processor's caches.
 _EARLY_PASSES = 3
 #: Bytes of rows that no cache of a usual processor holds, and bytes that are read from memory in
-#: the time of one access to a random place there.
+#: the time of one access to a random address.
 _CACHE_BYTES, _ACCESS_BYTES = 1 << 23, 256
-#: Number of lanes beyond which a probe has fewer rows for each.
+#: Number of lanes from which a probe has fewer rows per lane.
 _MAX_FULL_LANES = 8
-#: Passes after the early steps, and passes of a probe at most.
+#: Passes after the early steps, and most passes of a probe.
 _LATE_PASSES, _MAX_PASSES = 3, 80
 #: Passes of fits to a part of sparse rows.
 _DRAWN_PASSES = 4
@@ -52,8 +53,8 @@ class LinearStepsFamily(Family):
     """Linear models by gradient steps, with rows divided among the lanes.
 
     Counts of a pass are the steps of each lane, and rows and entries times the outputs. The pilot,
-    which searches a learning rate on a sample, comes before the first pass. The first steps of a
-    fit are slower than later ones, so they are counted apart.
+    which searches for a learning rate on a sample, runs before the first pass. The first steps of a
+    fit are slower than later ones, so they are counted separately.
     """
 
     kind = "linear models by gradient steps"
@@ -66,11 +67,11 @@ class LinearStepsFamily(Family):
     usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
     takes_sparse = True
-    #: The estimator of the present plan, and its settings: checking them takes long.
+    #: The estimator of the current plan, and its settings, since checking them is slow.
     _kept: tuple[weakref.ref[Any], Settings] | None = None
 
     def check(self, estimator: Any) -> None:
-        """Check the parameters, and refuse those whose steps cost something else.
+        """Check the parameters, and refuse those for which the cost model does not hold.
 
         The checked settings are kept for later calls with the same estimator.
         """
@@ -90,7 +91,7 @@ class LinearStepsFamily(Family):
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Return the operation counts of a fit.
 
-        Rows are shared by the trainers, each with some lanes.
+        Rows are divided among the trainers, each with some lanes.
         """
         settings = self._settings(estimator)
         model = self._model(estimator, rows)
@@ -102,7 +103,7 @@ class LinearStepsFamily(Family):
         sample = choose_sample_size(rows.n_rows, model, 1.0) if has_pilot else 0
         share, d, width = rows.n_rows / place.trainers, rows.row_entries, model.width
         early = int(min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1)))
-        # Rows are read in random order: each costs an access to memory where no cache holds them.
+        # Rows are read in random order: each costs a random memory access if no cache holds them.
         row_bytes = d * rows.itemsize
         far = 0.0
         if share * row_bytes > _CACHE_BYTES:
@@ -133,7 +134,7 @@ class LinearStepsFamily(Family):
     def _pack_message(
         self, settings: Settings, model: LinearModel, itemsize: int, n_lanes: int
     ) -> PackedMessage | None:
-        """Return what a lane sends at a meeting, where it is compressed."""
+        """Return the message of a lane in one synchronization, if it is compressed."""
         compressor, parameters = settings.run.compression, model.parameters
         if compressor is None:
             return None
@@ -171,7 +172,7 @@ class LinearStepsFamily(Family):
         return [*found, _make_probe(few * place.lanes, d, _LARGE_BATCH, 3, passes)]
 
     def sparse_probe_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
-        """Return few passes, in the batches of the whole fit: a step costs what it costs there."""
+        """Return few passes with the batches of the whole fit, so that a step has the same cost."""
         settings, model = self._settings(estimator), self._model(estimator, rows)
         widest = largest_batch_rows(model)
         batch = choose_batch_rows(settings.batch_size, _make_lane(rows, place), None, widest)
@@ -184,7 +185,7 @@ class LinearStepsFamily(Family):
         if "early" not in work.setup:
             return super().equations(work, seconds, records)
         steps, early = work.one_pass["step"], work.setup["early"]
-        # The first pass loads what later ones find in the processor's caches.
+        # The first pass is left out: it loads data into the processor's caches.
         before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
         after = [s for i, s in enumerate(records) if steps * i >= early]
         late = ("early", "copy")
@@ -200,7 +201,7 @@ class LinearStepsFamily(Family):
     # -- policies ------------------------------------------------------------------------------
 
     def lanes(self, estimator: Any) -> int | None:
-        """Return the number of lanes that the user asks for, if any."""
+        """Return the number of lanes that the user set, if any."""
         return self._settings(estimator).run.n_lanes
 
     def key(self, estimator: Any) -> str:
@@ -221,7 +222,7 @@ class LinearStepsFamily(Family):
         return self.policy(estimator).name
 
     def policies(self, estimator: Any) -> list[str]:
-        """Return the names of other policies that differ and that the estimator takes."""
+        """Return the names of other policies that differ and that the estimator supports."""
         own = self.policy(estimator).name
         found = []
         for name in _COMPARED_POLICIES:
@@ -235,7 +236,7 @@ class LinearStepsFamily(Family):
         return found
 
     def differs(self, estimator: Any, name: str, place: Place) -> bool:
-        """Return True if steps differ from the user's; a single lane never meets others."""
+        """Return True if steps differ from the user's; a single lane never synchronizes."""
         return place.lanes > 1 or not self.policy(estimator).lockstep or name == "async"
 
     def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
@@ -245,7 +246,8 @@ class LinearStepsFamily(Family):
         own = self.policy(estimator)
         policy = own if name == own.name else get_policy(name)
         steps, lanes, trainers = work.meetings, place.lanes, place.trainers
-        # Servers get what is packed, and answer whole; trainers get what others have sent.
+        # Servers receive compressed messages and answer uncompressed; trainers receive those of
+        # others.
         sent = work.message if work.packed is None else work.packed.n_bytes
         served, whole = sent + work.message, 2.0 * work.message
         if policy.averages and policy.uses_shards:
@@ -259,11 +261,11 @@ class LinearStepsFamily(Family):
             return served * steps * trainers * work.passes
         if not policy.average_every:
             return served * trainers
-        # The mean at the end is whole.
+        # The mean at the end is not compressed.
         return (served * (steps * work.passes // policy.average_every) + whole) * trainers
 
     def _settings(self, estimator: Any) -> Settings:
-        """Return the checked settings of an estimator, kept for the present plan."""
+        """Return the checked settings of an estimator, kept for the current plan."""
         kept = self._kept
         if kept is not None and kept[0]() is estimator:
             return kept[1]
@@ -271,7 +273,7 @@ class LinearStepsFamily(Family):
         return settings
 
     def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:
-        """Return the model that an estimator would train on rows of a shape."""
+        """Return the model that an estimator would train on rows of a given shape."""
         fit_intercept = bool(estimator._all_params()["fit_intercept"])
         return LinearModel(
             estimator._loss(), rows.n_features, rows.n_classes, fit_intercept, touches=rows.entries
@@ -279,7 +281,7 @@ class LinearStepsFamily(Family):
 
 
 def _make_lane(rows: RowsShape, place: Place) -> list[LaneSpec]:
-    """Return a list of one lane with its share of the rows, as the batch rules take it."""
+    """Return a list of one lane with its share of the rows, as input for the batch rules."""
     return [LaneSpec(0, (Segment(0, 0, -(-rows.n_rows // place.lanes)),))]
 
 

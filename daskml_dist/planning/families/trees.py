@@ -1,8 +1,8 @@
 """Trees over binned features: boosting, forests, single trees.
 
-A tree that is grown level by level reads each row's bins once a level, and adds them to histograms
-of the row's node: n d log2(leaves) operations for n rows and d features, whatever the splits are.
-Splits are then found in the histograms, at a cost of bins, not of rows.
+A tree that is grown level by level reads each row's bins once per level, and adds them to
+histograms of the row's node: n d log2(leaves) operations for n rows and d features, for any splits.
+Splits are then found in the histograms, at a cost that depends on bins, not on rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FEW_TREES = {"n_estimators": 2, "warm_start": False, "oob_score": False}
 
 
 class BoostingFamily(Family):
-    """Gradient boosting: a tree, or one for each class, is an iteration.
+    """Gradient boosting: an iteration is one tree, or one tree per class.
 
-    Rows are counted times the outputs, entries times outputs and levels, histograms by their bins.
+    Counts: rows times outputs; entries times outputs and levels; bins of the histograms.
     """
 
     kind = "boosting"
@@ -39,7 +39,7 @@ class BoostingFamily(Family):
     usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
 
-    #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
+    #: Probes do not repeat rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
     # Fits of few rows, of many rows, and of many features.
     cluster_probes = (
@@ -56,14 +56,14 @@ class BoostingFamily(Family):
         p = estimator._all_params()
         width = rows.n_classes if rows.n_classes > 2 else 1
         leaves = p["max_leaf_nodes"] or 2 ** (p["max_depth"] or 8)
-        # No more leaves than rows allow; and as if the tree were balanced, log2 of them levels.
+        # No more leaves than the rows allow; as for a balanced tree, log2 of them levels.
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
         levels = min(log2(leaves), p["max_depth"] or 99)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        # Of a sample, histograms are of its rows alone.
+        # With sampling, histograms are made from the sampled rows only.
         uniform = p["sampling_method"] == "uniform"
         sampled = p["subsample"] if uniform else p["top_rate"] + p["other_rate"]
-        # Few rows have fewer distinct values, and so bins, than a histogram has room for.
+        # Few rows have fewer distinct values, and so fewer bins, than a histogram can have.
         bins = min(rows.n_rows, _HISTOGRAM_SIZE / 2) * rows.n_features
         # Binning reads each value once, in the processes; rows in memory are sent to them first.
         read = {"read": share * rows.n_features, "send": float(rows.n_rows * rows.n_features)}
@@ -87,7 +87,7 @@ class BoostingFamily(Family):
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
-        """Return all iterations; with early stopping, a range from the fewest on."""
+        """Return all iterations; with early stopping, a range from the fewest possible."""
         most = float(estimator.max_iter)
         early = estimator.early_stopping is True
         return (min(most, estimator.n_iter_no_change + 1.0) if early else most), most
@@ -96,8 +96,8 @@ class BoostingFamily(Family):
 class ForestFamily(Family):
     """Random forests and single trees, grown to their leaves.
 
-    Entries are counted times the features that a split searches and the levels, whose number grows
-    with the logarithm of the rows where no depth is given.
+    Entries are counted times the features that a split searches and times the levels. If no depth
+    is given, the number of levels grows with the logarithm of the rows.
     """
 
     kind = "trees and forests"
@@ -109,7 +109,7 @@ class ForestFamily(Family):
     usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
     spread: ClassVar = {INLINE: 2.0, "cluster": 2.0}
 
-    #: No probe repeats rows: equal rows cannot be split, so trees would stop early.
+    #: Probes do not repeat rows: equal rows cannot be split, so trees would stop early.
     distinct = 1 << 17
     # Fits of few rows, of many rows, and of many features.
     cluster_probes = Probe(2000, 8, params=_FEW_TREES), Probe(20_000, 16, params=_FEW_TREES)
@@ -124,9 +124,10 @@ class ForestFamily(Family):
         leaf = p["min_samples_leaf"]
         leaf = leaf if leaf >= 1 else leaf * rows.n_rows
         full = log2(max(rows.n_rows / max(leaf, 1.0), 2.0))
-        # Trees are not balanced: a fifth deeper than a balanced tree of as many leaves.
+        # Trees are not balanced: a fifth deeper than a balanced tree with the same number of
+        # leaves.
         depth = min(full * 1.2, p["max_depth"] or 1e9)
-        # Noisy targets are split down to single rows: about a node for every three of them.
+        # Noisy targets are split down to single rows: about one node for every three rows.
         nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
         n_searched = float(estimator._resolve_max_features(rows.n_features))
@@ -139,8 +140,8 @@ class ForestFamily(Family):
                 "node": nodes * n_searched / place.side_by_side(rows.nbytes, self.share),
             },
             passes,
-            depth,  # a meeting for each level
-            # Histograms of the nodes of a level, on average, in float64; 4,096 nodes at most.
+            depth,  # one synchronization per level
+            # Histograms of the nodes of a level, on average, in float64; for at most 4,096 nodes.
             float(min(nodes, 4096.0) * n_searched * _HISTOGRAM_SIZE * 8 / depth),
         )
 
@@ -150,6 +151,6 @@ class ForestFamily(Family):
 
     def equations(self, work: Work, seconds: float, records: Sequence[float]) -> list[Equation]:
         """Return one equation for the whole fit, since several trees grow together."""
-        # The time of one tree is unknown: the history has a record of all trees together.
+        # The time of a single tree is unknown: the history has one record for all trees together.
         both = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
         return [(both, seconds)]

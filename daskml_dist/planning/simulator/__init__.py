@@ -1,4 +1,4 @@
-"""A simulator of training: real policies and gates, modelled time."""
+"""A simulator of training: the real policies and gates, with modelled time."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""An event simulator of training: real policies, modelled time.
+"""An event simulator of training: the real policies, with modelled time.
 
-The gates of :mod:`daskml_dist.policies`, the same objects that servers use, decide who may go on
-and which pushes are applied. Time is modelled: the computation of each worker with its stragglers,
-and first-come-first-served queues at every network card and at each server's processor.
-A `Training` may be handed in: then every push carries a real gradient, computed from the
-parameters that the worker had pulled in simulated time.
+The gates of :mod:`daskml_dist.policies`, the same objects that servers use, determine which workers
+may continue and which pushes are applied. Time is modelled: the computation of each worker with its
+stragglers, and first-come-first-served queues at every network card and at each server's processor.
+If a `Training` is given, every push carries a real gradient, computed from the parameters that the
+worker had pulled in simulated time.
 
-It is a discrete-event simulation: a heap holds the events to come, and the clock jumps from one to
-the next. A queue needs no events of its own. With work taken in the order of arrival, it is one
-number, the time at which the resource is free again: a job that arrives at time t and takes s
-seconds ends at max(t, free) + s, which is the new `free` (Lindley's recursion). Policies without
-servers meet all at once, so their time is a sum of maxima, without any events.
+It is a discrete-event simulation: a heap holds the future events, and the clock jumps from one to
+the next. A queue needs no events of its own: if jobs are processed in the order of arrival, its
+state is one number, the time `free` at which the resource is free again. A job that arrives at time
+t and takes s seconds ends at max(t, free) + s, which is the new `free` (Lindley's recursion). Under
+policies without servers all workers synchronize together, so their time is a sum of maxima, without
+any events.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ from daskml_dist.training.worker.loops.shared import STEPS_BETWEEN_MEETINGS
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of operations in seconds, and the bandwidth in bytes a second.
+    """Costs of operations in seconds, and the bandwidth in bytes per second.
 
     Parameters
     ----------
     compute : float
-        One gradient of an undisturbed worker.
+        Time of one gradient on an undisturbed worker.
     message : float
-        A server's processor for one push and its answer, whatever their size.
+        Processor time of a server for one push and its answer, of any size.
     apply, add : float
-        A server's processor for a byte of an update, and of each push summed in a round.
+        Processor time of a server per byte of an update, and per byte of each push summed in a
+        round.
     peer : float
-        Sending and reading one small message between trainers.
+        Time to send and read one small message between trainers.
     latency : float
-        One way.
+        Time of a message in the network, one way.
     bandwidth : float
-        Of each network card, in each direction.
+        Bandwidth of each network card, in each direction.
     """
 
     compute: float
@@ -64,16 +66,16 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Random causes that make steps longer.
+    """Random causes of longer steps.
 
     Parameters
     ----------
     noise : float
-        Sigma of a lognormal factor of mean 1 on each step.
+        Sigma of a lognormal factor with mean 1 on each step.
     pause_share, pause : float
         Share of steps with a pause, and its mean length in undisturbed steps (exponential).
     slow_share, slow_factor : float
-        Share of the workers (rounded up) that are always slow, and how much longer they take.
+        Share of the workers (rounded up) that are always slow, and the factor on their time.
     """
 
     noise: float = 0.0
@@ -85,11 +87,11 @@ class Stragglers:
     def seconds(self, compute: float, workers: int, steps: int, seed: int) -> NDArray[np.float64]:
         """Return the seconds of each step, of shape (workers, steps).
 
-        They depend on the seed alone, so that policies are compared on the same stragglers.
+        They depend only on the seed, so that policies are compared on the same stragglers.
         """
         rng = np.random.default_rng(seed)
-        # The mean of exp(N(m, s**2)) is exp(m + s**2 / 2): with m = -s**2 / 2 it is 1, so that
-        # noise makes steps uneven, but not longer on average.
+        # The mean of exp(N(m, s**2)) is exp(m + s**2 / 2). With m = -s**2 / 2 it is 1, so noise
+        # makes steps uneven, but not longer on average.
         factor = np.exp(self.noise * rng.standard_normal((workers, steps)) - self.noise**2 / 2)
         paused = rng.random((workers, steps)) < self.pause_share
         factor += paused * rng.exponential(self.pause or 1.0, (workers, steps))
@@ -98,7 +100,7 @@ class Stragglers:
 
 
 class Training(Protocol):
-    """Real gradient steps in the order of simulated events."""
+    """Real gradient steps, in the order of simulated events."""
 
     over: bool
 
@@ -122,18 +124,18 @@ class SimulatedRun:
     seconds : float
         Simulated time.
     busy : float
-        Seconds that the workers computed, all together.
+        Seconds that the workers computed, summed over workers.
     steps : int
-        Gradients that counted.
+        Number of gradients that counted.
     dropped : int
         Gradients that a round did not wait for.
     updates : int
     staleness : float
         Mean number of updates between a pull and the apply of its gradient.
     lead : int
-        Largest lead of a clock over the slowest at which a worker went on.
+        Largest lead of a worker's clock over the slowest clock when the worker continued.
     use : dict of str to float
-        Share of the time in which the most used server or network card was busy.
+        Share of the time in which the busiest server or network card was used.
     """
 
     workers: int
@@ -184,11 +186,11 @@ def simulate(
     """Simulate until `steps` gradients per worker have been applied, or the training is over.
 
     Servers hold equal parts of the `n_bytes` of parameters. If `cached`, workers under bounded
-    staleness pull only once their copy is too old (the rule of Ho et al. 2013); if `colocated`,
+    staleness pull only if their copy is too old (the rule of Ho et al. 2013). If `colocated`,
     server i runs on the machine of worker i, without a network between the two. Workers send
-    `packed` messages, if any, in the place of all parameters; packing itself takes no time. With
-    `fixed_shares`, a worker that has made its steps is done, as in a fit whose lanes have their
-    rows; else fast workers make steps in the place of slow ones.
+    `packed` messages, if given, instead of all parameters; compression itself takes no time. With
+    `fixed_shares`, a worker that has made its steps is done, as in a fit whose lanes have their own
+    rows; else fast workers make steps instead of slow ones.
     """
     seconds = stragglers.seconds(costs.compute, workers, steps, seed)
     if policy.loop == "parts":
@@ -211,27 +213,27 @@ def simulate(
 
 
 def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
-    """Return the seconds of an all-reduce as :mod:`daskml_dist.comm.socket_group` makes it.
+    """Return the seconds of an all-reduce as :mod:`daskml_dist.comm.socket_group` performs it.
 
-    Small messages go to every other worker (a mesh), of larger ones each worker adds a range, and
+    Small messages go to every other worker (a mesh); for larger ones each worker sums a range; and
     large ones go around a ring in two rounds.
     """
     others = workers - 1
     if others == 0:
         return 0.0
     way = choose_allreduce(workers, n_bytes)
-    # Mesh: one latency, but all bytes to each of the others.
+    # Mesh: one latency, but all bytes to each other worker.
     if way == "mesh":
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
     part = n_bytes / workers
-    # Ranges: a part of 1/n of the bytes to each of the others, to sum and again to share.
+    # Ranges: a part of 1/n of the bytes to each other worker, first to sum, then to share.
     if way == "ranges":
         hop = costs.latency + others * (costs.peer + part / costs.bandwidth)
         return 2 * hop + others * part * costs.add
-    # Ring: each worker passes on such a part, n - 1 times to sum (reduce-scatter) and n - 1 times
-    # to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is the least
-    # possible (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
+    # Ring: each worker passes on a part of 1/n, n - 1 times to sum (reduce-scatter) and n - 1 times
+    # to share (all-gather). 2 (n - 1)/n of the bytes go through each card, which is the minimum
+    # (Patarasu and Yuan 2009), at the price of 2 (n - 1) latencies.
     hop = costs.latency + costs.peer + part / costs.bandwidth
     return 2 * others * hop + others * part * costs.add
 
@@ -239,10 +241,10 @@ def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
 def _meeting_seconds(
     costs: Costs, workers: int, n_bytes: float, packed: PackedMessage | None
 ) -> float:
-    """Return the seconds in which workers of one lane tell each other what they have."""
+    """Return the seconds in which workers of one lane each exchange their messages."""
     if packed is None or packed.way == "sum":
         return allreduce_seconds(costs, workers, n_bytes if packed is None else packed.n_bytes)
-    # Every worker reads what all have sent; ranges take two turns of smaller messages.
+    # Every worker reads the messages of all others; ranges take two turns with smaller messages.
     turns = 2 if packed.way == "ranges" else 1
     sending = (workers - 1) * costs.peer * turns
     return turns * costs.latency + sending + packed.count_sent(workers, workers) / costs.bandwidth
@@ -259,19 +261,19 @@ def _simulate_replicas(
     workers, steps = seconds.shape
     every = 1 if policy.sums_gradients else min(policy.average_every or steps, steps)
     if policy.draws_lanes:
-        # Who is not drawn for a round computes nothing, and nobody waits for it.
+        # A worker that is not drawn for a round computes nothing, and no worker waits for it.
         seconds = seconds.copy()
         for number, at in enumerate(range(0, steps, every)):
             drawn = policy.draw_clients(0, number, [1] * workers)
             seconds[np.setdiff1d(np.arange(workers), drawn), at : at + every] = 0.0
-    # Seconds of each worker between two meetings; a meeting waits for the slowest worker.
+    # Seconds of each worker between two synchronizations; each waits for the slowest worker.
     rounds = np.add.reduceat(seconds, np.arange(0, steps, every), axis=1).max(axis=0)
     n_meetings = len(rounds)
     meeting = _meeting_seconds(costs, workers, n_bytes, packed)
-    # An all-reduced step is applied once for each meeting, a local one at each step.
+    # An all-reduced step is applied once per synchronization, a local one in each step.
     applies = costs.apply * n_bytes * (n_meetings if every == 1 else steps)
     total = float(rounds.sum() + n_meetings * meeting + applies)
-    # Bytes through a card: those of a ring, or n - 1 times all of a mesh.
+    # Bytes through a card: those of a ring, or n - 1 times all bytes for a mesh.
     network = n_meetings * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
     if choose_allreduce(workers, n_bytes) == "mesh":
         network *= workers / 2
@@ -291,9 +293,9 @@ def _simulate_replicas(
 
 
 class _DecoupledSimulation:
-    """Simulation of lanes that step alone, and exchange their ways with one server.
+    """Simulation of lanes that step independently, and exchange their changes with one server.
 
-    Fragments are taken as one message of all parameters, sent at one time.
+    All fragments are modelled as one message of all parameters, sent at one time.
     """
 
     def __init__(
@@ -305,13 +307,14 @@ class _DecoupledSimulation:
         packed: PackedMessage | None,
     ) -> None:
         self._policy, self._costs, self._bytes = policy, costs, n_bytes
-        # Servers answer with all parameters, whatever lanes send.
+        # Servers answer with all parameters, even if lanes send compressed messages.
         pushed = n_bytes if packed is None else packed.n_bytes
         #: Seconds in which a message passes the server's card, inwards and outwards.
         self._transfers = pushed / costs.bandwidth, n_bytes / costs.bandwidth
         self._workers, self._steps = seconds.shape
         self._every = min(policy.average_every, self._steps)
-        #: Seconds of the first steps of each worker: those between two clocks are a difference.
+        #: Cumulative seconds of the steps of each worker: the time between two clocks is a
+        #: difference.
         self._until = np.concatenate([np.zeros((self._workers, 1)), seconds.cumsum(axis=1)], axis=1)
         self._gate = policy.gate(range(self._workers))
         self._now = 0.0
@@ -322,15 +325,15 @@ class _DecoupledSimulation:
         self._clocks = [0] * self._workers
         #: Clock of the last push of each worker.
         self._pushed = [0] * self._workers
-        #: Workers whose push has no answer yet, and those that do nothing until it comes.
+        #: Workers whose push has no answer yet, and those that wait for it without stepping.
         self._open: set[int] = set()
         self._idle: set[int] = set()
         #: Workers that have sent their last push.
         self._done: set[int] = set()
-        #: Heap of time, tie-breaker, what happens, and to which worker (-1: to all).
+        #: Heap of (time, tie-breaker, function to call, its worker; -1: all workers).
         self._events: list[tuple[float, int, Callable[[int], None], int]] = []
         self._ties = itertools.count()
-        #: When the server's card is free again to receive and to send, and seconds of each.
+        #: Times at which the server's card can receive and send again, and seconds used for each.
         self._free, self._used = [0.0, 0.0], [0.0, 0.0]
         self._updates = 0
 
@@ -361,7 +364,9 @@ class _DecoupledSimulation:
         self._at(self._now + seconds, self._reach, worker)
 
     def _reach(self, worker: int) -> None:
-        """Push where the last push is answered; else wait for that, or step on without."""
+        """Push if the last push was answered; otherwise wait for the answer, or continue without
+        it.
+        """
         waits = self._policy.quorum is None or self._clocks[worker] == self._steps
         if worker in self._open and waits:
             self._idle.add(worker)
@@ -383,12 +388,14 @@ class _DecoupledSimulation:
         return self._free[way]
 
     def _arrive(self, worker: int) -> None:
-        """Take a push at the server."""
+        """Process a push at the server."""
         self._gate.push(worker, self._pushed[worker])
         self._apply(worker)
 
     def _apply(self, _: int) -> None:
-        """Apply what is due, and answer; look again once the grace of the round is over."""
+        """Apply the pushes that are due, and answer; check again when the grace of the round is
+        over.
+        """
         group = self._gate.pop_due_lanes()
         if not group:
             if (seconds := self._gate.seconds_to_due()) is not None:
@@ -402,7 +409,7 @@ class _DecoupledSimulation:
             self._at(self._pass_card(1, seconds) + costs.latency, self._take_answer, worker)
 
     def _take_answer(self, worker: int) -> None:
-        """Go on where the worker waited; leave where it is done."""
+        """Continue if the worker was waiting; leave if it is done."""
         self._open.discard(worker)
         self._n_steps[worker] = self._gate.count_steps(worker) or self._n_steps[worker]
         if worker in self._idle:
@@ -423,13 +430,13 @@ class _Server:
 
     def __init__(self, gate: Gate, table: GradientTable | None) -> None:
         self.gate, self.table = gate, table
-        #: Version and gradients of each lane's push that was not applied yet.
+        #: Version and gradients of each lane's push that has not been applied yet.
         self.pending: dict[int, tuple[int, list[Any]]] = {}
-        #: Heap of clock and lane, of lanes whose answers the gate holds back.
+        #: Heap of (clock, lane), for lanes whose answers the gate holds back.
         self.waiting: list[tuple[int, int]] = []
         self.version = 0
         #: Times at which the card (inwards), the processor and the card (outwards) are free again,
-        #: and seconds for which each was used. Cards send and receive at the same time.
+        #: and seconds for which each was used. Cards can send and receive at the same time.
         self.read_free = self.cpu_free = self.write_free = 0.0
         self.read_used = self.cpu_used = self.write_used = 0.0
 
@@ -439,9 +446,9 @@ class _Worker:
 
     def __init__(self, number: int, seconds: list[float]) -> None:
         self.number = number
-        #: Seconds of its steps; after the last one they begin again.
+        #: Seconds of its steps; after the last one the list is used again from the start.
         self.seconds = seconds
-        #: Steps that it began, also those whose gradients a round did not wait for.
+        #: Number of steps begun, including those whose gradients a round did not wait for.
         self.n_begun = 0
         self.clock = 0
         #: Clock up to which a cached copy is fresh enough.
@@ -451,9 +458,9 @@ class _Worker:
         self.version = 0
         #: Gradients since its last push.
         self.gradients: list[Any] = []
-        #: Time at which its present step began, and seconds that it has computed.
+        #: Time at which its current step began, and seconds that it has computed.
         self.began = self.busy = 0.0
-        #: As of a server's card; `moved` are the seconds in which it sent or received.
+        #: As for a server's card; `moved` is the seconds in which it sent or received.
         self.write_free = self.read_free = self.moved = 0.0
         #: Time at which the first byte of each server's answer arrives, and seconds to read it.
         self.answers: list[tuple[float, float]] = []
@@ -465,7 +472,7 @@ _Event = tuple[float, int, _Worker, int, int, tuple[bool, bool], int, list[Any]]
 
 
 class _ServerSimulation:
-    """Simulation of a run with servers: a queue of events in the order of time."""
+    """Simulation of a run with servers: a queue of events in time order."""
 
     def __init__(
         self,
@@ -485,7 +492,7 @@ class _ServerSimulation:
         self._costs = costs
         self._bytes = n_bytes / servers
         self._transfer = self._bytes / costs.bandwidth
-        #: Of a push; answers are whole.
+        #: Seconds of a push; answers are not compressed.
         self._push_transfer = self._transfer
         if packed is not None:
             self._push_transfer = packed.n_bytes / servers / costs.bandwidth
@@ -501,15 +508,15 @@ class _ServerSimulation:
         ]
         self._workers = [_Worker(i, row) for i, row in enumerate(seconds.tolist())]
         self._events: list[_Event] = []
-        #: Second key of the heap: events of one time keep their order, and are never compared
-        #: themselves.
+        #: Second key of the heap: events of the same time keep their order, and the rest of their
+        #: tuples is never compared.
         self._ties = itertools.count()
         self._ended = 0.0
         self._staleness_sum = 0
         self.result = SimulatedRun(workers)
 
     def outcome(self, steps: int) -> SimulatedRun:
-        """Run until `steps` gradients per worker have been applied."""
+        """Run until `steps` gradients have been applied in all."""
         result, events = self.result, self._events
         for worker in self._workers:
             self._give(worker, 0)
@@ -536,17 +543,17 @@ class _ServerSimulation:
         heapq.heappush(self._events, event)
 
     def _computed(self, worker: _Worker, now: float) -> None:
-        """Take a ready gradient: push and pull where the policy's loop would, else step again."""
+        """Process a ready gradient: push and pull as the policy's loop does, else step again."""
         worker.busy += now - worker.began
         worker.clock += 1
-        # In the order of simulated time, by the parameters that the worker had pulled: a gradient
+        # In the order of simulated time, with the parameters that the worker had pulled: a gradient
         # is as stale as it would be on the cluster.
         if self._training is not None:
             worker.gradients.append(self._training.gradient(worker.number, worker.copy))
         push = worker.clock % self._push_every == 0
         pull = worker.clock % self._pull_every == 0
-        # Ho et al. 2013: a cached copy is read as long as it misses no update that is older than
-        # the bound.
+        # Ho et al. 2013: a cached copy is used as long as it includes all updates that are older
+        # than the bound.
         if self._cached:
             pull = worker.clock > worker.horizon
         if push or pull:
@@ -561,10 +568,10 @@ class _ServerSimulation:
         gradients: list[Any] = []
         if push:
             gradients, worker.gradients = worker.gradients, []
-        duration = self._push_transfer if push else 0.0  # a request has next to no bytes
+        duration = self._push_transfer if push else 0.0  # a request has almost no bytes
         for s in range(len(self._servers)):
-            # The first byte arrives a latency after it was sent. The rest follows at the pace of
-            # the sender's card; the receiver's card reads it meanwhile, unless it is busy.
+            # The first byte arrives one latency after it was sent. The rest follows at the speed of
+            # the sender's card; the receiver's card reads it at the same time, unless it is busy.
             first_byte = now
             if not self._is_local(worker, s):
                 start = max(worker.write_free, now)
@@ -590,7 +597,7 @@ class _ServerSimulation:
         version: int,
         gradients: list[Any],
     ) -> None:
-        """Take a message whose first byte has reached a server, in the order of arrival."""
+        """Process a message whose first byte has reached a server, in the order of arrival."""
         server, (push, pull) = self._servers[number], wants
         # Two queues, one after the other: the card reads the message, then the processor works.
         read = now
@@ -605,17 +612,18 @@ class _ServerSimulation:
             self._release(server, number, worker)
 
     def _work(self, server: _Server, seconds: float) -> None:
-        """Keep the processor of a server busy."""
+        """Use the processor of a server for some seconds."""
         server.cpu_free += seconds
         server.cpu_used += seconds
 
     def _push(
         self, server: _Server, lane: int, clock: int, version: int, gradients: list[Any]
     ) -> None:
-        """Hand a push to the gate of a server, and apply the pushes that are due."""
+        """Pass a push to the gate of a server, and apply the pushes that are due."""
         gate, first = server.gate, server is self._servers[0]
         if self._policy.loop == "shared":
-            # As a server does: the change of the trainer is added, and its lane's clock set.
+            # As a real server does: the change of the trainer is added, and its lane's clock is
+            # set.
             made = clock - gate.clock(lane)
             gate.join(lane, clock)
             self._apply(server, [(version, gradients)], made)
@@ -648,12 +656,12 @@ class _ServerSimulation:
         return [] if step is None else [(version, [step.values / step.rows])]
 
     def _apply(self, server: _Server, pushes: list[tuple[int, list[Any]]], steps: int) -> None:
-        """Apply pushes as one update, unless they are too old; the first server counts for all."""
+        """Apply pushes as one update, unless they are too old; only the first server counts it."""
         oldest = max(server.version - version for version, _ in pushes)
         if not self._policy.applies(oldest, len(self._workers)):
             self.result.dropped += server is self._servers[0]
             return
-        # A round first adds up its pushes, then makes one update of their sum.
+        # A round first sums its pushes, then makes one update with the sum.
         seconds_per_byte = self._costs.apply
         if self._policy.loop == "bulk":
             seconds_per_byte += len(pushes) * self._costs.add
@@ -661,7 +669,7 @@ class _ServerSimulation:
         if server is self._servers[0]:
             self.result.steps += steps
             self.result.updates += 1
-            # Updates that were applied since the oldest of the parameters that were pulled.
+            # Number of updates applied since the oldest of the pulled parameters.
             self._staleness_sum += oldest
             self._ended = server.cpu_free
             if self._training is not None:
@@ -670,10 +678,10 @@ class _ServerSimulation:
         server.version += 1
 
     def _release(self, server: _Server, number: int, worker: _Worker) -> None:
-        """Answer the lane that asks if it may go on, then lanes that wait, slowest clock first.
+        """Answer the requesting lane if it may continue, then waiting lanes, slowest clock first.
 
-        No gate lets a lane go on while it holds back a slower one, so the first refusal ends the
-        search; asking for all lanes at each push would be quadratic in their number.
+        A gate never lets a lane continue while it holds back a slower one, so the first refusal
+        ends the search; checking all lanes at each push would be quadratic in their number.
         """
         gate, waiting = server.gate, server.waiting
         if gate.may_proceed(worker.number):
@@ -700,7 +708,7 @@ class _ServerSimulation:
             self._begin(worker, self._received(worker))
 
     def _give(self, worker: _Worker, clock: int) -> None:
-        """Hand over the current parameters of the first server, which stands for all shards."""
+        """Give a worker the current parameters of the first server, which represents all shards."""
         server = self._servers[0]
         worker.version = server.version
         if self._policy.loop == "bulk":
@@ -708,7 +716,7 @@ class _ServerSimulation:
             worker.clock = clock
         if self._training is not None:
             worker.copy = self._training.pull()
-        # The copy has all updates of the slowest lane's clock.
+        # The copy includes all updates up to the slowest lane's clock.
         if self._staleness is not None:
             slowest = min(server.gate.clocks.values())
             worker.horizon = slowest + self._staleness
@@ -727,7 +735,7 @@ class _ServerSimulation:
         result.seconds = end
         for worker in self._workers:
             result.busy += worker.busy
-        # Steps that were still being computed at the end.
+        # Add the steps that were still being computed at the end.
         for _, _, worker, server, *_ in self._events:
             if server < 0:
                 result.busy += max(end - worker.began, 0.0)
@@ -736,7 +744,7 @@ class _ServerSimulation:
         result.use = {
             "server processor": max(s.cpu_used for s in servers) / end,
             "server network": max(max(s.read_used, s.write_used) for s in servers) / end,
-            # Half, since `moved` adds up both directions of a card.
+            # Half, since `moved` sums both directions of a card.
             "worker network": max(w.moved for w in self._workers) / 2 / end,
         }
         return result
