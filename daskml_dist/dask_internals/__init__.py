@@ -1,5 +1,6 @@
 """Undocumented parts of Dask and distributed, and the functions that are built on them.
 
-No other room imports such a name; `tests/dask_internals/test_canaries.py` checks that, and holds a
-test for each name, which says what of the package stops working when a release of Dask moves it.
+No other package of daskml_dist imports such a name: `tests/dask_internals/test_canaries.py` checks
+this. It also has a test for each name, which states what stops working if a release of Dask moves
+it.
 """

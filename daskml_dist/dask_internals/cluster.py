@@ -1,4 +1,4 @@
-"""Clients, schedulers and workers of distributed, as far as their ways are not documented."""
+"""Clients, schedulers and workers of distributed: functions that use undocumented parts of them."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ __all__ = [
 
 #: Seconds that a nanny may take to kill its worker.
 _NANNY_SECONDS = 2.0
-#: Seconds after which a worker is removed though its nanny has not answered yet.
+#: Seconds after which a worker is removed even if its nanny has not answered yet.
 _NANNY_HEAD_START = 0.2
-#: Seconds between two looks of a nanny at its worker's process, and CPU seconds in between from
-#: which that counts as busy: two of the kernel's ticks.
+#: Seconds between a nanny's two measurements of its worker's process, and CPU seconds in between
+#: from which the process counts as busy: two kernel ticks.
 _LOOKS_APART, _BUSY_CPU_SECONDS = 0.2, 0.02
-#: Seconds in which a retirement is tried again.
+#: Seconds for which a retirement is retried.
 _RETIRE_SECONDS = 5.0
 
 #: States of a task that a worker has run.
 _ENDED_STATES = {"memory", "error"}
-#: Seconds between two looks at it, and as a share of those waited so far.
+#: Seconds between two checks of the tasks, and the same as a share of the seconds waited so far.
 _SHORTEST_LOOK_SECONDS, _LOOK_SHARE = 0.0003, 0.05
 
 
 def is_dask_error(error: BaseException) -> bool:
-    """Return whether an error is Dask's own, which tells of a lost worker or task."""
+    """Return whether an error is Dask's own, caused by a lost worker or task."""
     return type(error).__module__.startswith("distributed")
 
 
 def is_killed_worker(error: BaseException | None) -> bool:
-    """Return whether Dask gave a task up since several workers died while it was theirs.
+    """Return whether Dask gave up a task because several workers that had it died.
 
-    It need not have been the task that killed them.
+    The task need not be the cause of their death.
     """
     return isinstance(error, KilledWorker)
 
@@ -87,10 +87,10 @@ def is_killed_worker(error: BaseException | None) -> bool:
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
     """Return facts of each worker that the scheduler knows, by address.
 
-    `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
-    for at the same time: a list without any worker.
+    `Client.scheduler_info` has the same facts, but may return the result of a concurrent request by
+    a callback of the client: a list without workers.
     """
-    # A connecting client would wait for the scheduler, and then know nothing of its tasks.
+    # A client that reconnects would wait for the scheduler, which then has no record of its tasks.
     if client.status != "running":
         raise SchedulerLostError(
             "The connection to the Dask scheduler was lost, so the fit cannot continue. Start "
@@ -102,7 +102,7 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
 
 
 class _BeforeClosing(WorkerPlugin):
-    """Plugin that runs a coroutine when its worker begins to close, and still works as before."""
+    """Plugin that runs a coroutine when its worker begins to close but can still run tasks."""
 
     def __init__(self, prepare: Callable[[], Awaitable[None]]) -> None:
         self._prepare = prepare
@@ -113,7 +113,7 @@ class _BeforeClosing(WorkerPlugin):
 
 
 def run_before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]]) -> None:
-    """Have a coroutine run before a worker closes by itself or on request; not if it is killed."""
+    """Run a coroutine before a worker closes, by itself or on request, but not if it is killed."""
 
     async def add() -> None:
         if name not in worker.plugins and worker.status.name == "running":
@@ -135,30 +135,31 @@ async def forget_before_closing(worker: Any, name: str) -> None:
 
 
 def is_task_wanted(worker: Any, key: Any) -> bool:
-    """Return whether a task that runs on this worker is still to deliver its result.
+    """Return whether the result of a task that runs on this worker is still needed.
 
-    A running task cannot be stopped, but its client may have cancelled it, or gone.
+    A running task cannot be stopped, but its client may have cancelled it or disconnected.
     """
     task = worker.state.tasks.get(key)
     return task is not None and task.state in {"executing", "long-running"}
 
 
 def find_in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
-    """Return the data of some keys that a worker has in memory; others are left out."""
-    # With spilling the worker's data is a buffer of two levels, `fast` and `slow`.
+    """Return the data of those keys that a worker has in memory."""
+    # With spilling, the worker's data is a buffer with two levels, `fast` and `slow`.
     data = getattr(worker.data, "fast", worker.data)
     return {key: data[key] for key in keys if key in data}
 
 
 def find_actor(worker: Any, key: Any) -> Any:
-    """Return the actor itself that a worker holds under a key; None where there is none."""
+    """Return the actor object that a worker holds under a key; None if there is none."""
     return worker.state.actors.get(key)
 
 
 async def wait_until_made(worker: Any, keys: Collection[Any], seconds: float) -> None:
-    """Wait until a worker has run some tasks, which may still be on their way to it.
+    """Wait until a worker has run some tasks, which may not have reached it yet.
 
-    Dask tells of the end of a task in batches, by way of the scheduler; the worker knows at once.
+    Dask reports the end of a task in batches, through the scheduler; the worker's own state is
+    immediate.
     """
     since = time.monotonic()
     while (waited := time.monotonic() - since) < seconds:
@@ -169,14 +170,14 @@ async def wait_until_made(worker: Any, keys: Collection[Any], seconds: float) ->
 
 
 def is_client_of_worker(client: Any) -> bool:
-    """Return whether a worker of this process made a client, for its tasks."""
+    """Return whether a worker of this process created a client for its tasks."""
     return client in Worker._initialized_clients
 
 
 def request_data(client: Any, key: Any) -> Any:
-    """Return a future of data that some worker holds, by its key.
+    """Return a future for data that some worker holds, by its key.
 
-    `Future(key)` alone tells the scheduler nothing, and would wait for ever.
+    `Future(key)` alone sends nothing to the scheduler, and would wait for ever.
     """
     future: Future[Any] = Future(key, client)
     client._send_to_scheduler({"op": "client-desires-keys", "keys": [key], "client": client.id})
@@ -186,7 +187,7 @@ def request_data(client: Any, key: Any) -> Any:
 def wait_for_actor(client: Any, future: Any, cls: type, address: str, timeout: float) -> Any:
     """Return the proxy of an actor that was submitted to a worker, once it is there.
 
-    Its future's result is the same, but takes two messages more.
+    The result of its future is the same, but needs two more messages.
     """
     with client.as_current():
         wait([future], timeout=timeout)
@@ -196,7 +197,7 @@ def wait_for_actor(client: Any, future: Any, cls: type, address: str, timeout: f
 
 
 def make_actor_proxy(client: Any, key: Any, cls: type, address: str) -> Any:
-    """Return the proxy of an actor that is known to be at a worker."""
+    """Return the proxy of an actor that is known to be on a worker."""
     with client.as_current():
         return Actor(cls, address, key)
 
@@ -207,17 +208,17 @@ def submit_tasks(
     workers: Mapping[Any, str | None],
     actors: Collection[Any] = (),
 ) -> dict[Any, Any]:
-    """Submit tasks that need none of each other, in one message.
+    """Submit tasks that do not depend on each other, in one message.
 
-    `Client.submit` sends one for each, of which the scheduler passes on what a worker gets in
+    `Client.submit` sends one message per task, and the scheduler forwards them to each worker in
     batches of 5 ms.
     """
     graph = {key: Task(key, f, *map(parse_input, args)) for key, (f, args) in tasks.items()}
     if not graph:
         return {}
-    # An empty list of workers means any of them.
+    # An empty list of workers means any worker.
     pins = {key: [] if (at := workers.get(key)) is None else [at] for key in graph}
-    # Where the value is callable, the scheduler calls it with each key.
+    # If the value is callable, the scheduler calls it with each key.
     with annotate(workers=pins.__getitem__):
         futures: dict[Any, Any] = client._graph_to_futures(
             LLGExpr(graph, _determ_token=uuid.uuid4().hex),
@@ -230,13 +231,13 @@ def submit_tasks(
 
 
 def evict_worker(client: Any, address: str) -> None:
-    """Make the scheduler forget a worker that does not answer; returns at once.
+    """Make the scheduler remove a worker that does not answer; return at once.
 
-    It does so by itself after minutes (``distributed.scheduler.worker-ttl``). Until then
-    everything that this worker holds counts as there, and tasks that need it wait.
+    The scheduler does so by itself only after minutes (``distributed.scheduler.worker-ttl``). Until
+    then all data of this worker counts as available, and tasks that need it wait.
     """
 
-    async def kill(dask_worker: Any) -> None:  # on the nanny, which then starts another one
+    async def kill(dask_worker: Any) -> None:  # on the nanny, which then starts a new worker
         await dask_worker.process.process.kill()
 
     async def ask_nanny() -> None:
@@ -250,12 +251,13 @@ def evict_worker(client: Any, address: str) -> None:
         )
 
     async def ask_and_remove() -> None:
-        # The nanny's address is known only while the worker is on the list. That of a silent host
-        # never answers, and the fit waits for tasks that are still given to its worker.
+        # The nanny's address is known only while the worker is listed. The nanny of an unreachable
+        # host never answers, but until the worker is removed, tasks are still assigned to it and
+        # the fit waits.
         asking = asyncio.ensure_future(ask_nanny())
         await asyncio.wait({asking}, timeout=_NANNY_HEAD_START)
         with suppress(Exception):
-            removing: Any = client.run_on_scheduler(remove)  # in the client's loop a coroutine
+            removing: Any = client.run_on_scheduler(remove)  # a coroutine in the client's loop
             await removing
         with suppress(Exception):
             await asking
@@ -268,15 +270,15 @@ def evict_worker(client: Any, address: str) -> None:
 
 
 async def is_process_busy(client: Any, address: str) -> bool:
-    """Return whether a worker's process computes, or waits for a core, as its nanny sees it.
+    """Return whether a worker's process computes, or waits for a core, according to its nanny.
 
-    False where it is stopped, sleeps or is gone, and where no nanny answers. Called in the
-    client's event loop.
+    False if it is stopped, asleep or gone, or if no nanny answers. Call this in the client's event
+    loop.
     """
 
-    # Pickled by value, as the nanny's process need not have loaded this package.
+    # Pickled by value, since the nanny's process may not have loaded this package.
     async def look(dask_worker: Any) -> bool:
-        import psutil  # which distributed needs
+        import psutil  # a dependency of distributed
 
         if not dask_worker.pid:
             return False
@@ -286,8 +288,8 @@ async def is_process_busy(client: Any, address: str) -> bool:
             await asyncio.sleep(_LOOKS_APART)
             if sum(process.cpu_times()[:2]) - before >= _BUSY_CPU_SECONDS:
                 return True
-            # On a crowded machine it may wait for a core for longer than that. Linux tells it of
-            # each thread: the main one sleeps where another one holds Python's lock.
+            # On a busy machine the process may wait longer than that for a core. Linux shows this
+            # per thread: the main thread sleeps while another one holds Python's lock.
             for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
                 with suppress(OSError):  # a thread that has just ended
                     if thread.read_text().rpartition(")")[2].split()[0] == "R":
@@ -302,15 +304,15 @@ async def is_process_busy(client: Any, address: str) -> bool:
 
 
 def find_failed_task(client: Any, key: Any) -> Any | None:
-    """Return the key of the task whose exception ended another, as the scheduler blames it."""
+    """Return the key of the task whose exception ended another, according to the scheduler."""
 
     def blamed(dask_scheduler: Any) -> Any | None:
         task = dask_scheduler.tasks.get(key)
-        # A task that failed since another one did names that one.
+        # A task that failed because another one did has the other one's key.
         blame = task and (task.exception_blame or task)
         return blame and blame.key
 
-    with suppress(Exception):  # the scheduler is gone, or another version: the error says enough
+    with suppress(Exception):  # the scheduler is gone, or of another version
         return client.run_on_scheduler(blamed)
     return None
 
@@ -318,10 +320,10 @@ def find_failed_task(client: Any, key: Any) -> Any | None:
 def release_stuck_tasks(
     client: Any, keys: list[Any], killed: list[Any] | None = None, *, ours: bool = True
 ) -> None:
-    """Let tasks begin on other workers than those that begin none, and try some once more.
+    """Let tasks start on other workers if theirs do not start them, and retry some failed tasks.
 
-    A task that is pinned to workers that went, or are paused, waits for ever; so does one that
-    lies at a paused worker.
+    A task waits for ever if it is pinned to workers that left or are paused, or if it is assigned
+    to a paused worker.
     """
 
     def is_begun(worker: Any, ts: Any) -> bool:
@@ -332,7 +334,7 @@ def release_stuck_tasks(
         tasks, running = dask_scheduler.tasks, dask_scheduler.running
         able = {worker.address for worker in running}
         moves: dict[Any, str] = {}
-        # The tasks and all that they need, as far as it is not in memory.
+        # The tasks and all their dependencies that are not in memory.
         stack, seen = [tasks[key] for key in keys if key in tasks], set()
         while stack:
             ts = stack.pop()
@@ -345,12 +347,12 @@ def release_stuck_tasks(
                 if ts.state == "no-worker":
                     moves[ts.key] = "processing"
             worker = ts.processing_on
-            # What a paused worker works on it will finish.
+            # A paused worker still finishes the tasks that it has started.
             if worker and worker not in running and not is_begun(worker, ts):
                 moves[ts.key] = "released"
         dask_scheduler.transitions(moves, stimulus)
-        # Tasks that were there when workers died are suspected; after `allowed-failures` Dask gives
-        # them up. A clean record lets them be tried once more.
+        # Tasks that were assigned to workers that died are suspected; after `allowed-failures` Dask
+        # gives them up. Resetting the count lets them be retried.
         erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]
         if erred:
             for ts in seen:
@@ -358,26 +360,26 @@ def release_stuck_tasks(
             dask_scheduler.stimulus_retry(erred)
 
     if keys:
-        with suppress(OSError):  # the scheduler is gone: the next roll call says so
+        with suppress(OSError):  # the scheduler is gone: the next membership check reports it
             client.run_on_scheduler(free)
 
 
 def shorten_lost_connections() -> None:
-    """Let Dask tell of a scheduler that is gone in a line, in this process from now on.
+    """Make this process log the loss of a scheduler in one line, from now on.
 
-    It logs fifty lines: of a worker whose heartbeat fails while its cluster closes, and of a client
-    that is closed while it tries to connect again. Called again, it changes nothing.
+    By default Dask logs fifty lines, for a worker whose heartbeat fails while its cluster closes,
+    and for a client that is closed while it reconnects. Repeated calls have no effect.
     """
     for name in ("distributed.worker", "distributed.client"):
         logging.getLogger(name).addFilter(_shorten_record)
 
 
-#: Start of what a worker logs where its heartbeat fails.
+#: Start of a worker's log message for a failed heartbeat.
 HEARTBEAT_FAILED = "Failed to communicate with scheduler during heartbeat"
 
 
 def _shorten_record(record: logging.LogRecord) -> bool:
-    """Take the traceback from a record of a lost connection; drop one of a cancelled attempt."""
+    """Remove the traceback from a record of a lost connection; drop that of a cancelled attempt."""
     error = record.exc_info[1] if record.exc_info else None
     if record.name == "distributed.client":
         return not isinstance(error, asyncio.CancelledError)
@@ -388,13 +390,14 @@ def _shorten_record(record: logging.LogRecord) -> bool:
 
 
 def silence_batch_timeouts(loop: Any) -> None:
-    """Let a loop of our own end while streams of messages wait for the deadlines of their batches.
+    """Let our own loop end while batched streams of messages wait for their deadlines.
 
-    Where it ends in the very turn in which one runs out, asyncio would tell the user of it.
+    If the loop ends in the same iteration in which a deadline expires, asyncio would report it to
+    the user.
     """
 
     def handle(asyncio_loop: Any, context: dict[str, Any]) -> None:
-        is_wait = type(context.get("future")) is asyncio.Future  # and no task
+        is_wait = type(context.get("future")) is asyncio.Future  # rather than a task
         if not (is_wait and isinstance(context.get("exception"), TimeoutError)):
             asyncio_loop.default_exception_handler(context)
 
@@ -402,7 +405,7 @@ def silence_batch_timeouts(loop: Any) -> None:
 
 
 def flush_client(client: Any) -> None:
-    """Send the scheduler at once what the client has for it; Dask sends each 10 ms."""
+    """Send the client's pending messages to the scheduler at once; Dask sends them every 10 ms."""
 
     def send() -> None:
         with suppress(AttributeError):
@@ -416,17 +419,17 @@ def flush_client(client: Any) -> None:
 def renew_timers(node: Any) -> int:
     """Restart the timers of a worker, a scheduler or a client whose clock was set back.
 
-    Tornado's periodic calls, heartbeats among them, and Dask's batches of messages wait until a
-    time of the wall clock, so they would wait for as long as it was set back: perhaps longer than
-    the scheduler waits for a heartbeat. Called in the node's event loop; returns how many were
-    restarted.
+    Tornado's periodic callbacks, including heartbeats, and Dask's batches of messages wait for a
+    time of the wall clock. If the clock is set back, they wait longer by that amount, perhaps
+    longer than the scheduler waits for a heartbeat. Call this in the node's event loop; it returns
+    the number of restarted timers.
     """
     now, n_renewed = time.time(), 0
-    # A client's have a private name.
+    # A client stores its timers under a private name.
     timers = node._periodic_callbacks if isinstance(node, Client) else node.periodic_callbacks
     for timer in list(timers.values()):
         ahead = getattr(timer, "_next_timeout", now) - now
-        # A timer whose turn is next lies an interval ahead at most.
+        # The next call of a timer is at most one interval in the future.
         if timer.is_running() and ahead > 2 * timer.callback_time / 1e3:
             timer.stop()
             timer.start()
@@ -451,7 +454,7 @@ def _list_message_streams(node: Any) -> list[Any]:
 
 
 def renew_client_timers(client: Any) -> None:
-    """Restart the timers of a client whose clock was set back; returns at once."""
+    """Restart the timers of a client whose clock was set back; return at once."""
     client.loop.add_callback(renew_timers, client)
 
 
@@ -461,12 +464,12 @@ def renew_scheduler_timers(client: Any) -> None:
     def renew(dask_scheduler: Any) -> None:
         renew_timers(dask_scheduler)
 
-    with suppress(OSError):  # the scheduler is gone: the next roll call says so
+    with suppress(OSError):  # the scheduler is gone: the next membership check reports it
         client.run_on_scheduler(renew)
 
 
 def finish_retirement(client: Any, address: str) -> None:
-    """Finish a retirement that an actor of ours was in the way of; returns at once."""
+    """Finish a retirement that one of our actors prevented; return at once."""
 
     def run() -> None:
         deadline = time.monotonic() + _RETIRE_SECONDS
@@ -479,7 +482,7 @@ def finish_retirement(client: Any, address: str) -> None:
 
 
 def measure_memory(worker: Any) -> tuple[int, int]:
-    """Return the bytes that a worker's process has in memory, and that Dask has put on its disk."""
+    """Return the bytes that a worker's process has in memory, and that Dask has spilled to disk."""
     memory = worker.monitor.get_process_memory()
     spilled = getattr(getattr(worker.data, "spilled_total", None), "disk", 0)
     return int(memory), int(spilled)

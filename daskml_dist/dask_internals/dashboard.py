@@ -1,4 +1,4 @@
-"""Parts of distributed's dashboard, beside which the package serves a page; needs bokeh."""
+"""Parts of distributed's dashboard, to which the package adds a page; needs bokeh."""
 
 from __future__ import annotations
 

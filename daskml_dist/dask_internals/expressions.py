@@ -1,10 +1,10 @@
-"""Dataframe expressions, lowered to tasks so that partitions of several frames belong together.
+"""Dataframe expressions, lowered to tasks such that partitions of several frames match.
 
-Dask rewrites the expression behind a dataframe before it makes tasks of it. What it makes of two
-columns separately may be two shuffles, which give their rows in different orders, or two reads
-that are cut differently. So frames of one fit are lowered together. A frame that must be lowered
-alone (a prediction is lazy, and is compared with a target later) is lowered so that its shuffles
-are the same tasks as in anything else made of that frame.
+Dask rewrites the expression of a dataframe before it makes tasks from it. For two columns that are
+lowered separately, this may give two shuffles with different orders of rows, or two reads that are
+divided differently. Therefore frames of one fit are lowered together. A frame that must be lowered
+separately (for example a lazy prediction, which is compared with a target later) is lowered such
+that its shuffles are the same tasks as in every other expression with that frame.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-#: Lowered expressions that give rows in the order in which these happen to arrive.
+#: Lowered expressions that give rows in the order of their arrival.
 _UNORDERED_SHUFFLES = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
 
 
 def lower_partitions(frame: Any) -> list[Delayed]:
-    """Return the partitions of a frame that is lowered alone.
+    """Return the partitions of a frame that is lowered separately.
 
-    Its shuffles are the same tasks as in anything else that is made of the frame. Projections of
-    columns and filters are pushed down into reads, though not through a shuffle. Nothing is fused:
-    tasks that are fused in X and in y would compute twice what both share.
+    Its shuffles are the same tasks as in every other expression with this frame. Projections of
+    columns and filters are pushed down into reads, but not through a shuffle. Nothing is fused: if
+    tasks were fused in X and in y, shared tasks would be computed twice.
     """
     return split_partitions(lower_or_fall_back(lower_separately, [frame.expr]))[0]
 
@@ -40,9 +40,9 @@ def make_frame_from_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, nam
 
 
 def find_read_function(frame: Any) -> Any:
-    """Return the function that reads every partition of a frame, or of columns taken of one.
+    """Return the function that reads every partition of a frame, or of selected columns of it.
 
-    None where the frame is anything else than all parts of one `dask.dataframe.from_map`.
+    None unless the frame is all parts of one `dask.dataframe.from_map`.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io.io import FromMap
@@ -60,16 +60,16 @@ def find_read_function(frame: Any) -> Any:
 def lower_or_fall_back(
     lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]
 ) -> Sequence[Expr]:
-    """Lower expressions in one of the three ways, or as Dask does itself where that way fails."""
+    """Lower expressions in one of the three ways, or as Dask does itself if that way fails."""
     try:
         return lower(exprs)
     except AssertionError:
-        # Dask counts the partitions of a repartitioned read wrongly before it has tuned the read.
+        # Dask miscounts the partitions of a repartitioned read before it has tuned the read.
         return [optimize_until(expr, "physical") for expr in exprs]
 
 
 def lower_together(exprs: list[Expr]) -> Sequence[Expr]:
-    """Lower expressions as one: a shared part is made once, with the columns that any needs."""
+    """Lower expressions as one: a shared part is made once, with all columns that are needed."""
     lowered: list[Expr] = _ExprSequence(*exprs).simplify().lower_completely().operands
     return lowered
 
@@ -83,19 +83,19 @@ def lower_separately(exprs: list[Expr]) -> Sequence[Expr]:
 def lower_all_partitions(exprs: list[Expr]) -> Sequence[Expr]:
     """Lower each expression alone to all of its partitions, with no filter pushed into reads.
 
-    A filter that is pushed into a read may leave partitions out, which then do not match others.
+    A filter that is pushed into a read may remove partitions, so that others no longer match.
     """
     known: dict[str, Expr] = {}
     return [_lower_shuffles(expr, known).lower_completely() for expr in exprs]
 
 
 def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
-    """Return an expression whose shuffles are lowered, from the bottom up, each by itself."""
+    """Return an expression whose shuffles are lowered separately, from the bottom up."""
     from dask.dataframe.dask_expr._expr import Blockwise, Fused
 
     if expr._name in known:
         return known[expr._name]
-    if isinstance(expr, Fused):  # the user called df.optimize(): all in it is lowered already
+    if isinstance(expr, Fused):  # the user called df.optimize(): everything is already lowered
         return expr
     operands = [_lower_shuffles(o, known) if isinstance(o, Expr) else o for o in expr.operands]
     settled = expr
@@ -104,7 +104,7 @@ def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
     if not isinstance(expr, Blockwise):
         lowered = settled.simplify().lower_completely()
         if any(type(node).__name__ in _UNORDERED_SHUFFLES for node in lowered.walk()):
-            # From here on Dask sees finished tasks, and can push no projection into the shuffle,
+            # From here on Dask has finished tasks, and cannot push a projection into the shuffle,
             # which would make another shuffle, with another order, for each set of columns.
             keys, token = lowered.__dask_keys__(), tokenize(lowered._name)
             settled = _wrap_tasks(
@@ -117,10 +117,10 @@ def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
 def _wrap_tasks(
     graph: dict[Any, Any], keys: list[Any], meta: Any, divisions: Any, name: str
 ) -> Expr:
-    """Return an expression of finished tasks, which Dask leaves as they are."""
+    """Return an expression of finished tasks, which Dask does not change."""
     from dask.dataframe.dask_expr.io.io import FromGraph
 
-    # With a token of its own: Dask would hash the whole graph for one.
+    # With an explicit token: otherwise Dask would hash the whole graph.
     wrapped: Expr = FromGraph(graph, meta, divisions, keys, "rows", _determ_token=name)
     return wrapped
 
@@ -141,21 +141,21 @@ def split_partitions(lowered: Sequence[Expr]) -> list[list[Delayed]]:
 
 
 def _resolve_aliases(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
-    """Return the keys that aliases stand for, which are those of persisted partitions.
+    """Return the keys to which aliases refer, which are those of persisted partitions.
 
-    The aliases themselves would be tasks of their own.
+    The aliases themselves would be separate tasks.
     """
     found = []
     for key in keys:
         while isinstance(tasks.get(key), Alias) and tasks[key].target in tasks:
             key = tasks[key].target
         found.append(key)
-    # Two partitions of one key would be one task, and one block of rows too few.
+    # Two partitions with one key would be one task, and a block of rows would be missing.
     return found if len(set(found)) == len(keys) else keys
 
 
 def _build_graph(*lowered: Expr) -> dict[Any, Any]:
-    """Return the tasks of lowered expressions, those of shared parts once."""
+    """Return the tasks of lowered expressions; tasks of shared parts are made once."""
     graph: dict[Any, Any] = {}
     seen: set[str] = set()
     for expr in lowered:
@@ -163,7 +163,7 @@ def _build_graph(*lowered: Expr) -> dict[Any, Any]:
             if node._name not in seen:
                 seen.add(node._name)
                 graph.update(node._layer())
-    # `from_delayed` without a check of its partitions stores aliases under keys not their own.
+    # `from_delayed` without a check of its partitions stores aliases under wrong keys.
     for key, task in graph.items():
         if isinstance(task, Alias) and task.key != key:
             graph[key] = Alias(key, task.target)

@@ -1,21 +1,21 @@
-"""Reads of Parquet files, as Dask's dataframes hold them in their tasks."""
+"""Reads of Parquet files, as represented in the tasks of Dask dataframes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-#: Options of Dask's reader that change no number.
+#: Options of Dask's reader that do not change any number.
 _HARMLESS_OPTIONS = {"schema", "convert_string", "dtype_backend"}
 
 
 def is_parquet_read(function: Any) -> bool:
-    """Return whether a task's function reads Parquet; told without importing dask.dataframe."""
+    """Return whether a task's function reads Parquet, without importing dask.dataframe."""
     return type(function).__name__ == "ParquetFunctionWrapper"
 
 
 def is_plain_read(read: Any, names: Sequence[str]) -> bool:
-    """Return whether Dask's reader reads columns of local files unfiltered and unchanged."""
+    """Return whether Dask's reader reads columns of local files without filters or changes."""
     from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
     from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
 
@@ -24,7 +24,8 @@ def is_plain_read(read: Any, names: Sequence[str]) -> bool:
     options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS}
     if set(options.pop("categories", ())) & set(names):
         return False
-    # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
+    # Options for datasets and files that Dask itself sets: they do not change the content of a
+    # file.
     dataset = dict(options.pop("dataset", {}))
     dataset.pop("format", None)
     files = {k: v for k, v in options.pop("read", {}).items() if v}
@@ -33,7 +34,7 @@ def is_plain_read(read: Any, names: Sequence[str]) -> bool:
 
 
 def parse_piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
-    """Return the path and row groups (None: all) of a partition's description; None if unclear."""
+    """Return path and row groups (None: all) of a partition's description; None if unclear."""
     if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
         return None
     path, groups, keys = one["piece"] if isinstance(one["piece"], tuple) else (None, None, None)

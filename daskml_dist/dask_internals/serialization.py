@@ -1,4 +1,4 @@
-"""Serializers of distributed, by which objects travel between workers."""
+"""Serializers of distributed, which convert objects that are sent between workers."""
 
 from __future__ import annotations
 

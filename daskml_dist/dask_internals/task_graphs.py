@@ -1,13 +1,12 @@
-"""Dask graphs as the scheduler reads them: tasks, what each needs, and data that workers hold.
+"""Dask graphs in the scheduler's format: tasks, their dependencies, and data on workers.
 
-A graph may hold tasks of three kinds: nodes of `dask._task_spec`, tuples ``(function, *args)`` of
-the older format, and futures of data that a client has persisted. All code that looks into a graph
-does so through this module, so that every part of the package sees the same dependencies.
+A graph may contain tasks of three kinds: nodes of `dask._task_spec`, tuples ``(function, *args)``
+of the older format, and futures of data that a client has persisted. All code that inspects a graph
+uses this module, so that every part of the package finds the same dependencies.
 
-The shuffles that a graph holds decide whether rows come in one order: Dask's shuffles on disk and
-between workers give the rows of a partition in the order in which they happened to arrive. Rows
-that come out of two such shuffles do not belong together, even where both shuffle the same frame by
-the same column.
+The shuffles in a graph determine whether rows have a fixed order: Dask's shuffles on disk and
+between workers return the rows of a partition in the order of their arrival. Rows of two such
+shuffles do not match, even if both shuffle the same frame by the same column.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ __all__ = [
 
 _CONTAINER_TYPES = (list, tuple, set, frozenset)
 
-#: What else than a loss leaves a graph with a key that nothing makes, and the remedy. Dask lowers
-#: a shuffled frame after the tasks of an assigned array have named its index.
+#: Cause, other than a loss, of a graph with a key that no task makes, and the remedy: Dask lowers a
+#: shuffled frame after the tasks of an assigned array have used the name of its index.
 MISSING_TASKS_HINT = (
     "Or a Dask Array, such as predictions, was assigned to a dataframe that comes out of a shuffle "
     "(df.assign(p=array)), for which Dask makes a graph that lacks tasks: call df = df.persist() "
@@ -65,7 +64,7 @@ MISSING_TASKS_HINT = (
 
 
 def is_future(value: Any) -> bool:
-    """Return whether a value is a future of Dask's, without importing distributed."""
+    """Return whether a value is a Dask future, without importing distributed."""
     if "distributed" not in sys.modules:
         return False
     from distributed import Future
@@ -76,19 +75,19 @@ def is_future(value: Any) -> bool:
 def collect_layers(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
     """Return the layers of the graphs of some Delayed objects, by name.
 
-    Objects made of one collection share their layers: to merge whole graphs would take quadratic
+    Objects made from one collection share their layers: merging whole graphs would take quadratic
     time.
     """
     layers: dict[str, Mapping[Any, Any]] = {}
     for value in lazy:
         graph = value.dask
-        # Of what is persisted the graph is a plain dictionary.
+        # The graph of a persisted object is a plain dictionary.
         layers.update(graph.layers if hasattr(graph, "layers") else {value.key: graph})
     return layers
 
 
 def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """Return every future in some graphs, by its key, however deep in an argument it lies."""
+    """Return every future in some graphs, by its key, at any depth of an argument."""
     found: dict[Any, Any] = {}
     if "distributed" not in sys.modules:
         return found
@@ -99,10 +98,10 @@ def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
             value = stack.pop()
             if is_future(value):
                 found[value.key] = value
-            elif isinstance(value, Task):  # containers of Dask's (`List`, `Dict`) are tasks, too
+            elif isinstance(value, Task):  # Dask's containers (`List`, `Dict`) are also tasks
                 stack.extend(value.args)
                 stack.extend(value.kwargs.values())
-            elif isinstance(value, dict):  # also the inner graph of a fused task
+            elif isinstance(value, dict):  # including the inner graph of a fused task
                 stack.extend(value.values())
             elif isinstance(value, _CONTAINER_TYPES):
                 stack.extend(value)
@@ -116,8 +115,8 @@ def convert_to_tasks(
     merged: dict[Any, Any] = {}
     for graph in graphs:
         merged.update(graph)
-    # Tuples of the older format name a dependency by its bare key, which is told from a literal by
-    # the keys that are known. Keys of futures must therefore be among these.
+    # Tuples of the older format refer to a dependency by its bare key, which is distinguished from
+    # a literal only by the known keys. Therefore keys of futures must be among these.
     tasks = convert_legacy_graph(merged, {*merged, *futures})
     return {key: task for key, task in tasks.items() if key not in futures}
 
@@ -128,7 +127,7 @@ def collect_dependencies(tasks: Mapping[Any, GraphNode]) -> set[Any]:
 
 
 def select_tasks(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[Any, GraphNode]:
-    """Return the tasks that are needed to make some keys; data on workers has none."""
+    """Return the tasks that are needed for some keys; data on workers has no task."""
     found: dict[Any, GraphNode] = {}
     stack = list(keys)
     while stack:
@@ -142,7 +141,7 @@ def select_tasks(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[An
 
 
 def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
-    """Return a short text that names a task for the user: its key and the function it calls."""
+    """Return a short text that names a task for the user, by its key and its function."""
     task = tasks.get(key)
     function = f", which calls {funcname(task.func)}," if isinstance(task, Task) else ""
     return f"its task {key!r}{function}"
@@ -151,10 +150,10 @@ def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
 def run_tasks(
     tasks: Mapping[Any, GraphNode], data: Mapping[Any, Any], key: Any, begun: list[Any]
 ) -> Any:
-    """Return the result of a task, made in the calling thread with all that it needs."""
-    # Data goes in as nodes: a bare list, tuple or string would be read as a task or a key.
+    """Return the result of a task, computed with its dependencies in the calling thread."""
+    # Data is passed as nodes: a bare list, tuple or string would be read as a task or a key.
     graph = {**tasks, **{name: DataNode(name, value) for name, value in data.items()}}
-    # Callbacks that are passed replace those that the user has registered for all of Dask.
+    # Explicit callbacks replace those that the user has registered for all of Dask.
     return get_sync(graph, key, callbacks=[(None, None, lambda k, *_: begun.append(k), None, None)])
 
 
@@ -162,9 +161,9 @@ _DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"
 
 
 def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
-    """Return the shuffles that decide the order of rows of some keys of a graph."""
+    """Return the shuffles that determine the order of rows of some keys of a graph."""
     tasks = {key: task for part in _iterate_layers(graph) for key, task in part.items()}
-    # Most graphs have none, and need not be walked.
+    # Most graphs have none, and need not be traversed.
     if not any(is_unordered_shuffle(task) for task in tasks.values()):
         return frozenset()
     tasks = {**dict(graph), **tasks}
@@ -178,7 +177,7 @@ def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
         if not is_unordered_shuffle(task):
             stack.extend(getattr(task, "dependencies", ()))  # a literal has none
         else:
-            # What is read from disk has a name of its own; keys in between are drawn at random.
+            # Reads from disk have a unique key; keys in between are drawn at random.
             found.add(
                 key[0] if _get_function_name(task) == (_DISK_SHUFFLE_MODULE, "collect") else key
             )
@@ -186,21 +185,21 @@ def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
 
 
 def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:
-    """Yield the layers of a graph, but for those that only map blocks and need not be made here."""
+    """Yield the layers of a graph, except those that only map blocks and need not be made here."""
     for layer in graph.layers.values():
         if not isinstance(layer, Blockwise):
             yield layer
 
 
 def is_shuffle_barrier(task: Any) -> bool:
-    """Return whether a task is the one by whose key the scheduler knows a shuffle of workers."""
+    """Return whether the scheduler identifies a shuffle between workers by this task's key."""
     return type(task).__name__ == "P2PBarrierTask"
 
 
 def is_unordered_shuffle(task: Any) -> bool:
-    """Return whether a task is a step of a shuffle that gives rows as they arrive."""
+    """Return whether a task is a step of a shuffle that returns rows in order of arrival."""
     if is_shuffle_barrier(task):
-        # Arrays are shuffled too when they are rechunked; their blocks know their places.
+        # Arrays are also shuffled when they are rechunked; their blocks have fixed positions.
         return type(task.spec).__name__ == "DataFrameShuffleSpec"
     return _get_function_name(task) in (
         (_DISK_SHUFFLE_MODULE, "collect"),
@@ -209,7 +208,7 @@ def is_unordered_shuffle(task: Any) -> bool:
 
 
 def _get_function_name(task: Any) -> tuple[str, str]:
-    """Return module and name of the function that a task calls; dask.dataframe is not imported."""
+    """Return module and name of a task's function, without importing dask.dataframe."""
     if isinstance(task, GraphNode):
         function = getattr(task, "func", None)
     else:

@@ -364,9 +364,7 @@ class _DecoupledSimulation:
         self._at(self._now + seconds, self._reach, worker)
 
     def _reach(self, worker: int) -> None:
-        """Push if the last push was answered; otherwise wait for the answer, or continue without
-        it.
-        """
+        """Push if the last push was answered; else wait for the answer, or continue without it."""
         waits = self._policy.quorum is None or self._clocks[worker] == self._steps
         if worker in self._open and waits:
             self._idle.add(worker)
@@ -393,9 +391,7 @@ class _DecoupledSimulation:
         self._apply(worker)
 
     def _apply(self, _: int) -> None:
-        """Apply the pushes that are due, and answer; check again when the grace of the round is
-        over.
-        """
+        """Apply the pushes that are due, and answer; check again after the round's grace."""
         group = self._gate.pop_due_lanes()
         if not group:
             if (seconds := self._gate.seconds_to_due()) is not None:
