@@ -90,7 +90,7 @@ class RankGroup:
     """Group of ranks that run a function together, for collective calls within it.
 
     Every rank makes the same calls in the same order. Results of collectives are the same to the
-    bit on all ranks, unless they say otherwise.
+    bit on all ranks, unless their documentation states otherwise.
 
     Parameters
     ----------

@@ -439,7 +439,7 @@ class RoundsProgress(FitProgress):
 
     def next_part(self, length: int | None, stopped: bool) -> FitSpec:
         """Return the fit that resumes from the log and pauses after at most `length` passes."""
-        # A stopped solver does not pause once more: it runs to its own end, and returns its last
+        # A stopped solver does not pause again: it runs to its own end, and returns its last
         # iterate instead of a log.
         done = len(self.records)
         return self.fit.replace_work(
@@ -455,7 +455,7 @@ class RoundsProgress(FitProgress):
         self._log = self.state.extra.get("log")
 
     def is_due(self, every: int, stopped: bool) -> bool:
-        """Return whether the solver returned a log, which is what a checkpoint holds."""
+        """Return whether the solver returned a log, which a checkpoint saves."""
         return self._log is not None
 
     def get_saved_state(self) -> tuple[Any, dict[str, Any]]:

@@ -134,7 +134,7 @@ class Learner(ABC):
     def load(self, states: dict[int, ShardState]) -> None:
         """Start or continue from the parameters of each lane; servers already have them."""
 
-    def flush(self) -> None:  # noqa: B027 (most push what they have at once)
+    def flush(self) -> None:  # noqa: B027 (most learners push immediately)
         """Push all gradients that have not been pushed, and wait until the servers have them."""
 
     def states(self) -> dict[int, ShardState]:

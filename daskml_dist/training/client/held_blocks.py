@@ -83,7 +83,7 @@ class HeldBlocks:
 
     @cached_property
     def first(self) -> list[Any]:
-        """Return all blocks, lazy, as they are made the first time."""
+        """Return all blocks as lazy objects, before any was made again."""
         return self._collection.delayed_blocks()
 
     @cached_property

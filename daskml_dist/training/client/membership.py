@@ -208,7 +208,7 @@ class Membership:
         """Take the roll; return the threads of each worker that may have a part."""
         workers = list_workers(self._client)
         now = time.monotonic()
-        # The client itself was suspended, so missing heartbeats say nothing about the workers.
+        # The client itself was suspended, so missing heartbeats do not show a loss.
         if now - self._last_call > _GAP:
             self._seen.clear()
         last_call, self._last_call = self._last_call, now
