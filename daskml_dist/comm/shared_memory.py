@@ -166,7 +166,7 @@ class WakePipe:
         bell = cls(_reopen_descriptor(pid, number))
         state = os.fstat(bell.descriptor)
         if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
-            raise OSError("not a bell of this user")
+            raise OSError("this descriptor is no wake pipe of this user")
         return bell
 
     def ring(self) -> None:
