@@ -51,6 +51,9 @@ class DeviceArray:
     def __setitem__(self, at: Any, values: Any) -> None:
         self.values[_unpack(at)] = _unpack(values)
 
+    def reshape(self, *shape: int) -> DeviceArray:
+        return DeviceArray(self.values.reshape(*shape))
+
     @property
     def T(self) -> DeviceArray:
         return DeviceArray(self.values.T)
@@ -147,12 +150,12 @@ class DeviceCSR:
         return DeviceCSR(self.values[at])
 
 
-#: Functions of the array API standard, which CuPy has too, that the package calls.
+#: Functions of the array API standard, which CuPy has too, that the package calls; and `bincount`.
 _FUNCTIONS = set(
-    "abs add all any argmax argmin argsort astype broadcast_to clip concat count_nonzero divide "
-    "equal exp floor isfinite isinf isnan log log1p max maximum mean min minimum multiply nonzero "
-    "arange ones permute_dims reshape searchsorted sort sqrt square stack subtract sum take "
-    "unique_counts unique_values where zeros zeros_like".split()
+    "abs add all any argmax argmin argsort astype bincount broadcast_to clip concat count_nonzero "
+    "divide equal exp floor isfinite isinf isnan log log1p max maximum mean min minimum multiply "
+    "nonzero arange ones permute_dims reshape searchsorted sort sqrt square stack subtract sum "
+    "take unique_counts unique_inverse unique_values where zeros zeros_like".split()
 )
 
 

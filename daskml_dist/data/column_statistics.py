@@ -390,21 +390,23 @@ class WeightedMoments:
 
     @classmethod
     def of(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
-        """Return the moments of some numbers."""
-        columns = (values if values.ndim == 2 else values[:, None]).astype(np.float64, copy=False)
+        """Return the moments of some numbers, which may lie on a GPU, with weights beside them."""
+        columns = cast(values if values.ndim == 2 else values[:, None], np.dtype(np.float64))
         n_rows, width = columns.shape
-        given = None if weights is None else weights.astype(np.float64, copy=False)
-        weight = float(n_rows if given is None else given.sum())
+        given = None if weights is None else cast(weights, np.dtype(np.float64))
+        weight = float(n_rows if given is None else total(given))
         if not weight > 0:
             return cls(weight, np.zeros(width), np.zeros(width), np.zeros(width))
         # A row without weight may hold anything.
-        origin = columns[0 if given is None else int(given.argmax())].copy()
+        origin = columns[0 if given is None else int(namespace(given).argmax(given))]
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow shows in the moments
             distances = columns - origin
             offset = _sum_weighted(distances, given) / weight
             distances -= offset
             distances *= distances
-            return cls(weight, origin, offset, _sum_weighted(distances, given))
+            squares = _sum_weighted(distances, given)
+        # Of the host's rows a copy, since a view would keep them all in memory.
+        return cls(weight, *(copy_to_host(found).copy() for found in (origin, offset, squares)))
 
     def __add__(self, other: WeightedMoments) -> WeightedMoments:
         if not self.weight > 0 or not other.weight > 0:
@@ -432,9 +434,9 @@ class WeightedMoments:
         return np.sqrt(self.squares / (self.weight or 1.0))
 
 
-def _sum_weighted(values: Numbers, weights: Numbers | None) -> Numbers:
+def _sum_weighted(values: Any, weights: Any) -> Any:
     """Return the weighted sum of each column."""
-    return np.asarray(values.sum(axis=0) if weights is None else weights @ values)
+    return total(values, axis=0) if weights is None else weights @ values
 
 
 Places: TypeAlias = NDArray[np.integer[Any]]

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.backends.namespace import cast
 from daskml_dist.data.batch_files import spool_batches
 from daskml_dist.data.eager_tables import convert_eager_table, find_package, unwrap_narwhals
 from daskml_dist.data.eager_tables import load_pandas as load_pandas  # for many modules
@@ -422,24 +423,42 @@ def as_rows(
 
 def are_device_labels(values: Any) -> bool:
     """Return whether labels are plain numbers on a GPU, which are counted and encoded there."""
+    return are_device_numbers(values) and values.ndim == 1
+
+
+def are_device_numbers(values: Any) -> bool:
+    """Return whether values are a dense array of real numbers on a GPU."""
     is_dense_there = find_device(values) == "gpu" and not hasattr(values, "tocsr")
-    return is_dense_there and values.ndim == 1 and values.dtype.kind in "biuf"
+    return is_dense_there and values.dtype.kind in "biuf"
 
 
 def as_column(
-    values: Any, *, name: str, index: int | None = None, several: bool = False
+    values: Any,
+    *,
+    name: str,
+    index: int | None = None,
+    several: bool = False,
+    on_device: bool = False,
 ) -> NDArray[Any]:
-    """Make y or sample_weight an array of one dimension, of the dtype it has."""
-    values = copy_to_host(values)
+    """Make y or sample_weight an array of one dimension, of the dtype it has.
+
+    In host memory, unless they are numbers on a GPU and may stay there (`on_device`).
+    """
+    stays = on_device and are_device_numbers(values)
+    values = values if stays else copy_to_host(values)
     # Several targets are a table of numbers, like X; a single target may also be labels, which are
     # kept as they are.
     if several and is_dataframe_like(values):
         return _convert_frame(values, None, index, choose_float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
-    array = (
-        _convert_series(values) if is_series_like(values) else convert_to_array(values, name, index)
-    )
+    array: NDArray[Any]
+    if stays:
+        array = values
+    elif is_series_like(values):
+        array = _convert_series(values)
+    else:
+        array = convert_to_array(values, name, index)
     if several and array.ndim == 2:
         return array
     if array.ndim == 2 and array.shape[1] == 1:
@@ -708,9 +727,12 @@ def convert_to_numbers(
 ) -> NDArray[Any]:
     """Make an array real numbers of a dtype; no copy where they are so already.
 
-    C-contiguous, unless `any_order` is asked for.
+    C-contiguous, unless `any_order` is asked for. Those on a GPU stay there, in their order.
     """
     check_numeric_dtype(values.dtype, name, index)
+    if find_device(values) == "gpu":
+        there: NDArray[Any] = cast(values, np.dtype(dtype))
+        return there
     try:
         # What is too large for the dtype becomes infinite, which the finite checks find.
         with np.errstate(over="ignore"):

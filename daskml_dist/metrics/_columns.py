@@ -3,6 +3,9 @@
 A metric of a Dask collection is three functions: the summary of a block, the merging of summaries,
 and the score of the merged one. `ScoredColumns` checks the blocks and runs these in one pass (a
 tree reduction). Rows in memory are checked by the same readers and scored by scikit-learn.
+
+Columns on a GPU are copied to the host, unless the summary is written in functions of the array API
+standard and asked for with `on_device`: it is then made where the columns lie, and alone leaves it.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, total
+from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import find_first_nonfinite
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.column_statistics import count_whole_numbers
 from daskml_dist.data.conversion import (
+    are_device_numbers,
     as_column,
     as_rows,
     check_no_missing,
@@ -57,8 +63,8 @@ Sums = NDArray[np.float64]
 
 
 #: Rows of a piece, for metrics that go through a block in pieces: 120 kB a column of float64, so
-#: that temporary arrays stay in a core's cache.
-_PIECE_ROWS = 15_000
+#: that temporary arrays stay in a core's cache. On a GPU: bytes of a piece, counted as float64.
+_PIECE_ROWS, _DEVICE_PIECE_BYTES = 15_000, 2**28
 
 
 class MissingValues(InvalidDataError):
@@ -80,12 +86,12 @@ class MissingValues(InvalidDataError):
         return type(self), (*self.args, self.column)
 
 
-# --- readers of a block's columns ------------------------------------------------------------
+# --- readers of a block's columns; numbers on a GPU stay there -------------------------------
 
 
 def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return a column of labels (strings, booleans or whole numbers) of a block as an array."""
-    labels = as_column(values, name=name, index=index)
+    labels = as_column(values, name=name, index=index, on_device=True)
     _check_none_missing(labels, name, index)
     if labels.dtype.kind == "O":  # Python strings, or a mix that finding labels will refuse
         return labels
@@ -93,7 +99,8 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
     if labels.dtype.kind == "f":
         check_finite(labels, name, index)
         # Labels may be stored as floats, but a fraction is a probability or a regressor's answer.
-        if (labels != np.trunc(labels)).any():
+        xp = namespace(labels)
+        if xp.any(labels != xp.floor(labels)):
             raise InvalidDataError(
                 f"{describe_block(index)}{name} holds continuous values, not labels. Pass labels, "
                 "for example what predict() returns instead of predict_proba()."
@@ -103,7 +110,7 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
 
 def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return a column of finite numbers of a block as float32 or float64."""
-    column = as_column(values, name=name, index=index)
+    column = as_column(values, name=name, index=index, on_device=True)
     _check_none_missing(column, name, index)
     return _convert_to_finite(column, name, index)
 
@@ -112,14 +119,14 @@ def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return one or more columns of finite numbers of a block as float32 or float64."""
     if _has_one_column(values):
         return read_numbers(values, name, index)
-    columns = as_column(values, name=name, index=index, several=True)
+    columns = as_column(values, name=name, index=index, several=True, on_device=True)
     return _convert_to_finite(columns, name, index)
 
 
 def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """Return the scores or probabilities of a block, in one column or one column a class."""
-    if _has_one_column(values):
-        return read_numbers(values, name, index)
+    if _has_one_column(values) or are_device_numbers(values):
+        return read_targets(values, name, index)
     scores: NDArray[Any] = as_rows(values, index=index)
     if not isinstance(scores, np.ndarray):
         raise InvalidDataError(
@@ -173,7 +180,7 @@ def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[
     if isinstance(values, Real):  # one weight for all rows
         values = np.full(n_rows, values)
     check_weight_shape(values)
-    weights = as_column(values, name="sample_weight", index=index)
+    weights = as_column(values, name="sample_weight", index=index, on_device=True)
     _check_none_missing(weights, "sample_weight", index)
     # Integers stay integers: a confusion matrix has the dtype of the weights.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
@@ -184,7 +191,7 @@ def read_sample_weights(values: Any, n_rows: int, index: int | None) -> NDArray[
 
 def check_weights_nonnegative(weights: NDArray[Any]) -> None:
     """Raise `InvalidDataError` for a negative weight."""
-    if (weights < 0).any():
+    if namespace(weights).any(weights < 0):
         raise InvalidDataError(
             "Negative values in sample_weight, which this metric does not support for Dask "
             "collections. Make them zero or more."
@@ -223,7 +230,13 @@ def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
 
 
 def find_unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return the sorted distinct labels, and the position of each row's label among them."""
+    """Return the sorted distinct labels, and the position of each row's label among them.
+
+    The labels are in host memory, the positions where the rows lie.
+    """
+    if not is_host(labels):
+        values, places = namespace(labels).unique_inverse(labels)
+        return copy_to_host(values), places
     # Integers of a small range are counted in linear time, several times faster than a sort.
     if (counted := count_whole_numbers(labels)) is not None:
         return counted
@@ -280,6 +293,10 @@ class ScoredRows:
     y_true : ndarray of shape (n,), or (n, n_targets)
     y_pred : ndarray of shape (n,) or (n, n_columns)
     weight : ndarray of int64 or float64 of shape (n,), or None
+
+    Notes
+    -----
+    All are arrays of NumPy, or all of CuPy.
     """
 
     y_true: NDArray[Any]
@@ -294,7 +311,13 @@ class ScoredRows:
     @property
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each row as a float; 1 for every row where none are given."""
-        return np.asarray(np.ones(len(self.y_true)) if self.weight is None else self.weight, float)
+        given = self.weight
+        found: NDArray[np.float64] = (
+            ones((len(self.y_true),), np.float64, like=self.y_true)
+            if given is None
+            else cast(given, np.dtype(np.float64))
+        )
+        return found
 
 
 @dataclass(frozen=True)
@@ -341,9 +364,15 @@ class ScoredColumns:
         summarise: Callable[[ScoredRows], S],
         merge: Callable[[list[S]], S],
         collection: Collection,
+        **options: Any,
     ) -> S:
-        """Return the merged summary of all rows, by one tree reduction."""
-        summary: S = self.reduce_to_score(summarise, merge, collection, lambda whole: whole)
+        """Return the merged summary of all rows, by one tree reduction.
+
+        The options are those of :meth:`reduce_to_score`.
+        """
+        summary: S = self.reduce_to_score(
+            summarise, merge, collection, lambda whole: whole, **options
+        )
         return summary
 
     def reduce_to_score(
@@ -355,15 +384,17 @@ class ScoredColumns:
         *,
         in_pieces: bool = False,
         compute: bool = True,
+        on_device: bool = False,
     ) -> Any:
         """Return `finish` of the merged summary of all rows, in one pass.
 
         Without `compute` it is a `dask.delayed.Delayed`. `in_pieces` summarises and merges within
-        each block first, `_PIECE_ROWS` at a time.
+        each block first, some rows at a time. `on_device`: `summarise` takes arrays of CuPy, too,
+        and returns what is in host memory.
         """
         if in_pieces:
             summarise = partial(_summarise_in_pieces, summarise, merge)
-        of_block = partial(_summarise_block, self, summarise)
+        of_block = partial(_summarise_block, self, summarise, on_device)
         end = partial(_finish_summary, finish, self.pred_name)
         if not compute:
             return reduce_lazily(collection, of_block, merge, end)
@@ -386,9 +417,19 @@ class ScoredColumns:
         return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
     def read_block(
-        self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any
+        self,
+        index: int | None,
+        y_pred: Any,
+        y_true: Any,
+        sample_weight: Any,
+        on_device: bool = False,
     ) -> ScoredRows:
-        """Return the checked rows of a block (`index` None: of rows in memory)."""
+        """Return the checked rows of a block (`index` None: of rows in memory).
+
+        In host memory, unless targets and predictions lie on a GPU and may stay there.
+        """
+        if not (on_device and are_device_numbers(y_true) and are_device_numbers(y_pred)):
+            y_pred, y_true, sample_weight = map(copy_to_host, (y_pred, y_true, sample_weight))
         truth = self.read_true(y_true, "y_true", index)
         prediction = self.read_pred(y_pred, self.pred_name, index)
         weight = read_sample_weights(sample_weight, len(truth), index)
@@ -410,19 +451,22 @@ class ScoredColumns:
                 f"{describe_block(index)}y_true and y_pred have different number of output "
                 f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
             )
+        if weight is not None and is_host(weight):
+            weight = namespace(truth).asarray(weight)  # to the GPU, if the rest lies there
         return ScoredRows(truth, prediction, weight)
 
 
 def _summarise_block(
     columns: ScoredColumns,
     summarise: Callable[[ScoredRows], S],
+    on_device: bool,
     index: int,
     y_pred: Any,
     y_true: Any,
     sample_weight: Any,
 ) -> S | None:
     """Return the summary of a block; None for one without rows, as a filter may leave it."""
-    rows = columns.read_block(index, y_pred, y_true, sample_weight)
+    rows = columns.read_block(index, y_pred, y_true, sample_weight, on_device)
     # The dtype of an empty block means nothing, and summaries may need a row.
     return summarise(rows) if len(rows.y_true) else None
 
@@ -439,11 +483,13 @@ def _finish_summary(finish: Callable[[S], Any], pred_name: str, summary: S | Non
 def _summarise_in_pieces(
     summarise: Callable[[ScoredRows], S], merge: Callable[[list[S]], S], rows: ScoredRows
 ) -> S:
-    """Return the merged summary of a block's pieces, whose temporary arrays stay in the cache."""
-    starts = range(0, len(rows.y_true), _PIECE_ROWS)
-    if len(starts) == 1:
+    """Return the merged summary of a block's pieces, whose temporary arrays are small."""
+    n_rows, size = len(rows.y_true), _PIECE_ROWS
+    if not is_host(rows.y_true):
+        size = _DEVICE_PIECE_BYTES // (8 * max(math.prod(rows.y_pred.shape[1:]), 1))
+    if n_rows <= size:
         return summarise(rows)
-    return merge([summarise(rows.select(slice(a, a + _PIECE_ROWS))) for a in starts])
+    return merge([summarise(rows.select(some)) for some in row_slices(n_rows, size)])
 
 
 def as_table_of_columns(values: Any, name: str) -> Any:
@@ -560,6 +606,7 @@ def reduce_weighted_sums(
         partial(_finish_weighted_sums, finish),
         in_pieces=True,
         compute=compute,
+        on_device=True,
     )
 
 
@@ -572,8 +619,10 @@ def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
     found = values(rows.y_true, rows.y_pred)
     # One array, so that `add_arrays` merges the weight and the sums together.
     if rows.weight is None:
-        return np.append(len(found), found.sum(axis=0, dtype=np.float64))
-    return np.append(rows.weights.sum(), rows.weights @ found)
+        return np.append(len(found), copy_to_host(total(found, axis=0, dtype=np.float64)))
+    weights = rows.weights
+    sums = weights @ cast(found, weights.dtype)
+    return np.append(copy_to_host(total(weights)), copy_to_host(sums))
 
 
 def average_block_means(

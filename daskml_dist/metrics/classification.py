@@ -24,6 +24,8 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.metrics._columns import (
@@ -146,7 +148,8 @@ def _finish_accuracy(normalize: bool, weight: float, hits: NDArray[np.float64]) 
 
 def _compare_labels(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
     check_label_kinds(y_true, y_pred)
-    return np.asarray(y_true == y_pred)
+    same: NDArray[Any] = y_true == y_pred
+    return same
 
 
 @suggest_arguments
@@ -224,7 +227,9 @@ def reduce_to_label_pairs(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return arrays (true label, predicted label, weight) of all pairs, and the sorted labels."""
     collection = LABEL_COLUMNS.align(y_true, y_pred, sample_weight)
-    labels, counts = LABEL_COLUMNS.reduce(count_label_pairs, _merge_pair_counts, collection)
+    labels, counts = LABEL_COLUMNS.reduce(
+        count_label_pairs, _merge_pair_counts, collection, on_device=True
+    )
     pairs = counts.tocoo()
     return labels[pairs.row], labels[pairs.col], pairs.data, labels
 
@@ -233,9 +238,20 @@ def count_label_pairs(rows: ScoredRows) -> PairCounts:
     """Return the sorted labels of some rows, and the weight of each (true, predicted) pair."""
     check_label_kinds(rows.y_true, rows.y_pred)
     # Both columns at once, so that their labels get the same numbers.
-    labels, at = find_unique_labels(np.concatenate([rows.y_true, rows.y_pred]))
-    weight = np.ones(len(rows.y_true), np.int64) if rows.weight is None else rows.weight
-    return labels, _build_pair_matrix(weight, at[: len(weight)], at[len(weight) :], len(labels))
+    xp, n_rows = namespace(rows.y_true), len(rows.y_true)
+    labels, at = find_unique_labels(xp.concatenate([rows.y_true, rows.y_pred]))
+    down, across = at[:n_rows], at[n_rows:]
+    if xp is np:
+        weight = np.ones(n_rows, np.int64) if rows.weight is None else rows.weight
+        return labels, _build_pair_matrix(weight, down, across, len(labels))
+    # On a GPU pairs are numbered, and summed by number. `bincount` makes floats of weights.
+    pairs, places = xp.unique_inverse(down * len(labels) + across)
+    weights = None if rows.weight is None else rows.weights
+    sums = copy_to_host(xp.bincount(places, weights=weights))
+    if rows.weight is not None:
+        sums = sums.astype(rows.weight.dtype)
+    down, across = divmod(copy_to_host(pairs), len(labels))
+    return labels, _build_pair_matrix(sums, down, across, len(labels))
 
 
 def _merge_pair_counts(parts: list[PairCounts]) -> PairCounts:

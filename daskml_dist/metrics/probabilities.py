@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.exceptions import UndefinedMetricWarning
 
+from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, ones, total
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.errors.stack_level import user_stack_level
@@ -131,6 +133,7 @@ def log_loss(
         partial(_finish_log_loss, indicated, classes, normalize),
         in_pieces=True,
         compute=compute,
+        on_device=not indicated,
     )
 
 
@@ -169,13 +172,13 @@ def _sum_block_losses(rows: ScoredRows, classes: NDArray[Any] | None) -> _Column
     _check_probabilities(proba)
     # One column holds the probability of the larger of two labels.
     if proba.ndim == 1:
-        proba = np.column_stack([1 - proba, proba])
+        proba = namespace(proba).stack([1 - proba, proba], axis=1)
     labels, at = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, proba.shape[1])
     # Clipped to the precision of the dtype, as in scikit-learn, so that p = 0 has a finite loss.
     eps = np.finfo(proba.dtype).eps
     sums_to_one = _do_rows_sum_to_one(proba)
-    if len(labels) < proba.shape[1]:
+    if len(labels) < proba.shape[1] or not is_host(at):
         logs = partial(_compute_negative_logs, eps=eps)
         found = _sum_by_label_column(rows, proba, logs, classes)
         return found._replace(sums_to_one=sums_to_one)
@@ -212,12 +215,13 @@ def _sum_indicated_losses(rows: ScoredRows) -> _ColumnSums:
 
 def _do_rows_sum_to_one(proba: NDArray[Any]) -> bool:
     # A product with ones: row sums by BLAS. The tolerance is scikit-learn's.
-    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
-    return bool(np.abs(totals - 1).max() <= np.sqrt(np.finfo(proba.dtype).eps))
+    xp, totals = namespace(proba), proba @ ones(proba.shape[1:], proba.dtype, like=proba)
+    return bool(xp.max(abs(totals - 1)) <= np.sqrt(np.finfo(proba.dtype).eps))
 
 
-def _compute_negative_logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:
-    return np.asarray(-np.log(np.clip(proba, eps, 1 - eps)))
+def _compute_negative_logs(proba: Any, eps: Any) -> Any:
+    xp = namespace(proba)
+    return -xp.log(xp.clip(proba, eps, 1 - eps))
 
 
 def _finish_mean(found: _ColumnSums, summed: float, normalize: bool) -> float:
@@ -317,23 +321,27 @@ def _reduce_distances(
         return _sum_block_distances(rows, classes), rows.y_pred.ndim == 1
     collection = columns.align(y_true, y_proba, sample_weight)
     summarise = partial(_sum_block_distances, classes=classes)
-    found = columns.reduce(summarise, _merge_column_sums, collection)
+    found = columns.reduce(
+        summarise, _merge_column_sums, collection, in_pieces=True, on_device=True
+    )
     return found, collection.n_features == 1
 
 
 def _sum_block_distances(rows: ScoredRows, classes: NDArray[Any] | None) -> _ColumnSums:
     _check_probabilities(rows.y_pred)
-    proba = rows.y_pred.astype("float64", copy=False)
-    table = np.column_stack([1 - proba, proba]) if proba.ndim == 1 else proba
+    table = cast(rows.y_pred, np.dtype(np.float64))
+    if table.ndim == 1:
+        table = namespace(table).stack([1 - table, table], axis=1)
     return _sum_by_label_column(rows, table, _measure_squared_distances, classes)
 
 
-def _measure_squared_distances(table: NDArray[Any]) -> NDArray[np.float64]:
+def _measure_squared_distances(table: Any) -> Any:
     """Return the squared distance of each row from each corner of the simplex."""
     # The distance from corner j, as a sum of terms >= 0: expanded, |p|^2 - 2 p_j + 1 would lose the
     # digits of a small distance.
-    others = (table**2).sum(axis=1, keepdims=True) - table**2
-    return np.asarray(np.maximum(others, 0.0) + (1 - table) ** 2)
+    xp, squares, rest = namespace(table), table * table, 1 - table
+    others = xp.sum(squares, axis=1, keepdims=True) - squares
+    return xp.maximum(others, 0.0) + rest * rest
 
 
 def _resolve_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
@@ -477,11 +485,17 @@ def _sum_by_label_column(
     """Return the weighted sums of ``values(table)`` of a block, by label and column."""
     labels, at = find_unique_labels(rows.y_true)
     _check_block_labels(labels, classes, table.shape[1])
-    # A grouped sum as one sparse product: row i of the matrix has the weights of label i's rows.
-    places = (at, np.arange(len(at)))
-    weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
-    sums = weights @ values(table).astype("float64", copy=False)
-    return _ColumnSums(labels, sums, float(rows.weights.sum()))
+    found = cast(values(table), np.dtype(np.float64))
+    if is_host(at):
+        # A grouped sum as one sparse product: row i of the matrix has the weights of label i's
+        # rows.
+        places = (at, np.arange(len(at)))
+        weights = sparse.csr_array((rows.weights, places), shape=(len(labels), len(at)))
+        sums = weights @ found
+    else:
+        weighted = rows.weights[:, None] * found
+        sums = copy_to_host(one_hot(at, len(labels), found.dtype).T @ weighted)
+    return _ColumnSums(labels, sums, float(total(rows.weights)))
 
 
 def _merge_column_sums(parts: list[_ColumnSums]) -> _ColumnSums:
@@ -512,9 +526,11 @@ def _sum_own_columns(found: _ColumnSums, classes: NDArray[Any] | None) -> float:
 
 def _check_probabilities(proba: NDArray[Any]) -> None:
     """Raise `InvalidDataError` for numbers outside [0, 1]."""
-    if proba.min() < 0 or proba.max() > 1:
+    xp = namespace(proba)
+    low, high = (copy_to_host(of(proba)) for of in (xp.min, xp.max))
+    if low < 0 or high > 1:
         raise InvalidDataError(
-            f"y_proba holds {proba.min()} to {proba.max()}, which are not probabilities. Pass "
+            f"y_proba holds {low} to {high}, which are not probabilities. Pass "
             "the result of predict_proba()."
         )
 

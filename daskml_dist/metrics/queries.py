@@ -28,7 +28,12 @@ from dask.base import compute
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection, find_length
-from daskml_dist.data.conversion import check_no_missing, convert_foreign, describe_block
+from daskml_dist.data.conversion import (
+    check_no_missing,
+    convert_foreign,
+    copy_to_host,
+    describe_block,
+)
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.query_ids import join_queries, resolve_sizes
 from daskml_dist.data.reduce import reduce_lazily, reduce_parts
@@ -442,13 +447,13 @@ def _read_rows(index: int, y_score: Any, y_true: Any, sample_weight: Any) -> _Ra
     """Return the checked rows of a block."""
     joined = np.asarray(y_true, np.float64)
     labels = read_numbers(joined[:, 0], "y_true", index).astype(np.float64)
-    scores = read_numbers(y_score, "y_score", index).astype(np.float64)
+    scores = read_numbers(copy_to_host(y_score), "y_score", index).astype(np.float64)
     if len(scores) != len(labels):
         raise InvalidDataError(
             f"{describe_block(index)}y_true has {len(labels)} rows and y_score has {len(scores)}. "
             "Pass the same rows in each."
         )
-    weight = read_sample_weights(sample_weight, len(labels), index)
+    weight = read_sample_weights(copy_to_host(sample_weight), len(labels), index)
     weight = np.ones(len(labels)) if weight is None else weight.astype(np.float64)
     check_weights_nonnegative(weight)
     return _RankedRows(read_codes(joined), labels, scores, weight)

@@ -3,7 +3,7 @@
 Rows in memory are scored by scikit-learn's functions. A Dask collection is reduced to a summary
 from which the same score follows:
 
-- mean errors: the weighted sum of the rows' errors, in one pass;
+- mean errors: the weighted sum of the rows' errors, in one pass, on a GPU if they lie there;
 - R^2 and explained variance: means and sums of squares, merged without loss of digits;
 - deviances: scikit-learn's mean of each block, times the block's weight;
 - medians and other quantiles, exactly: a sketch of the values (`ColumnSketch`) brackets the
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import xlogy
 from sklearn.exceptions import UndefinedMetricWarning
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import (
     SKETCH_SIZE,
@@ -33,6 +34,7 @@ from daskml_dist.data.column_statistics import (
     merge_column_sketches,
     sketch_columns,
 )
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import add_arrays
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -214,13 +216,19 @@ def _score_in_memory(metric: Callable[..., Any], *rows: Any, **options: Any) -> 
     return score if np.ndim(score) else float(score)
 
 
-def _square_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
-    # Cast before the subtraction: unsigned integers would wrap around, and float32 round.
-    return np.asarray(np.subtract(y_true, y_pred, dtype="float64") ** 2)
+def _square_errors(y_true: Any, y_pred: Any) -> Any:
+    errors = _subtract(y_true, y_pred)
+    return errors * errors
 
 
-def _measure_absolute_errors(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
-    return np.asarray(np.abs(np.subtract(y_true, y_pred, dtype="float64")))
+def _measure_absolute_errors(y_true: Any, y_pred: Any) -> Any:
+    return abs(_subtract(y_true, y_pred))
+
+
+def _subtract(y_true: Any, y_pred: Any) -> Any:
+    """Return the errors, on the host or on a GPU."""
+    # Cast before the subtraction: float32 would round.
+    return cast(y_true, np.dtype(np.float64)) - cast(y_pred, np.dtype(np.float64))
 
 
 @suggest_arguments
@@ -332,7 +340,7 @@ def _score_by_moments(
     collection = TARGET_COLUMNS.align(*rows)
     finish = partial(_finish_moments, metric is theirs.r2_score, options)
     return TARGET_COLUMNS.reduce_to_score(
-        _sum_block_moments, _add_summaries, collection, finish, compute=compute
+        _sum_block_moments, _add_summaries, collection, finish, compute=compute, on_device=True
     )
 
 
@@ -349,8 +357,8 @@ def _finish_moments(is_r2: bool, options: dict[str, Any], moments: _ErrorMoments
 def _sum_block_moments(rows: ScoredRows) -> _ErrorMoments:
     weights = rows.weights
     check_weights_nonnegative(weights)
-    errors = np.subtract(rows.y_true, rows.y_pred, dtype="float64")
-    squares = np.atleast_1d(weights @ errors**2)
+    errors = _subtract(rows.y_true, rows.y_pred)
+    squares = np.atleast_1d(copy_to_host(weights @ (errors * errors)))
     targets = WeightedMoments.of(rows.y_true, weights)
     return _ErrorMoments(len(errors), targets, WeightedMoments.of(errors, weights), squares)
 
@@ -416,8 +424,9 @@ def _make_target_metric(
     )
 
 
-def _average_of_blocks(
+def _reduce_mean(
     source: Callable[..., Any],
+    values: Callable[..., Any],
     transform: Callable[[Any], Any],
     y_true: Any,
     y_pred: Any,
@@ -426,53 +435,72 @@ def _average_of_blocks(
     multioutput: Any = "uniform_average",
     **options: Any,
 ) -> Any:
-    """Return the blocks' weighted mean of scikit-learn's metric, transformed by target."""
-    _check_multioutput(multioutput)
+    """Return the weighted mean of `values` of a collection, transformed by target."""
     # One made-up row: scikit-learn raises for a bad option before any block is read.
     call_sklearn_metric(source, [1.0], [1.0], **options)
-    # By target: a transform such as the root comes before the average over targets.
-    each = partial(source, multioutput="raw_values", **options)
-    means = average_block_means(each, TARGET_COLUMNS, y_true, y_pred, sample_weight)
-    return _average_outputs(transform(means), multioutput)
+    return _score_mean(
+        source, partial(values, **options), y_true, y_pred, sample_weight, multioutput, True,
+        transform,
+    )  # fmt: skip
 
 
 def _make_mean_metric(
     source: Callable[..., Any],
+    values: Callable[..., Any],
     summary: str,
     transform: Callable[[Any], Any] = np.asarray,
-    of_blocks: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return the public function of a mean over rows.
+    """Return the public function of a mean over rows, of `values` of each, or of its root."""
+    return _make_target_metric(source, partial(_reduce_mean, source, values, transform), summary)
 
-    If `of_blocks` is given, the score of a collection is ``transform`` of that metric's mean: a
-    root mean square is no mean over rows, its square is.
-    """
-    lazily = partial(_average_of_blocks, of_blocks or source, transform)
-    return _make_target_metric(source, lazily, summary)
+
+def _measure_relative_errors(y_true: Any, y_pred: Any) -> Any:
+    # Zeros are taken for the least number that divides, as in scikit-learn.
+    size = abs(cast(y_true, np.dtype(np.float64)))
+    least = float(np.finfo(np.float64).eps)
+    return _measure_absolute_errors(y_true, y_pred) / namespace(size).maximum(size, least)
+
+
+def _measure_pinball_losses(y_true: Any, y_pred: Any, alpha: float = 0.5) -> Any:
+    errors = _subtract(y_true, y_pred)
+    return namespace(errors).where(errors >= 0, alpha * errors, (alpha - 1) * errors)
+
+
+def _square_log_errors(y_true: Any, y_pred: Any) -> Any:
+    xp = namespace(y_true)
+    if xp.min(y_true) <= -1 or xp.min(y_pred) <= -1:
+        # Raises scikit-learn's error.
+        call_sklearn_metric(theirs.mean_squared_log_error, *map(copy_to_host, (y_true, y_pred)))
+    logs = (xp.log1p(cast(values, np.dtype(np.float64))) for values in (y_true, y_pred))
+    return _square_errors(*logs)
 
 
 mean_absolute_percentage_error = _make_mean_metric(
     theirs.mean_absolute_percentage_error,
+    _measure_relative_errors,
     "Return the mean of the absolute errors, each as a share of the true number.",
 )
 
 
 mean_pinball_loss = _make_mean_metric(
-    theirs.mean_pinball_loss, "Return the mean pinball loss of a predicted quantile."
+    theirs.mean_pinball_loss,
+    _measure_pinball_losses,
+    "Return the mean pinball loss of a predicted quantile.",
 )
 
 
 mean_squared_log_error = _make_mean_metric(
     theirs.mean_squared_log_error,
+    _square_log_errors,
     "Return the mean of the squared differences of the logarithms of 1 + y.",
 )
 
 
 root_mean_squared_log_error = _make_mean_metric(
     theirs.root_mean_squared_log_error,
+    _square_log_errors,
     "Return the square root of the mean squared logarithmic error of each target.",
     np.sqrt,
-    theirs.mean_squared_log_error,
 )
 
 
@@ -486,11 +514,12 @@ def _make_deviance_metric(
 
 def _reduce_max_error(y_true: Any, y_pred: Any, sample_weight: Any) -> float:
     collection = SINGLE_TARGET.align(y_true, y_pred, sample_weight)
-    return float(SINGLE_TARGET.reduce(_find_block_max_error, max, collection))
+    return float(SINGLE_TARGET.reduce(_find_block_max_error, max, collection, on_device=True))
 
 
 def _find_block_max_error(rows: ScoredRows) -> float:
-    return float(_measure_absolute_errors(rows.y_true, rows.y_pred).max())
+    errors = _measure_absolute_errors(rows.y_true, rows.y_pred)
+    return float(namespace(errors).max(errors))
 
 
 max_error = _make_deviance_metric(

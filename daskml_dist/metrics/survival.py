@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.censored_times import find_bounds
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import convert_foreign, describe_block
+from daskml_dist.data.conversion import convert_foreign, copy_to_host, describe_block
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.signatures import suggest_arguments
@@ -126,13 +126,13 @@ class _TimedRows:
 def _read_rows(index: int, y_pred: Any, y_true: Any, sample_weight: Any) -> _TimedRows:
     """Return the checked rows of a block."""
     bounds = np.asarray(y_true, np.float64)
-    predicted = read_numbers(y_pred, "y_pred", index).astype(np.float64)
+    predicted = read_numbers(copy_to_host(y_pred), "y_pred", index).astype(np.float64)
     if len(predicted) != len(bounds):
         raise InvalidDataError(
             f"{describe_block(index)}y_true has {len(bounds)} rows and y_pred has "
             f"{len(predicted)}. Pass the same rows in each."
         )
-    weight = read_sample_weights(sample_weight, len(bounds), index)
+    weight = read_sample_weights(copy_to_host(sample_weight), len(bounds), index)
     weight = np.ones(len(bounds)) if weight is None else weight.astype(np.float64)
     check_weights_nonnegative(weight)
     low, high = np.ascontiguousarray(bounds.T)
