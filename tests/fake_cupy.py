@@ -62,6 +62,11 @@ class DeviceArray:
     def nbytes(self) -> int:
         return int(self.values.nbytes)
 
+    def __dlpack__(self, *, stream: int) -> Any:
+        # In memory of the host, which torch then takes for the device's.
+        assert stream == -1
+        return self.values.__dlpack__()
+
     # What asks for a number of one entry waits for the device, and gets it.
 
     def __bool__(self) -> bool:
@@ -182,6 +187,12 @@ class _Module:
         if isinstance(array, DeviceArray):
             return array if dtype is None else array.astype(dtype, copy=False)
         return DeviceArray(np.array(array, dtype))
+
+    def ascontiguousarray(self, array: DeviceArray) -> DeviceArray:
+        return DeviceArray(np.ascontiguousarray(array.values))
+
+    def from_dlpack(self, array: Any) -> DeviceArray:
+        return DeviceArray(np.from_dlpack(array))
 
     def asnumpy(self, array: DeviceArray) -> NDArray[Any]:
         return array.get()

@@ -17,6 +17,8 @@ that does the same. A function of rows may say more of itself by attributes:
     On a device NaN or infinity in a row need not show in its results, so that rows are checked too.
 ``makes_dense``
     On a device it makes sparse rows dense, and takes some at a time.
+``keeps_dtype``
+    On a device it takes rows in their dtype; others get float32 or float64.
 ``for_dtype(dtype)``, ``for_each_row(dtype)``
     Return the function for few rows of one dtype, with look-ups made; the second gives each row the
     bits that it would get alone (:mod:`daskml_dist.inference.independent_rows`).
@@ -150,7 +152,8 @@ def _apply_on_device(
     function: Any, rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield places and results of the rows of a block on a GPU, some dense rows at a time."""
-    dtype = np.dtype(choose_float_dtype(rows.dtype))
+    keeps_dtype = getattr(function, "keeps_dtype", False)
+    dtype = np.dtype(rows.dtype if keeps_dtype else choose_float_dtype(rows.dtype))
     with _explain_full_device(index):
         apply = function.on_device(get_backend("gpu"), dtype)
     hides = getattr(function, "hides_not_finite", False)

@@ -15,6 +15,15 @@ from daskml_dist.training.worker.lane import Lane
 from tests.fake_cupy import DeviceArray
 
 
+class _Device:
+    """What tells of a device as torch does."""
+
+    type = "cuda"
+
+    def __str__(self) -> str:
+        return "gpu"
+
+
 @pytest.mark.parametrize(("address", "expected"), [(0, "default of gpu"), (64, "stream 64 of gpu")])
 def test_torch_computes_on_the_stream_of_the_arrays(
     address: int, expected: str, monkeypatch: pytest.MonkeyPatch
@@ -29,8 +38,7 @@ def test_torch_computes_on_the_stream_of_the_arrays(
     )
     monkeypatch.setattr(torch_module, "load_torch", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(torch_module, "stream_of", lambda array: address)
-    lane: Any = SimpleNamespace(device="gpu")
-    torch_module._Lane._on_stream(lane, np.zeros(1))
+    torch_module.on_stream_of(np.zeros(1), _Device())
     assert entered == [expected]
 
 
@@ -39,8 +47,7 @@ def test_a_stream_that_is_current_already_is_not_entered(monkeypatch: pytest.Mon
     cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch_module, "load_torch", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(torch_module, "stream_of", lambda array: 0)
-    lane: Any = SimpleNamespace(device="gpu")
-    with torch_module._Lane._on_stream(lane, np.zeros(1)):
+    with torch_module.on_stream_of(np.zeros(1), _Device()):
         pass
 
 

@@ -236,7 +236,7 @@ class _Lane(FlatModule):
             self._drawing.call(add, lambda: self.enter(w))
             self.gather()
             return self._gradient_at(w, rows.X.shape[0]), 0.0
-        with self._on_stream(w), torch.enable_grad():
+        with on_stream_of(w, self.device), torch.enable_grad():
             self.enter(w)
             self.zero_gradients()
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
@@ -367,7 +367,7 @@ class _Lane(FlatModule):
         torch = load_torch()
         self.module.eval()
         try:
-            with self._on_stream(w), torch.no_grad(), self._cast():
+            with on_stream_of(w, self.device), torch.no_grad(), self._cast():
                 self.enter(w)
                 positional, named = self.model.inputs(rows.X, self.dtype, self.device)
                 output = self.module(*positional, **named)
@@ -377,27 +377,6 @@ class _Lane(FlatModule):
         finally:
             self.module.train()
         return found
-
-    def _on_stream(self, w: Any) -> AbstractContextManager[Any]:
-        """Return a context in which torch computes on the CUDA stream of `w`'s library.
-
-        Both libraries' kernels are then in order without a synchronisation.
-
-        CuPy's null stream has the address 0, from which torch would make a new stream of its own
-        pool that nothing orders (pytorch issue 182960); torch's default stream is the null stream.
-        """
-        if self.device is None:
-            return nullcontext()
-        cuda, address = load_torch().cuda, stream_of(w)
-        # torch computes there already: nothing to enter, and to leave.
-        if cuda.current_stream(self.device).cuda_stream == address:
-            return nullcontext()
-        if address == 0:
-            stream = cuda.default_stream(self.device)
-        else:
-            stream = cuda.ExternalStream(address, device=self.device)
-        on: AbstractContextManager[Any] = cuda.stream(stream)
-        return on
 
     def _make_divergence_error(self, loss: float, rows: BatchRows) -> DivergedError:
         # The key of a batch: seed, lane, step, position.
@@ -412,6 +391,29 @@ class _Lane(FlatModule):
             self._last_finite,
             clock,
         )
+
+
+def on_stream_of(array: Any, device: Any) -> AbstractContextManager[Any]:
+    """Return a context in which torch computes on the CUDA stream of an array's library.
+
+    Both libraries' kernels are then in order without a synchronisation. `device` is torch's of the
+    array, or None.
+
+    CuPy's null stream has the address 0, from which torch would make a new stream of its own pool
+    that nothing orders (pytorch issue 182960); torch's default stream is the null stream.
+    """
+    if device is None or device.type == "cpu":
+        return nullcontext()
+    cuda, address = load_torch().cuda, stream_of(array)
+    # torch computes there already: nothing to enter, and to leave.
+    if cuda.current_stream(device).cuda_stream == address:
+        return nullcontext()
+    if address == 0:
+        stream = cuda.default_stream(device)
+    else:
+        stream = cuda.ExternalStream(address, device=device)
+    on: AbstractContextManager[Any] = cuda.stream(stream)
+    return on
 
 
 #: Orders of the dimensions of images.
@@ -484,12 +486,12 @@ class TorchInputs:
 def to_tensor(array: Any) -> Any:
     """Return a tensor that shares the memory of an array where that is writable."""
     torch = load_torch()
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        # Few of torch's functions take uint16, uint32 and uint64.
+        array = array.astype("int64")
     if not is_host(array):
         # -1: without an event between the streams, since both libraries compute on one.
         return torch.from_dlpack(array.__dlpack__(stream=-1))
-    if array.dtype.kind == "u" and array.itemsize > 1:
-        # Few of torch's functions take uint16, uint32 and uint64.
-        array = array.astype("int64")
     # torch refuses byte-swapped arrays and negative strides, and warns of read-only memory.
     if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)

@@ -599,9 +599,11 @@ class BaseTorch(BaseNetwork):
         Returns
         -------
         ndarray or dask Array of shape (n_rows, n_embedded)
+            Of CuPy, where X is.
         """
         self._check_fitted(X)
-        outputs = self._outputs(layer=self.layer if layer is None else layer)
+        layer = self.layer if layer is None else layer
+        outputs = self._outputs(layer=layer, stays_on_device=True)
         width = outputs.width(self._row_shape, self._rows_dtype)
         return self._map_outputs(outputs, X, width)
 

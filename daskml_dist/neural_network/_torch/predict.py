@@ -11,22 +11,25 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.backends.base import Backend
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
 from daskml_dist.models.embeddings import to_id_rows
-from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
+from daskml_dist.models.torch_modules.flat import FlatModule, share_memory, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.lookups import rows_at_hand
-from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.module import TorchModel, on_stream_of, to_tensor
 from daskml_dist.models.torch_modules.source import class_name_of, explain_errors
 from daskml_dist.models.torch_modules.tables import TorchTableModel, make_trial_tensors
 from daskml_dist.ps.growing_shard import look_up_rows
 
-#: Modules that this process has built, by the token of their outputs; the last used comes last.
+#: Modules that this process has built, by the token of their outputs and the device; the last used
+#: comes last.
 _BUILT: OrderedDict[str, Any] = OrderedDict()
 #: Modules that are kept: the present one, the last one, and layers of either.
 _MAX_MODULES = 4
@@ -55,44 +58,90 @@ class TorchOutputs:
     layer : str or None
         Layer whose output is returned, flattened; None: the module.
     then : callable or None
-        Function of the module's output, a tensor.
+        Function of the module's output, a tensor in host memory.
+    stays_on_device : bool
+        Whether outputs of rows on a GPU stay there, as columns of a table.
     token : str
         Key under which a process keeps the module.
     """
+
+    # On a GPU: outputs need not show NaN; sparse rows become dense; bytes and tokens stay so.
+    hides_not_finite: ClassVar[bool] = True
+    makes_dense: ClassVar[bool] = True
+    keeps_dtype: ClassVar[bool] = True
 
     model: TorchModel
     w: NDArray[Any]
     layer: str | None = None
     then: Callable[[Any], Any] | None = None
+    stays_on_device: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return outputs of shape (n,), or (n, ...)."""
-        torch = load_torch()
-        module, kind = self._module(), torch_dtype(str(self.w.dtype))
-        name = self.model.source.name
-        positional, named = self.model.inputs(X, kind)
-        with torch.inference_mode(), explain_errors(f"{name}.forward, on {X.shape[0]} rows,"):
+        module = self._module()
+        with load_torch().inference_mode():
+            return self._finish(self._compute(X, module))
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
+        """Return the function of rows on a GPU, which torch reads where they lie."""
+        return self._apply_on_device
+
+    def _apply_on_device(self, X: Any) -> Any:
+        """Return outputs of rows on a GPU: there as a table, or in host memory."""
+        rows = X.toarray() if hasattr(X, "tocsr") else X
+        rows = namespace(rows).ascontiguousarray(rows)  # torch has no negative strides
+        try:
+            device = to_tensor(rows[:1]).device
+        except (AssertionError, BufferError, RuntimeError) as error:
+            raise DeviceUnavailableError(
+                f"PyTorch here cannot read the CuPy arrays of X: {error}. Install a PyTorch for "
+                "CUDA, or read the rows as NumPy arrays."
+            ) from error
+        module = self._module(device)
+        with on_stream_of(rows, device), load_torch().inference_mode():
+            tensor = self._compute(rows, module)
+            if not self.stays_on_device:
+                return self._finish(tensor)
+            table = tensor.to(self._kind).reshape(len(tensor), -1).contiguous()
+            return share_memory(table, rows)
+
+    def _compute(self, X: Any, module: Any) -> Any:
+        """Return the outputs of a module for rows on its device, as a tensor there."""
+        positional, named = self.model.inputs(X, self._kind)
+        with explain_errors(f"{self.model.source.name}.forward, on {X.shape[0]} rows,"):
             if self.layer is not None:
-                tensor = _compute_layer_output(module, self.layer, positional, named)
-            else:
-                # Of several outputs the first is the prediction, as in the loss.
-                output = module(*positional, **named)
-                tensor = output[0] if isinstance(output, tuple) else output
-                tensor = tensor if self.then is None else self.then(tensor)
-            outputs: NDArray[Any] = tensor.to(kind).numpy()
+                return _compute_layer_output(module, self.layer, positional, named)
+            # Of several outputs the first is the prediction, as in the loss.
+            output = module(*positional, **named)
+            return output[0] if isinstance(output, tuple) else output
+
+    def _finish(self, tensor: Any) -> NDArray[Any]:
+        """Return outputs as an array in host memory, after the function that ends them."""
+        tensor = tensor.cpu()
+        if self.layer is None and self.then is not None:
+            with explain_errors("The function of the outputs"):
+                tensor = self.then(tensor)
+        outputs: NDArray[Any] = tensor.to(self._kind).numpy()
         is_column = outputs.shape[1:] == (1,) and self.layer is None
         return outputs.reshape(len(outputs)) if is_column else outputs
 
-    def _module(self) -> Any:
-        """Return the module, which is built if this process does not have it."""
+    @property
+    def _kind(self) -> Any:
+        """Return torch's dtype of the parameters."""
+        return torch_dtype(str(self.w.dtype))
+
+    def _module(self, device: Any = None) -> Any:
+        """Return the module on a device of torch (None: the CPU), built if it is not there."""
+        key = self.token if device is None else f"{self.token}-{device}"
         with _BUILDING:
-            if self.token not in _BUILT:
-                _BUILT[self.token] = make_fitted_module(self.model, self.module_parameters())
+            if key not in _BUILT:
+                module = make_fitted_module(self.model, self.module_parameters())
+                _BUILT[key] = module if device is None else module.to(device)
                 while len(_BUILT) > _MAX_MODULES:
                     _BUILT.popitem(last=False)
-            _BUILT.move_to_end(self.token)
-            return _BUILT[self.token]
+            _BUILT.move_to_end(key)
+            return _BUILT[key]
 
     def module_parameters(self) -> NDArray[Any]:
         """Return the parameters that the module holds."""
