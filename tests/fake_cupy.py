@@ -46,7 +46,8 @@ class DeviceArray:
 
     def __getitem__(self, at: Any) -> DeviceArray:
         # CuPy copies positions in the host's memory to the device.
-        return DeviceArray(self.values[at if isinstance(at, np.ndarray) else _unpack(at)])
+        found = self.values[at if isinstance(at, np.ndarray) else _unpack(at)]
+        return DeviceArray(np.asarray(found))
 
     def __setitem__(self, at: Any, values: Any) -> None:
         self.values[_unpack(at)] = _unpack(values)
@@ -155,12 +156,12 @@ class DeviceCSR:
         return DeviceCSR(self.values[at])
 
 
-#: Functions of the array API standard, which CuPy has too, that the package calls; and `bincount`.
+#: Functions of CuPy that the package calls; all but two are of the array API standard.
 _FUNCTIONS = set(
     "abs add all any argmax argmin argsort astype bincount broadcast_to clip concat count_nonzero "
-    "divide equal exp floor isfinite isinf isnan log log1p max maximum mean min minimum multiply "
-    "nonzero arange ones permute_dims reshape searchsorted sort sqrt square stack subtract sum "
-    "take unique_counts unique_inverse unique_values where zeros zeros_like".split()
+    "divide equal exp floor interp isfinite isinf isnan log log1p max maximum mean min minimum "
+    "multiply nonzero arange ones permute_dims reshape searchsorted sort sqrt square stack "
+    "subtract sum take unique_counts unique_inverse unique_values where zeros zeros_like".split()
 )
 
 
@@ -187,6 +188,8 @@ class _Module:
         if isinstance(array, DeviceArray):
             return array if dtype is None else array.astype(dtype, copy=False)
         return DeviceArray(np.array(array, dtype))
+
+    linalg = SimpleNamespace(inv=lambda array: DeviceArray(np.linalg.inv(array.values)))
 
     def ascontiguousarray(self, array: DeviceArray) -> DeviceArray:
         return DeviceArray(np.ascontiguousarray(array.values))

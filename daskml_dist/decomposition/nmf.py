@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
+from daskml_dist.backends.base import Backend
 from daskml_dist.backends.devices import get_backend
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.decomposition.principal_components import Array, BaseComponents
@@ -391,22 +392,51 @@ class NMF(BaseComponents):
         d = self.n_features_in_
         # The penalties of one row's weights, as in the fit.
         how = self._beta, d * l1[0], d * l2[0], int(self.max_iter), float(self.tol)
-        return partial(_find_row_weights, self.components_, *how)
+        return RowWeights(self.components_, *how)
 
 
-def _find_row_weights(
-    components: Array, beta: float, l1: float, l2: float, max_iter: int, tol: float, X: Any
-) -> NDArray[Any]:
-    """Return the optimal weights of rows, each row's independent of the others."""
-    backend = get_backend("cpu")
-    rows = backend.rows(X, slice(0, X.shape[0]))
-    check_signs(rows)
-    across = np.ascontiguousarray(components.T, dtype=X.dtype)
-    updates = MultiplicativeUpdates(across, beta, l1, l2, backend)
-    if beta != 2:
-        found = updates.settled(updates.rows(rows), max_iter, tol)
-    else:
-        # Least squares with W >= 0, from the products of components and of rows with them.
-        how = l1, l2, max(_MIN_SWEEP_LIMIT, max_iter), min(_MAX_SWEEP_TOL, tol)
-        found = solve_row_weights(updates.gram, updates.products(rows), *how)
-    return np.asarray(found)
+@dataclass(frozen=True, eq=False)
+class RowWeights:
+    """Function of rows: their optimal weights, each row's independent of the others.
+
+    Parameters
+    ----------
+    components : ndarray of shape (k, n_features)
+    beta : float
+        Parameter of the divergence.
+    l1, l2 : float
+        Penalties on the weights of a row.
+    max_iter : int
+    tol : float
+    """
+
+    components: Array
+    beta: float
+    l1: float
+    l2: float
+    max_iter: int
+    tol: float
+    stays_on_device: ClassVar[bool] = True
+    # A weight of 0 may stand for NaN.
+    hides_not_finite: ClassVar[bool] = True
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        """Return the weights, in the dtype of the rows."""
+        return np.asarray(self.on_device(get_backend("cpu"), X.dtype)(X))
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
+        """Return the function of rows of a dtype on a device, where the weights stay."""
+        across = backend.to_device(np.ascontiguousarray(self.components.T, dtype=dtype))
+        updates = MultiplicativeUpdates(across, self.beta, self.l1, self.l2, backend)
+
+        def find_weights(X: Any) -> Any:
+            rows = backend.rows(X, slice(0, X.shape[0]))
+            check_signs(rows)
+            if self.beta != 2:
+                return updates.settled(updates.rows(rows), self.max_iter, self.tol)
+            # Least squares with W >= 0, from the products of components and of rows with them.
+            most, tol = max(_MIN_SWEEP_LIMIT, self.max_iter), min(_MAX_SWEEP_TOL, self.tol)
+            products = updates.products(rows)
+            return solve_row_weights(updates.gram, products, self.l1, self.l2, most, tol)
+
+        return find_weights

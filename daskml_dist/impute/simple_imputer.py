@@ -16,10 +16,23 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import impute
 
-from daskml_dist.data.column_statistics import compute_column_moments, merge_sketches, sketch_column
-from daskml_dist.data.conversion import as_rows, densify_columns, load_pandas
+from daskml_dist.backends.namespace import namespace
+from daskml_dist.data.column_statistics import (
+    compute_column_moments,
+    merge_sketches,
+    sketch_column,
+    sketch_columns,
+)
+from daskml_dist.data.conversion import (
+    as_rows,
+    copy_to_host,
+    densify_columns,
+    find_device,
+    load_pandas,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.inference.few_transformed_rows import take_device_rows
 from daskml_dist.sklearn_internals import is_scalar_nan
 
 
@@ -59,6 +72,21 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     """
 
     _numeric = False
+    _summarises_on_device = True
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        # Floats alone, with NaN as gaps. As in scikit-learn what fills them has first the dtype of
+        # the fit, then that of the rows.
+        dtype, known = vars(self).get("_fill_dtype"), vars(self).get("statistics_")
+        if undo or dtype is None or known is None or dtype.kind != "f" or self.add_indicator:
+            return None
+        filling = known.astype(dtype)
+        if np.isnan(filling).any() or not is_scalar_nan(self.missing_values):
+            return None
+        if X.dtype.kind != "f" or (rows := take_device_rows(self, X)) is None:
+            return None
+        xp = namespace(rows)
+        return xp.where(xp.isnan(rows), xp.asarray(filling.astype(rows.dtype)), rows)
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
         """Return for each column its summary and whether values are missing, dtypes, and kind."""
@@ -69,6 +97,11 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 "X.map_blocks(lambda x: x.toarray())."
             )
         is_frame = is_dataframe_like(X)
+        if find_device(X) == "gpu":
+            dtypes = [X.dtype] * X.shape[1]
+            if self._has_numeric_columns(dtypes):
+                return *self._summarise_numbers(X), dtypes, is_frame
+            X = copy_to_host(X)
         X = densify_columns(X) if is_frame else np.asarray(X)
         dtypes = list(X.dtypes) if is_frame else [X.dtype] * X.shape[1]
         if self._has_numeric_columns(dtypes):
@@ -89,7 +122,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
     def _summarise_numbers(self, rows: NDArray[Any]) -> tuple[list[Any], NDArray[np.bool_]]:
         """Return the summary of each column of numbers, and whether it has missing values."""
         if self.strategy == "median":
-            sketches = [sketch_column(column) for column in rows.T]
+            sketches = sketch_columns(rows)
             return sketches, np.array([s.n_rows < len(rows) for s in sketches])
         # A column without values in this block has a count of 0, and any mean.
         count, mean, _ = compute_column_moments(rows)

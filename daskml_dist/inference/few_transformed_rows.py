@@ -111,22 +111,31 @@ def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
 
     With `undo` as ``inverse_transform`` does. The host tells of rows that cannot be scaled.
     """
-    kind, known = _find_sklearn_class(scaler.__class__), vars(scaler)
-    if kind is None or hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in known:
+    kind = _find_sklearn_class(scaler.__class__)
+    if kind is None or not _matches_sklearn(kind) or (rows := take_device_rows(scaler, X)) is None:
         return None
-    if known.get("n_features_in_") != X.shape[1] or not returns_arrays(scaler):
-        return None
-    if X.dtype.kind not in "fiub" or not _matches_sklearn(kind):
-        return None
-    xp = namespace(X)
-    rows = cast(X, X.dtype if X.dtype in FLOAT_DTYPES else np.dtype(np.float64))
-    if xp.any(xp.isinf(rows)):
-        return None
-    steps = _list_steps(kind, scaler, rows.dtype)
+    xp, steps = namespace(rows), _list_steps(kind, scaler, rows.dtype)
     for step, values in [(_INVERSES[s], v) for s, v in reversed(steps)] if undo else steps:
         rows = cast(getattr(xp, step.__name__)(rows, xp.asarray(values)), rows.dtype)
     bounds = None if undo else _clip_bounds(scaler, rows.dtype)
     return rows if bounds is None else xp.clip(rows, *map(float, bounds))
+
+
+def take_device_rows(transformer: Any, X: Any, missing: bool = True) -> Any:
+    """Return dense rows on a GPU in the dtype of the results; None where the host has to look.
+
+    It does for infinity, and for NaN without `missing`.
+    """
+    known = vars(transformer)
+    if hasattr(X, "tocsr") or X.ndim != 2 or "feature_names_in_" in known:
+        return None
+    if known.get("n_features_in_") != X.shape[1] or not returns_arrays(transformer):
+        return None
+    # Half precision stays what it is in scikit-learn.
+    if X.dtype.kind not in "fiub" or (X.dtype.kind == "f" and X.dtype not in FLOAT_DTYPES):
+        return None
+    xp, rows = namespace(X), cast(X, X.dtype if X.dtype.kind == "f" else np.dtype(np.float64))
+    return None if xp.any(xp.isinf(rows) if missing else ~xp.isfinite(rows)) else rows
 
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:

@@ -304,14 +304,20 @@ class OneHotEncoder(CategoryEncoder, preprocessing.OneHotEncoder):
     _summarises_on_device = True
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        # Sparse results are made on the host, and so are those without a category.
-        if undo or self.sparse_output or self.drop_idx_ is not None:
+        # Sparse results are made on the host.
+        if undo or self.sparse_output:
             return None
         if (codes := self._find_device_codes(X)) is None:
             return None
         dtype, widths = np.dtype(self.dtype), map(len, self.categories_)
         columns = [one_hot(own, width, dtype) for own, width in zip(codes, widths, strict=True)]
-        return namespace(X).concat(columns, axis=1)
+        xp = namespace(X)
+        if self.drop_idx_ is not None:
+            columns = [
+                own if at is None else xp.concat([own[:, :at], own[:, at + 1 :]], axis=1)
+                for own, at in zip(columns, self.drop_idx_, strict=True)
+            ]
+        return xp.concat(columns, axis=1)
 
 
 class LabelEncoder(EstimatorMixin, preprocessing.LabelEncoder, auto_wrap_output_keys=None):

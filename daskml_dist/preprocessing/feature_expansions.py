@@ -7,6 +7,8 @@ Edges of bins follow from sketches of the columns, which are summaries of a boun
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import warnings
 from typing import Any, Self
 
@@ -16,20 +18,23 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils import assert_all_finite
 
-from daskml_dist.data.blocks import convert_weights
+from daskml_dist.backends.namespace import cast, namespace, one_hot, ones
+from daskml_dist.data.blocks import convert_weights, find_first_nonfinite
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import (
     ColumnSketch,
+    compute_column_ranges,
     compute_rank_error,
     merge_column_sketches,
     sketch_columns,
 )
-from daskml_dist.data.conversion import as_rows, convert_to_host
+from daskml_dist.data.conversion import as_rows, convert_to_host, copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.inference.few_transformed_rows import take_device_rows
 
 #: Smallest width of a bin, as in scikit-learn; narrower ones are joined with the next.
 _MIN_BIN_WIDTH = 1e-8
@@ -83,6 +88,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
     """
 
     _remedy = "Fill missing values first (SimpleImputer)."
+    _summarises_on_device = True
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Find the bins of rows in memory or, in one pass, of a Dask collection.
@@ -114,6 +120,22 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             discretizer._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, discretizer)._transformed(X, **options)
 
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        # Sparse results are made on the host.
+        if undo or self.encode == "onehot":
+            return None
+        if (rows := take_device_rows(self, X, missing=False)) is None:
+            return None
+        xp, codes = namespace(rows), []
+        rows = rows if self.dtype is None else cast(rows, np.dtype(self.dtype))
+        for j, edges in enumerate(self.bin_edges_):
+            column = cast(rows[:, j], np.dtype(np.float64))
+            codes.append(xp.searchsorted(xp.asarray(edges[1:-1]), column, side="right"))
+        if self.encode == "ordinal":
+            return cast(xp.stack(codes, axis=1), rows.dtype)
+        columns = zip(codes, self.n_bins_.tolist(), strict=True)
+        return xp.concat([one_hot(own, n, rows.dtype) for own, n in columns], axis=1)
+
     def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         weighted = sample_weight is not None
         if (
@@ -129,13 +151,14 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         yield from super()._passes(X, y, sample_weight)
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        rows = as_rows(X, any_order=True)
+        rows = as_rows(X, any_order=True, on_device=True)
         if sparse.issparse(rows):
             raise InvalidDataError(
                 "KBinsDiscretizer does not support sparse input: zero would fall into some bin. "
                 "Make the rows dense: X.map_blocks(lambda block: block.toarray())."
             )
-        assert_all_finite(rows, input_name="X")
+        if find_first_nonfinite(rows) is not None:
+            assert_all_finite(copy_to_host(rows), input_name="X")
         weighted = sample_weight is not None
         if weighted:
             sample_weight = convert_weights(np.asarray(sample_weight), np.float64, None)
@@ -143,7 +166,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         if self.strategy == "uniform":
             counted = rows[sample_weight > 0] if weighted else rows
             if len(counted):
-                counted = np.stack([counted.min(axis=0), counted.max(axis=0)])
+                counted = np.stack(compute_column_ranges(counted))
             rows, sample_weight = counted, None
         return sketch_columns(rows, sample_weight), rows.dtype, weighted
 
@@ -251,6 +274,20 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     """
 
     _remedy = "Fill missing values first (SimpleImputer)."
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        if self.order != "C" or (rows := take_device_rows(self, X, missing=False)) is None:
+            return None
+        # Each result is a product of `degree` columns, of which the last ones may be a column of 1;
+        # multiplied from the last to the first, as in scikit-learn.
+        powers, (n_rows, one) = self.powers_, rows.shape
+        factors = np.full((len(powers), max(int(powers.sum(axis=1).max()), 1)), one)
+        for columns, own in zip(factors, powers, strict=True):
+            columns[: own.sum()] = np.repeat(np.arange(one), own)
+        xp = namespace(rows)
+        rows = xp.concat([rows, ones((n_rows, 1), rows.dtype, like=rows)], axis=1)
+        *others, last = (xp.take(rows, xp.asarray(at), axis=1) for at in factors.T)
+        return functools.reduce(operator.mul, reversed(others), last)
 
     def _summarise_all(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         # Without a pass, where Dask knows the number of columns.

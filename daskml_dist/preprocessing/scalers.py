@@ -18,6 +18,7 @@ from scipy import sparse, stats
 from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.data.column_statistics import (
     ColumnSketch,
     check_no_infinity,
@@ -33,6 +34,7 @@ from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.estimators.transformer import BlockTransformer, keeping_lazy
+from daskml_dist.inference.few_transformed_rows import take_device_rows
 from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
 
@@ -394,6 +396,28 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
     """
 
     _summarises_on_device = True
+
+    def _apply_on_device(self, X: Any, undo: bool) -> Any:
+        # Quantiles of the normal distribution are computed on the host.
+        if self.output_distribution != "uniform" or (rows := take_device_rows(self, X)) is None:
+            return None
+        if np.isnan(self.quantiles_).any():
+            return None
+        xp, columns = namespace(rows), []
+        references = xp.asarray(self.references_)
+        for j, own in enumerate(self.quantiles_.T):
+            column = xp.ascontiguousarray(cast(rows[:, j], np.dtype(np.float64)))
+            quantiles = xp.asarray(np.ascontiguousarray(own))
+            if undo:
+                columns.append(xp.interp(column, references, quantiles))
+                continue
+            # Of a quantile that is there repeatedly the mean of the first and the last reference,
+            # and those of the ends are 0 and 1, as in scikit-learn.
+            down = xp.asarray(-own[::-1]), xp.asarray(-self.references_[::-1])
+            found = 0.5 * (xp.interp(column, quantiles, references) - xp.interp(-column, *down))
+            found = xp.where(column == quantiles[-1], 1.0, found)
+            columns.append(xp.where(column == quantiles[0], 0.0, found))
+        return cast(xp.stack(columns, axis=1), rows.dtype)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
