@@ -1,7 +1,8 @@
 """Distances and kernels between rows, with scikit-learn's names; lazy over Dask collections.
 
 The result has a block for each pair of a block of X and a block of Y, which scikit-learn's function
-computes when it is asked for.
+computes when it is asked for. Those of blocks on a GPU are computed there where the distance or the
+kernel is written here in functions of the array API standard (`_DISTANCES`, `_KERNELS`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 import sklearn.metrics.pairwise as theirs
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
-from daskml_dist.data.conversion import convert_missing_to_nan
+from daskml_dist.data.blocks import find_first_nonfinite
+from daskml_dist.data.conversion import are_device_numbers, convert_missing_to_nan, copy_to_host
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.signatures import suggest_arguments
@@ -89,7 +92,8 @@ def pairwise_distances(
         raise InvalidParameterError(
             "metric='precomputed' cannot be computed from rows. Name a metric."
         )
-    return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
+    there = _DISTANCES.get(metric) if isinstance(metric, str) and not kwds else None
+    return _map_block_pairs(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y, there)
 
 
 @suggest_arguments
@@ -118,7 +122,8 @@ def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
     """
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.euclidean_distances, X, Y, squared=squared)
-    return _map_block_pairs(partial(theirs.euclidean_distances, squared=squared), X, Y)
+    there = partial(_measure_euclidean, squared=squared)
+    return _map_block_pairs(partial(theirs.euclidean_distances, squared=squared), X, Y, there)
 
 
 def pairwise_kernels(
@@ -165,7 +170,10 @@ def pairwise_kernels(
             "metric='precomputed' cannot be computed from rows. Name a kernel."
         )
     kernel = partial(theirs.pairwise_kernels, metric=metric, filter_params=filter_params, **kwds)
-    return _map_block_pairs(kernel, X, Y)
+    there = _KERNELS.get(metric) if isinstance(metric, str) else None
+    if kwds and there is not None:
+        there = partial(there, **kwds) if metric == "rbf" and set(kwds) == {"gamma"} else None
+    return _map_block_pairs(kernel, X, Y, there)
 
 
 @suggest_arguments
@@ -406,8 +414,78 @@ def _find_nearest_rows(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.fl
     )
 
 
-def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
-    """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks."""
+# --- distances and kernels on a GPU, of float64 rows; `same` tells that X is Y ----------------
+
+
+def _measure_euclidean(X: Any, Y: Any, same: bool, squared: bool = False) -> Any:
+    xp = namespace(X)
+    squares = xp.sum(X * X, axis=1)[:, None] + xp.sum(Y * Y, axis=1)[None, :]
+    found = xp.maximum(squares - 2 * (X @ Y.T), 0.0)
+    return _clear_diagonal(found if squared else xp.sqrt(found), same)
+
+
+def _measure_cosine(X: Any, Y: Any, same: bool) -> Any:
+    return _clear_diagonal(namespace(X).clip(1 - _multiply_directions(X, Y, same), 0.0, 2.0), same)
+
+
+def _clear_diagonal(distances: Any, same: bool) -> Any:
+    """Return distances, those of rows to themselves without rounding errors."""
+    if not same:
+        return distances
+    at = namespace(distances).arange(distances.shape[0])
+    return namespace(distances).where(at[:, None] == at, 0.0, distances)
+
+
+def _multiply_rows(X: Any, Y: Any, same: bool) -> Any:
+    return X @ Y.T
+
+
+def _multiply_directions(X: Any, Y: Any, same: bool) -> Any:
+    xp = namespace(X)
+    norms = (xp.sqrt(xp.sum(rows * rows, axis=1))[:, None] for rows in (X, Y))
+    # Rows of zeros have no direction.
+    x, y = (of / xp.where(n == 0, 1.0, n) for of, n in zip((X, Y), norms, strict=True))
+    return x @ y.T
+
+
+def _decay_with_distance(X: Any, Y: Any, same: bool, gamma: float | None = None) -> Any:
+    gamma = 1.0 / X.shape[1] if gamma is None else gamma
+    return namespace(X).exp(-gamma * _measure_euclidean(X, Y, same, squared=True))
+
+
+#: Functions of rows that are computed on a GPU, by the names of scikit-learn's metrics.
+_DISTANCES: dict[str, Callable[..., Any]] = {
+    "cosine": _measure_cosine,
+    "euclidean": _measure_euclidean,
+    "l2": _measure_euclidean,
+}
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "linear": _multiply_rows,
+    "cosine": _multiply_directions,
+    "rbf": _decay_with_distance,
+}
+
+
+def _compute_on_device(there: Any, X: Any, Y: Any, same: bool) -> Any:
+    """Return the result for a block on a GPU and another; None where the host has to look."""
+    if there is None or not are_device_numbers(X):
+        return None
+    if not are_device_numbers(Y):
+        # Few rows beside those of X, such as centroids, are copied to the GPU.
+        if not isinstance(Y, np.ndarray) or Y.dtype.kind not in "biuf":
+            return None
+        Y = namespace(X).asarray(Y)
+    rows = [cast(of, np.dtype(np.float64)) for of in (X, Y)]
+    if X.shape[1:] != Y.shape[1:] or any(find_first_nonfinite(of) is not None for of in rows):
+        return None
+    return there(*rows, same)
+
+
+def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -> Any:
+    """Return a lazy matrix: ``function(block of X, block of Y)`` for each pair of blocks.
+
+    ``there(X, Y, same)`` is the same function of rows on a GPU, or None.
+    """
     rows = _convert_to_row_blocks(X, "X")
     # The same blocks, so that a block can be seen to meet itself.
     others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
@@ -426,7 +504,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
         else:
             raise InvalidParameterError(str(error)) from error
     return da.blockwise(
-        partial(_apply_to_block_pair, function, Y is None),
+        partial(_apply_to_block_pair, function, there, dtype, Y is None),
         "ij",
         rows,
         "ik",
@@ -437,8 +515,9 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any) -> Any:
         "i",
         ArrayBlockIdDep(others.chunks[:1]),
         "j",
-        # Rows are whole (`_convert_to_row_blocks`), so that the dimension k has one block.
-        concatenate=True,
+        # Blocks come in lists along the dimension k: of one, since rows are whole
+        # (`_convert_to_row_blocks`).
+        concatenate=None,
         align_arrays=False,
         dtype=dtype,
         meta=np.empty((0, 0), dtype),
@@ -451,7 +530,7 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
     if is_dask_frame(rows):
         rows = rows.to_dask_array()
     if not isinstance(rows, da.Array):
-        rows = da.from_array(np.asarray(rows), chunks=-1)
+        rows = da.from_array(np.asarray(copy_to_host(rows)), chunks=-1)
     if rows.ndim != 2:
         raise InvalidDataError(
             f"Expected 2D array, got {rows.ndim}D array instead: {name} has the shape "
@@ -462,13 +541,25 @@ def _convert_to_row_blocks(rows: Any, name: str) -> da.Array:
 
 
 def _apply_to_block_pair(
-    function: Callable[..., Any], of_itself: bool, X: Any, Y: Any, at: tuple[int], other: tuple[int]
+    function: Callable[..., Any],
+    there: Any,
+    dtype: Any,
+    of_itself: bool,
+    X: list[Any],
+    Y: list[Any],
+    at: tuple[int],
+    other: tuple[int],
 ) -> Any:
+    (X,), (Y,) = X, Y
+    same = of_itself and at == other
+    if (found := _compute_on_device(there, X, Y, same)) is not None:
+        return cast(found, dtype)
+    X, Y = map(copy_to_host, (X, Y))
     # scikit-learn refuses blocks without rows, as a filter may leave them.
     if not len(X) or not len(Y):
         return np.empty((len(X), len(Y)))
     try:
         # ``function(X)`` sets the diagonal to 0; ``function(X, X)`` may leave rounding errors.
-        return function(X) if of_itself and at == other else function(X, Y)
+        return function(X) if same else function(X, Y)
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist import metrics
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.metrics import METRICS, _columns
+from daskml_dist.metrics import METRICS, _columns, pairwise
 from tests import fake_cupy
 from tests.docs.blocks import PAGES
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
@@ -183,3 +184,52 @@ def test_errors_are_those_of_the_host(
     options = {} if weight is None else {"sample_weight": _lazy(weight, to_device)}
     with pytest.raises(InvalidDataError, match=message):
         METRICS[name](_lazy(y_true, to_device), _lazy(y_pred, to_device), **options)
+
+
+# --- distances and kernels -------------------------------------------------------------------
+
+_ROWS = np.random.default_rng(0).normal(size=(30, 4)) * (np.arange(30) != 5)[:, None]
+#: Functions of X and Y that stay on the GPU, and one that does not.
+DISTANCES = {
+    "euclidean": pairwise.euclidean_distances,
+    "squares": partial(pairwise.euclidean_distances, squared=True),
+    "l2": partial(pairwise.pairwise_distances, metric="l2"),
+    "cosine": pairwise.cosine_distances,
+    "linear": pairwise.linear_kernel,
+    "similarity": pairwise.cosine_similarity,
+    "rbf": pairwise.rbf_kernel,
+    "narrow rbf": partial(pairwise.rbf_kernel, gamma=3.0),
+    "manhattan": pairwise.manhattan_distances,
+}
+
+
+def _blocks(values: Any, to_device: ToDevice) -> da.Array:
+    chunks = (10, 0, 20)
+    return da.from_array(np.arange(30), chunks=(chunks,)).map_blocks(
+        lambda at: to_device(values[at]), chunks=(chunks, (4,)), new_axis=[1],
+        meta=np.empty((0, 0), values.dtype),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("name", DISTANCES)
+def test_distances_stay_on_the_device(name: str, dtype: str, to_device: ToDevice) -> None:
+    rows, measure, tolerance = _ROWS.astype(dtype), DISTANCES[name], {"f4": 1e-5, "f8": 1e-12}
+    # Of rows that are equal a distance is nothing but rounding errors.
+    others = rows[::-1] + rows.dtype.type(1)
+    for there, Y in ((None, None), (others, _blocks(others, to_device)), (others[:3], others[:3])):
+        expected = measure(_blocks(rows, np.asarray), there).compute()
+        lazy = measure(_blocks(rows, to_device), Y)
+        parts = [[block.compute() for block in line] for line in lazy.to_delayed()]
+        stays = name != "manhattan"
+        kinds = {hasattr(part, "__cuda_array_interface__") for line in parts for part in line}
+        assert kinds == {stays}
+        found = np.block([[part.get() if stays else part for part in line] for line in parts])
+        assert lazy.dtype == found.dtype == expected.dtype
+        assert_allclose(found, expected, rtol=tolerance[dtype], atol=tolerance[dtype])
+
+
+def test_distances_of_missing_values_are_refused(to_device: ToDevice) -> None:
+    wrong = np.where(np.arange(4) == 2, np.nan, _ROWS)
+    with pytest.raises(InvalidDataError, match=r"Block \d of X.*contains NaN"):
+        pairwise.euclidean_distances(_blocks(wrong, to_device)).compute()
