@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from dask.base import persist
@@ -278,13 +278,22 @@ def begin_batched_training(
     return training
 
 
+class SplitSides(Protocol):
+    """Both sides of each split of some rows."""
+
+    n_splits: int
+
+    def select_side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the rows, targets and arguments of ``fit`` of one side (TRAIN or TEST)."""
+
+
 class PartialFitTraining(CandidateTraining):
     """Candidates with ``partial_fit``, trained one after the other, each on the whole cluster.
 
     Parameters
     ----------
     estimators : sequence of estimator
-    splits : Splits
+    splits : SplitSides
     scorers : mapping of str to callable
     classes : ndarray or None
         All labels, which the first ``partial_fit`` of a classifier must be told.
@@ -293,7 +302,7 @@ class PartialFitTraining(CandidateTraining):
     """
 
     def __init__(
-        self, estimators: Sequence[Any], splits: Splits, scorers: Mapping[str, Any],
+        self, estimators: Sequence[Any], splits: SplitSides, scorers: Mapping[str, Any],
         classes: NDArray[Any] | None, *, train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         n = splits.n_splits

@@ -29,6 +29,7 @@ from daskml_dist.model_selection._candidate_training import (
     CandidateTraining,
     PartialFitTraining,
     ResumableModel,
+    SplitSides,
     begin_batched_training,
     find_best_scores,
     has_plateaued,
@@ -314,8 +315,10 @@ multimetric_
                 training.run()
                 self.history_, self._calls = training.history, training.calls
                 return training.fits
-            splits = _gather_splits(splits)
-        by_passes = PartialFitTraining(estimators, splits, scorers, self._classes, **options)
+            sides: SplitSides = _gather_splits(splits)
+        else:
+            sides = splits
+        by_passes = PartialFitTraining(estimators, sides, scorers, self._classes, **options)
         return self._train_in_turns(by_passes, brackets)
 
     def _train_in_turns(
@@ -529,18 +532,18 @@ def _train_to_pass(
     return model.estimator
 
 
-def _gather_splits(splits: Splits) -> Splits:
+def _gather_splits(splits: Splits) -> _GatheredSplits:
     """Return splits of lazy rows, computed into memory: for estimators that need gathered rows."""
     try:
         # One call for all sides, so that each block is read once.
         sides = compute(*map(splits.rows.gather_split, range(splits.n_splits)))
     except Exception as error:
         raise splits.rows.make_unread_error(error) from error
-    return _GatheredSplits(splits, sides)  # type: ignore[return-value]
+    return _GatheredSplits(splits, sides)
 
 
 class _GatheredSplits:
-    """Both sides of all splits in memory, of which `PartialFitTraining` takes `side` alone.
+    """Both sides of all splits in memory, as `PartialFitTraining` takes them (`SplitSides`).
 
     Parameters
     ----------
@@ -553,7 +556,7 @@ class _GatheredSplits:
         self.n_splits, self._make_params = splits.n_splits, splits.make_params
         self._sides = sides
 
-    def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
+    def select_side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Return the rows, targets and arguments of ``fit`` of one side of a split."""
         X, y, *cut = self._sides[split][0 if role == TRAIN else 1]
         return X, y, self._make_params(cut)

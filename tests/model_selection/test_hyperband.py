@@ -23,7 +23,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits import gradient_steps
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
-from daskml_dist.model_selection import HyperbandSearchCV
+from daskml_dist.model_selection import HyperbandSearchCV, IncrementalSearchCV
 from daskml_dist.model_selection._candidate_training import Bracket, PromotionLadder, plan_brackets
 from daskml_dist.naive_bayes import GaussianNB, MultinomialNB
 from daskml_dist.neural_network import MLPClassifier
@@ -136,6 +136,16 @@ def test_other_candidates_are_trained_on_by_partial_fit() -> None:
     assert passes == search.metadata["partial_fit_calls"]
     refit = search.cv_results_["partial_fit_calls"][search.best_index_]
     assert len(calls) == 2 * passes + refit
+
+
+@pytest.mark.parametrize("search", [HyperbandSearchCV, IncrementalSearchCV])
+def test_others_are_trained_on_dask_collections_without_a_client(search: Any) -> None:
+    given = {"max_iter": 3, "cv": KFold(2), "random_state": 0}
+    here = search(THEIRS, ALPHA, **given).fit(X, LABELS)
+    lazy = search(THEIRS, ALPHA, **given).fit(_delayed_blocks(X), da.from_array(LABELS, 200))
+    np.testing.assert_array_equal(
+        lazy.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"]
+    )
 
 
 def _delayed_blocks(values: Any) -> da.Array:
