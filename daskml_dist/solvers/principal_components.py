@@ -27,6 +27,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from daskml_dist.backends.base import Backend, is_sparse
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
 from daskml_dist.backends.numpy_backend import add_matmul
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import (
@@ -55,6 +56,8 @@ _MIN_CHOLESKY_RATIO, _SAFE_CHOLESKY_RATIO = 1e-6, 1e-2
 #: Share of its length that an image must keep after projections on earlier blocks; else it is
 #: projected again.
 _REORTHOGONALIZE_RATIO = 1e-3
+#: Least mean square of the rows (2e-308) at which no digits of float64 are lost to underflow.
+_MIN_MEAN_SQUARE = float(np.finfo(np.float64).tiny)
 #: Vectors of ARPACK's subspace for each component (SciPy's default), and most restarts.
 _LANCZOS_FACTOR, _MAX_RESTARTS = 2, 100
 
@@ -91,12 +94,24 @@ class CovarianceEigenSolver(Solver):
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
             at = [d - max(self.n_components, 1), d - 1]
         trace = float(np.trace(covariance))
+        _check_underflow(mean, trace)
         values, vectors = linalg.eigh(
             covariance, subset_by_index=at, overwrite_a=True, check_finite=False
         )
         values = np.maximum(values[::-1], 0.0)
         extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
         return Solution(_fix_vector_signs(vectors.T[::-1]), extra=extra)
+
+
+def _check_underflow(mean: Array, mean_square: float) -> None:
+    """Raise if the squares of rows with a mean underflow though the rows are not zero."""
+    # Rows that are all equal have no squares about their mean, whatever its size.
+    vanished = mean_square == 0 and 0 < np.abs(mean).max() < np.sqrt(_MIN_MEAN_SQUARE)
+    if vanished or 0 < mean_square < _MIN_MEAN_SQUARE:
+        raise DivergedError(
+            "The squares of the rows are too small for float64. Scale the features "
+            "(StandardScaler)."
+        )
 
 
 def _fix_vector_signs(vectors: Array) -> Array:
@@ -272,6 +287,7 @@ class PowerIterations(Solver):
         mean = found[:-1, -1]
         # The trace of the covariance: mean square minus the square of the mean.
         variance = max(0.0, squares - float(mean @ mean))
+        _check_underflow(mean if shift is None else shift, squares)
         extra = {
             "values": np.maximum(values, 0.0),
             "mean": mean if shift is None else shift,

@@ -17,8 +17,8 @@ from scipy import sparse
 from sklearn.decomposition import PCA as Peer
 
 from daskml_dist import Run
-from daskml_dist.decomposition import PCA, principal_components
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.decomposition import PCA, TruncatedSVD, principal_components
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 
 N, D = 1200, 9
 RNG = np.random.default_rng(0)
@@ -183,3 +183,16 @@ def test_fifty_components_of_mnist(data_dir: Path) -> None:
         images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)
     ours = PCA(50).fit(images.astype(np.float32))
     assert ours.explained_variance_ratio_.sum() == pytest.approx(0.8246, abs=5e-5)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+def test_squares_that_vanish(kind: Any, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exact:
+        monkeypatch.setattr(principal_components, "_MAX_FEATURES_EXACT", 2)
+    solver = {"svd_solver": "randomized"} if kind is PCA else {"algorithm": "randomized"}
+    for size in (1e-160, 1e-300):
+        with pytest.raises(DivergedError, match="Scale the features"):
+            kind(2, **solver).fit(X * size)
+    near, far = kind(2, **solver).fit(X), kind(2, **solver).fit(X * 2.0**-500)
+    np.testing.assert_allclose(far.components_, near.components_, rtol=1e-9)
