@@ -16,7 +16,7 @@ from sklearn.metrics import pairwise_distances_argmin_min
 
 from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids
+from daskml_dist.solvers.k_means import RowSampleSolver, choose_centroids, round_to_float32
 from daskml_dist.solvers.rows import check_squares_finite
 from daskml_dist.training.job import FitJob
 from daskml_dist.training.spec import FitSpec
@@ -28,7 +28,7 @@ def compute_shift(sample: _Array) -> _Array:
     """Return the mean of the sampled rows, rounded to float32, to be subtracted from all rows."""
     with np.errstate(over="ignore", invalid="ignore"):
         # Rounded, so that float32 and float64 rows are shifted by the same vector.
-        shift: _Array = sample.mean(axis=0).astype(np.float32).astype(np.float64)
+        shift: _Array = round_to_float32(sample.mean(axis=0))
         check_squares_finite(((sample - shift) ** 2).sum())
     return shift
 

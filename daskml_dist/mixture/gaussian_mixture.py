@@ -31,6 +31,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.em import MixtureSolver
+from daskml_dist.solvers.k_means import round_to_float32
 from daskml_dist.training.dataset_info import DatasetInfo
 
 Array = NDArray[np.float64]
@@ -460,7 +461,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         """Return the function of rows that is `then` of their weighted log-densities."""
         mixture = self._fitted_mixture()
         # Rounded to float32, so that rows of either dtype are shifted by the same point.
-        shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
+        shift = round_to_float32(mixture.means.mean(axis=0))
         constants, factors = mixture.terms(self.precisions_cholesky_)
         return MixtureFunction(shift, constants, mixture.means - shift, factors, then)
 

@@ -591,8 +591,13 @@ class KMeansSolver(Solver):
 
 
 def round_to_float32(mean: Array) -> Array:
-    """Return a shift rounded to float32, so that rows of both dtypes are shifted by the same."""
-    return mean.astype(np.float32).astype(np.float64)
+    """Return a shift rounded to float32, so that rows of both dtypes are shifted by the same.
+
+    Entries beyond the range of float32 stay as they are: no rows of float32 have such a mean.
+    """
+    with np.errstate(over="ignore"):
+        rounded = mean.astype(np.float32).astype(np.float64)
+    return np.where(np.isfinite(rounded), rounded, mean)
 
 
 def _inertia_and_count(found: Array) -> tuple[float, int]:

@@ -18,7 +18,7 @@ from sklearn.datasets import make_blobs
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist import Run
-from daskml_dist.cluster import KMeans, MiniBatchKMeans
+from daskml_dist.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 
 N, D, K = 3000, 9, 7
@@ -53,6 +53,15 @@ def test_the_same_start_ends_as_scikit_learns(case: str) -> None:
     np.testing.assert_array_equal(ours.labels_, peer.labels_)
     some = rows[:50]
     np.testing.assert_allclose(ours.transform(some), peer.transform(some), rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [2.0**127, 2.0**400, 2.0**-400])
+@pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans, BisectingKMeans])
+def test_rows_beyond_float32(kind: Any, size: float) -> None:
+    near = kind(K, random_state=0).fit(X)
+    far = kind(K, random_state=0).fit(X * size)
+    np.testing.assert_allclose(far.cluster_centers_ / size, near.cluster_centers_, rtol=1e-5)
+    np.testing.assert_array_equal(far.predict(X * size), near.predict(X))
 
 
 def test_workers_change_nothing(client: Client) -> None:

@@ -71,6 +71,14 @@ def test_the_same_start_ends_as_scikit_learns(
         assert getattr(ours, name)(LAZY) == pytest.approx(getattr(peer, name)(X), rel=1e-8)
 
 
+def test_rows_beyond_float32() -> None:
+    size = 2.0**300
+    near = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X)
+    far = GaussianMixture(K, reg_covar=0.0, random_state=0).fit(X * size)
+    np.testing.assert_allclose(far.means_ / size, near.means_, rtol=1e-6)
+    np.testing.assert_array_equal(far.predict(X * size), near.predict(X))
+
+
 def test_far_from_the_origin() -> None:
     """In float32, whose squares there have no digits."""
     rows = np.round(X * 64) / 64
