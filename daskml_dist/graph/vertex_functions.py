@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import convert_foreign, load_pandas
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.data.keyed.ids import convert_ids
 from daskml_dist.errors import InvalidDataError
@@ -60,7 +60,7 @@ def _open_fit(
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
     extra_ids = None if vertices is None else convert_ids(vertices, "vertices")
-    entries = read_frame_entries(edges, columns, sides, extra_ids)
+    entries = read_frame_entries(convert_foreign(edges), columns, sides, extra_ids)
     return KeyedJob(entries, client, settings, CallbackList(callbacks))
 
 
@@ -208,7 +208,7 @@ def pagerank(
 
     Parameters
     ----------
-    edges : pandas.DataFrame or dask DataFrame
+    edges : pandas.DataFrame, dask DataFrame, or any other table
         A row for each edge. Edges that come several times count as often; their weights add up.
     damping : float, default=0.85
         Probability that a surfer follows an edge rather than jumps; networkx calls it `alpha`.

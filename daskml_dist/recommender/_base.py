@@ -18,7 +18,7 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import convert_foreign, load_pandas
 from daskml_dist.data.keyed.collection import (
     EntryColumns,
     KeyedCollection,
@@ -84,6 +84,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         """Return the ratings of a frame or a sparse matrix; without `rated` their pairs alone."""
         # Implicit ratings are checked to be at least 0.
         least = 0.0 if self.implicit else None
+        X = convert_foreign(X)
         if not is_dataframe_like(X):
             return read_matrix_entries(X, SIDES, least)
         value = self.rating_col if rated else None
@@ -112,7 +113,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : pandas.DataFrame, dask DataFrame or array-like of shape (n_pairs, 2)
+        X : dataframe or table of any kind, or array-like of shape (n_pairs, 2)
             With the columns `user_col` and `item_col`, or with a user and an item in each row.
 
         Returns
@@ -125,7 +126,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             A column is not there, an id is missing, or ids are of another type than in the fit.
         """
         self._check_fitted()
-        names = self._names
+        names, X = self._names, convert_foreign(X)
         if is_dataframe_like(X):
             if missing := [name for name in names if name not in X.columns]:
                 raise InvalidDataError(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.als import LeastSquares, Regressors
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import convert_foreign, load_pandas
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.base import BaseOnRows, callback_list, choose_client
@@ -179,7 +179,7 @@ class ALS(BaseRecommender):
 
         Parameters
         ----------
-        X : pandas.DataFrame, dask DataFrame, scipy.sparse matrix, or dask Array of such chunks
+        X : dataframe or table of any kind, scipy.sparse matrix, or dask Array of such chunks
             One rating a row, with the columns `user_col`, `item_col` and `rating_col`; ids are
             integers, strings or anything else that sorts. Or a matrix of users and items, whose
             stored cells are ratings, and whose rows and columns are ids.
@@ -206,6 +206,7 @@ class ALS(BaseRecommender):
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
+        X = convert_foreign(X)
         entries = self._entries(X)
         client = choose_client(self, client, entries, X)
         with KeyedJob(entries, client, settings, callbacks) as job:

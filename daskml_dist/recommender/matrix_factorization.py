@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import convert_foreign
 from daskml_dist.data.keyed.collection import NumberedPairs, PairCollection
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidParameterError
@@ -224,7 +225,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
 
         Parameters
         ----------
-        X : pandas.DataFrame, dask DataFrame, scipy.sparse matrix, or dask Array of such chunks
+        X : dataframe or table of any kind, scipy.sparse matrix, or dask Array of such chunks
             As in :meth:`ALS.fit <daskml_dist.recommender.ALS.fit>`.
         y : ignored
         policy : str or Policy, optional
@@ -247,6 +248,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         TrainingError
             When the fit cannot go on.
         """
+        X = convert_foreign(X)
         super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
         self._given = X
         return self

@@ -22,7 +22,7 @@ from daskml_dist.backends.devices import get_backend
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import load_pandas
+from daskml_dist.data.conversion import convert_foreign, load_pandas
 from daskml_dist.data.field_hashing import N_COLUMNS
 from daskml_dist.data.keyed.ids import convert_ids, find_positions
 from daskml_dist.data.lazy import is_dask
@@ -247,7 +247,7 @@ dtype, policy, random_state
 
         Parameters
         ----------
-        X : pandas.DataFrame, dask DataFrame or table of Arrow
+        X : dataframe or table of any kind
             With the columns `user_col` and `item_col`, and those of the features.
         y : ignored
         policy : str or Policy, optional
@@ -270,6 +270,7 @@ dtype, policy, random_state
         TrainingError
             When the fit cannot go on.
         """
+        X = convert_foreign(X)
         self._given = X  # callbacks may ask for recommendations of what users have not seen
         super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
         del self._sides  # frames of all users and items, which have factors now

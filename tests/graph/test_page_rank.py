@@ -53,6 +53,22 @@ def test_networkx_finds_the_same() -> None:
         np.testing.assert_allclose(ours["rank"], there, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["pyarrow", "polars", "polars, lazy", "path"])
+def test_tables_of_any_kind(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "edges.parquet"
+    EDGES.to_parquet(path)
+    edges: Any = str(path)
+    if kind != "path":
+        edges = pytest.importorskip(kind.split(",")[0])
+        edges = edges.Table.from_pandas(EDGES) if kind == "pyarrow" else edges.from_pandas(EDGES)
+    edges = edges.lazy() if kind == "polars, lazy" else edges
+    wanted = pagerank(EDGES, weight="weight", **TIGHT)
+    found = pagerank(edges, weight="weight", **TIGHT)
+    np.testing.assert_array_equal(found["vertex"], wanted["vertex"])
+    np.testing.assert_allclose(found["rank"], wanted["rank"], atol=1e-12)
+    assert connected_components(edges).equals(connected_components(EDGES))
+
+
 @pytest.mark.parametrize("ids", ["text", "floats", "far apart", "columns"])
 def test_ids_of_any_type(ids: str) -> None:
     make: Any = {

@@ -23,7 +23,7 @@ from daskml_dist.errors import (
     InvalidParameterError,
     NotFittedError,
 )
-from daskml_dist.recommender import ALS
+from daskml_dist.recommender import ALS, MatrixFactorization, TwoTower
 from tests.quick import quick
 
 rng = np.random.default_rng(0)
@@ -120,6 +120,20 @@ def _delayed(part: Any) -> Any:
     from dask.delayed import delayed
 
     return delayed(part)
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "polars"])
+@pytest.mark.parametrize("model", [made(), MatrixFactorization(4), TwoTower(4)], ids=str)
+def test_tables_of_any_kind(kind: str, model: Any) -> None:
+    module = pytest.importorskip(kind)
+    table = module.Table.from_pandas(COUNTS) if kind == "pyarrow" else module.from_pandas(COUNTS)
+    wanted = clone(model).set_params(random_state=0).fit(COUNTS)
+    found = clone(model).set_params(random_state=0).fit(table)
+    np.testing.assert_array_equal(found.predict(table), wanted.predict(COUNTS))
+    assert found.score(table) == wanted.score(COUNTS)
+    assert found.recommend(n=3).equals(wanted.recommend(n=3))
+    assert found.recommend(n=3, seen=table).equals(wanted.recommend(n=3))
+    assert pickle.loads(pickle.dumps(found)).recommend(n=3).equals(wanted.recommend(n=3))
 
 
 def test_predictions(client: Client) -> None:
