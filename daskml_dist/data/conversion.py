@@ -129,7 +129,12 @@ def _convert_container(value: Any) -> Any:
     # By far the most frequent kind, of which nothing has to be found out.
     if type(value) is np.ndarray or value is None:
         return value
+    if isinstance(value, np.ma.MaskedArray):
+        return _fill_masked(value)
     if isinstance(value, da.Array):
+        if isinstance(value._meta, np.ma.MaskedArray):
+            meta = np.asarray(value._meta)
+            return da.map_blocks(_fill_masked, value, dtype=value.dtype, meta=meta)
         if not _is_pydata_sparse(value._meta):
             return value
         meta = _convert_pydata_sparse(value._meta)
@@ -150,6 +155,26 @@ def _convert_container(value: Any) -> Any:
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
     return _copy_by_library(value)
+
+
+#: What stands for a masked value, by the kind of an array's dtype; None for all others.
+_MISSING = {"f": np.nan, "c": np.nan, "m": "NaT", "M": "NaT"}
+
+
+def _fill_masked(values: Any) -> Any:
+    """Return the values of a masked array, with missing ones in place of those that are masked.
+
+    Whole numbers and bools, which have no missing value, become floats if any is masked.
+    """
+    if not np.ma.is_masked(values):
+        return np.ma.getdata(values)
+    if values.dtype.kind in "biu":
+        values = values.astype(np.float64)
+    elif values.dtype.kind not in _MISSING:
+        values = values.astype(object)
+    filled = np.ma.getdata(values).copy()
+    filled[np.ma.getmaskarray(values)] = _MISSING.get(values.dtype.kind)
+    return filled
 
 
 def _find_copied_library(value: Any) -> str:

@@ -18,10 +18,15 @@ from sklearn.naive_bayes import GaussianNB as OthersGaussianNB
 
 from daskml_dist import model_selection
 from daskml_dist.compose import make_column_transformer
-from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
+from daskml_dist.ensemble import (
+    BaggingClassifier,
+    HistGradientBoostingClassifier,
+    VotingClassifier,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.feature_extraction import CountVectorizer
 from daskml_dist.frequent_patterns import frequent_itemsets
+from daskml_dist.impute import SimpleImputer
 from daskml_dist.inspection import permutation_importance
 from daskml_dist.linear_model import Ridge
 from daskml_dist.metrics import accuracy_score, r2_score, silhouette_score
@@ -302,3 +307,35 @@ def test_queries_and_datasets_are_taken_at_every_door(kind: str) -> None:
     search = model_selection.GridSearchCV(Ridge(), {"alpha": [1.0]}, cv=2).fit(rows, y)
     assert search.best_estimator_.coef_.shape == (3,)
     assert silhouette_score(rows, y) == pytest.approx(silhouette_score(ROWS, LABELS))
+
+
+def _masked(values: Any, lazy: bool) -> Any:
+    """Values of which every seventh is masked."""
+    found = np.ma.masked_array(values, mask=np.arange(values.size).reshape(values.shape) % 7 == 0)
+    return da.from_array(found, chunks=(20, *values.shape[1:])) if lazy else found
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_masked_entries_are_missing(lazy: bool) -> None:
+    rows = _masked(ROWS, lazy)
+    gaps = np.where(np.arange(ROWS.size).reshape(ROWS.shape) % 7 == 0, np.nan, ROWS)
+    found = HistGradientBoostingClassifier(max_iter=3).fit(rows, LABELS)
+    wanted = HistGradientBoostingClassifier(max_iter=3).fit(gaps, LABELS)
+    (labels,) = dask.compute(found.predict(rows))
+    np.testing.assert_array_equal(labels, wanted.predict(gaps))
+    for scaler in (StandardScaler(), SimpleImputer()):
+        (scaled,) = dask.compute(scaler.fit_transform(rows))
+        np.testing.assert_allclose(scaled, scaler.fit_transform(gaps))
+    given = da.from_array(ROWS, chunks=(20, 3)) if lazy else ROWS
+    for call in (
+        lambda: Ridge().fit(rows, LABELS),
+        lambda: GaussianNB().fit(given, _masked(LABELS, lazy)),
+        lambda: GaussianNB().fit(given, _masked(LABELS.astype(str), lazy)),
+        lambda: Ridge().fit(given, LABELS, sample_weight=_masked(np.ones(60), lazy)),
+        lambda: accuracy_score(_masked(LABELS, lazy), LABELS),
+    ):
+        with pytest.raises(InvalidDataError, match="contains NaN"):
+            call()
+    whole = np.ma.masked_array(LABELS, mask=False)
+    labels = GaussianNB().fit(given, da.from_array(whole, chunks=20) if lazy else whole).classes_
+    assert labels.dtype == LABELS.dtype
