@@ -121,6 +121,8 @@ class HostRows:
             self._out = np.empty(size, np.int64)
         return self._out[:size].reshape(d, n, *rest)
 
+    # Beyond the range of float32 they become infinite, which the caller looks for.
+    @np.errstate(over="ignore")
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; return the largest size of each output."""
         from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS

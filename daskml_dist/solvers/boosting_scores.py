@@ -100,7 +100,8 @@ def sum_values_exactly(
         return np.full(m, np.nan)
     # A common power of two scales the summands below 2**bits; n_rows of them stay below 2**61.
     bits = 61 - int(rows.n_rows).bit_length()
-    scales = np.ldexp(1.0, bits - np.frexp(largest)[1])
+    # At most 2**1023, by which tiny summands have fewer bits: all of those that float64 has.
+    scales = np.ldexp(1.0, np.minimum(bits - np.frexp(largest)[1], 1023))
 
     def sum_scaled(values: Array) -> NDArray[np.int64]:
         total = np.zeros(m, np.int64)
@@ -247,7 +248,7 @@ class BoostLoss(ABC):
     n_outputs: int = 1
     n_targets: int = 1
     of_sets: ClassVar[bool] = False
-    overflow_remedy: str = "Scale the targets, or lower learning_rate."
+    overflow_remedy: str = "Scale the targets and the weights, or lower learning_rate."
 
     def of_target(self, y: Array) -> Array:
         """Return the terms of shape (n, n_outputs) whose means :meth:`start` is given."""

@@ -36,6 +36,10 @@ _MAX_TILE_ROWS, _MIN_TILE_ROWS, _MAX_TILE_ENTRIES = 16_384, 64, 1 << 23
 _REPEAT_BITS, FACTOR_BITS = 5, 12
 #: Bits of a sum of all rows: those of an int64 without the sign, and one to spare.
 _SUM_BITS = 62
+#: Least binary exponent of the largest number: smaller ones would need a scale beyond float64.
+_MIN_EXPONENT = -940
+#: Largest scale of targets whose squares are summed: the square of one unit must not underflow.
+_MAX_SQUARED_SCALE = 2.0**500
 #: Targets farther from zero than this many times their range are centred before they are scaled.
 _FAR_RATIO = 16
 
@@ -271,6 +275,11 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
 
     scale = _find_scale(rows, binned_lanes, _user_weights, largest, bits)
+    if scale == np.inf:
+        raise InvalidDataError(
+            f"The weights are too small: the largest is {largest:g}. Multiply all of them by one "
+            "number, since only their ratios matter."
+        )
     # Integer weights stay as they are, so that a weight of 2 is the row twice.
     if not fractional and scale >= 1:
         scale = 1.0
@@ -288,10 +297,12 @@ def _find_scale(
     rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, largest: float, bits: int
 ) -> float:
     """Return a power of two by which the sum of non-negative numbers of all rows stays below
-    2**bits, given a bound of the numbers.
+    2**bits, given a bound of the numbers; infinity where float64 has no such power.
     """
     if not largest > 0:
         return 1.0
+    if np.frexp(largest)[1] < _MIN_EXPONENT:
+        return np.inf
     # First a scale by which no sum can overflow, even if all numbers were the largest.
     rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
     # Then the sum itself, rounded up to integers, so that it is the same in any order.
@@ -339,7 +350,8 @@ def _scale_targets(
         terms = criterion.terms(y.reshape(len(y), -1) - centre).sum(axis=1, keepdims=True)
         return np.asarray(terms * binned.weight[at, None])
 
-    target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits)
+    most = _MAX_SQUARED_SCALE if criterion.kind == 2 else np.inf
+    target = _write_integers(rows, binned_lanes, weighted_targets, slice(0, k), bits, most)
     term = _write_integers(rows, binned_lanes, weighted_terms, slice(k, k + 1), bits)
     return ForestScales(
         scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
@@ -347,8 +359,9 @@ def _scale_targets(
 
 
 def _write_integers(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice, bits: int
-) -> float:
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice, bits: int,
+    most_scale: float = np.inf,
+) -> float:  # fmt: skip
     """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
     parts = ((binned, at) for binned in binned_lanes for at in iterate_tiles(len(binned.y)))
     own = max((np.abs(make(binned, at)).max(initial=0.0) for binned, at in parts), default=0.0)
@@ -360,6 +373,8 @@ def _write_integers(
     scale = _find_scale(
         rows, binned_lanes, lambda binned, at: np.abs(make(binned, at)), most * width, bits
     )
+    if scale > most_scale or scale == np.inf:
+        raise InvalidDataError("The targets are too small for float64. Scale y.")
     for binned in binned_lanes:
         for at in iterate_tiles(len(binned.y)):
             binned.more[at, columns] = np.rint(make(binned, at) * scale)

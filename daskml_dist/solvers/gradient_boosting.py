@@ -564,8 +564,8 @@ class _GradientPacker:
         largest = self._rows.max_trainers(np.max(found, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
-                "The gradients became NaN or infinite: the targets, or learning_rate, are too "
-                f"large. {self._loss.overflow_remedy}"
+                "The gradients became NaN or infinite: the targets, the weights, or learning_rate "
+                f"are too large. {self._loss.overflow_remedy}"
             )
         return np.asarray(largest.reshape(2, -1))
 

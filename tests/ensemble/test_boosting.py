@@ -14,7 +14,7 @@ from sklearn import ensemble as truth
 
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.solvers import tree_growth
 
 rng = np.random.default_rng(0)
@@ -263,3 +263,12 @@ def test_leaves_are_those_whose_values_rows_get(categories: Any) -> None:
     labels = np.digitize(Y, [-1, 1])
     several = HistGradientBoostingClassifier(**{**given, "max_iter": 2}, run=SHORT).fit(X, labels)
     assert several.apply(X).shape == (len(X), 6)
+
+
+def test_weights_beyond_float32() -> None:
+    model = HistGradientBoostingRegressor(**GIVEN)
+    with pytest.raises(DivergedError, match=r"the weights.* Scale the targets and the weights"):
+        model.fit(X, Y, sample_weight=np.full(len(X), 1e300))
+    # Hessians below `min_hessian` are split nowhere: the mean is left, as in scikit-learn.
+    found = model.fit(X, Y, sample_weight=np.full(len(X), 1e-300)).predict(X)
+    np.testing.assert_allclose(found, Y.mean())

@@ -23,7 +23,7 @@ from daskml_dist.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.solvers import forest_joint_growth
 from daskml_dist.solvers.forest import ForestSolver
 
@@ -235,3 +235,18 @@ def test_draws_of_rows() -> None:
     assert np.mean(drawn) == pytest.approx(0.25, abs=0.01)
     with pytest.raises(InvalidParameterError, match="bootstrap"):
         RandomForestRegressor(2, bootstrap=False, oob_score=True).fit(X, Y)
+
+
+@pytest.mark.parametrize("criterion", ["squared_error", "absolute_error", "poisson"])
+def test_numbers_near_the_smallest_float(criterion: str) -> None:
+    model = RandomForestRegressor(3, criterion=criterion, random_state=0)
+    rows, y, size = X.astype(np.float64), np.abs(Y), 2.0**-400
+    wanted = model.fit(rows, y).predict(rows)
+    np.testing.assert_allclose(model.fit(rows, y * size).predict(rows) / size, wanted)
+    weight = np.full(len(X), 2.0**-900)
+    found = model.fit(rows, y, sample_weight=weight).predict(rows)
+    np.testing.assert_allclose(found, wanted)
+    with pytest.raises(InvalidDataError, match=r"targets are too small.* Scale y"):
+        model.fit(rows, y * 1e-300)
+    with pytest.raises(InvalidDataError, match=r"weights are too small.* Multiply all"):
+        model.fit(rows, y, sample_weight=weight * 2.0**-100)
