@@ -253,6 +253,11 @@ def _check_labels(y: Any) -> None:
     try:
         check_classification_targets(labels)
     except TypeError as error:
+        if labels.dtype.kind == "S" or "bytes" in str(error):
+            raise InvalidDataError(
+                "The labels in y are bytes, which are not supported. Decode them: "
+                "numpy.asarray(y, 'S').astype(str), or y.str.decode(\"utf-8\") of a Series."
+            ) from error
         raise InvalidDataError(
             f"The labels in y have different types ({error}). Convert them to one type: "
             "y.astype(str)."

@@ -491,6 +491,11 @@ def _call_method(estimator: Any, name: str, params: dict[str, Any], X: Any) -> A
     return getattr(estimator, name)(X, **params)
 
 
+def append_remedy(message: str, remedy: str) -> str:
+    """Return a message that ends in a remedy, which it may hold already; "": the message."""
+    return message if remedy in message else f"{message.rstrip('. ')}. {remedy}"
+
+
 @dataclass(frozen=True, eq=False)
 class _BlockMethod:
     """Function of a block: a method of a transformer, `transform` or `inverse_transform`."""
@@ -505,8 +510,7 @@ class _BlockMethod:
         try:
             return getattr(estimator, self.method)(prepare(X))
         except ValueError as error:
-            message = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
-            raise ValueError(message + estimator._remedy) from error
+            raise ValueError(append_remedy(str(error), estimator._remedy)) from error
 
     def on_device(self, X: Any) -> Any:
         """Return the result for rows on a GPU, where it stays; None if the host computes it."""

@@ -40,7 +40,7 @@ from daskml_dist.diagnostics.operation_progress import report_reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.errors.stack_level import user_stack_level
-from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.estimators.transformer import BlockTransformer, append_remedy
 
 
 class DocumentTransformer(BlockTransformer):
@@ -335,7 +335,7 @@ def _count_block(
         return _count_terms(own.build_analyzer(), documents, own)
     except (ValueError, TypeError, AttributeError) as error:
         where = f"Block {index} of X: "
-        raise as_ours(ValueError(f"{str(error).rstrip('. ')}. {own._remedy}"), where) from error
+        raise as_ours(ValueError(append_remedy(str(error), own._remedy)), where) from error
 
 
 def _count_terms(

@@ -134,6 +134,7 @@ def frequent_itemsets(
     check_flag("null_values", null_values)
     X = convert_foreign(X)
     if basket is None:
+        _check_no_lists_of_items(X)
         names = _read_item_names(X)
         # With missing values each item gets a second column, of the baskets in which it is known.
         X = mark_known(X) if null_values else X
@@ -149,6 +150,23 @@ def frequent_itemsets(
     with _suggest_null_values(null_values):
         search.fit(X, None, client=client)
     return _make_frame_of_sets(search.levels_, search.splits_, search.n_rows_, names)
+
+
+def _check_no_lists_of_items(X: Any) -> None:
+    """Raise where each basket is a list of its items, which no row of a table is."""
+    rows = X.tolist() if getattr(X, "ndim", 2) == 1 and hasattr(X, "tolist") else X
+    if not isinstance(rows, list | tuple):
+        return
+    if any(
+        isinstance(row, set | frozenset)
+        or (isinstance(row, list | tuple) and any(isinstance(item, str) for item in row))
+        for row in rows
+    ):
+        raise InvalidDataError(
+            "X holds a list of items for each basket. Make a frame with one row per entry, "
+            'frame = pandas.Series(X).explode().dropna().reset_index(name="item"), and call '
+            'frequent_itemsets(frame, basket="index", item="item").'
+        )
 
 
 class _ItemsetSearch(BaseRounds):

@@ -359,8 +359,8 @@ def _scale_targets(
 
 
 def _write_integers(
-    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice, bits: int,
-    most_scale: float = np.inf,
+    rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, columns: slice,
+    bits: int, most_scale: float = np.inf,
 ) -> float:  # fmt: skip
     """Write scaled numbers to columns of `ForestRows.more`; return their scale."""
     parts = ((binned, at) for binned in binned_lanes for at in iterate_tiles(len(binned.y)))

@@ -463,6 +463,9 @@ TARGETS: dict[str, Mistake] = {
         lambda: SGDClassifier().fit(X, pd.get_dummies(WORDS["job"])), DATA,
         "Pass one column, for example y[:, 0]",
     ),
+    "labels of bytes": (
+        lambda: SGDClassifier().fit(X, NAMES.astype("S")), DATA, "Decode them: numpy.asarray(y, 'S').astype(str)",
+    ),
     "labels of several types": (
         lambda: SGDClassifier().fit(X, np.array([1, "a"] * 20, dtype=object)), DATA,
         "Convert the labels to one type, strings or",
@@ -1913,7 +1916,8 @@ OTHERS: dict[str, Mistake] = {
         "Give a pandas or Dask dataframe with one row per",
     ),
     "lists of items": (
-        lambda: frequent_itemsets([["milk", "bread"], ["milk"]]), DATA, "Pass rows of equal length",
+        lambda: frequent_itemsets([["milk", "bread"], ["milk"]]), DATA,
+        'frequent_itemsets(frame, basket="index", item="item")',
     ),
     "rules of baskets": (
         lambda: association_rules(BASKETS), DATA, "Give the frame that frequent_itemsets returned",

@@ -107,10 +107,13 @@ def test_on_worker_processes(client: Client) -> None:
 def test_what_is_no_text_names_its_block(name: str, wrong: Any) -> None:
     lazy = KINDS["delayed"]([*TEXTS, wrong])
     model = getattr(feature_extraction, name)()
-    with pytest.raises(InvalidDataError, match=r"Block 1 of X: .*document.*Texts must be strings"):
+    said = r"Block 1 of X: .*document.*Texts must be strings"
+    with pytest.raises(InvalidDataError, match=said) as first:
         model.fit(lazy)
-    with pytest.raises(InvalidDataError, match=r"Block 1 of X: .*document.*Texts must be strings"):
+    with pytest.raises(InvalidDataError, match=said) as second:
         model.fit(TEXTS).transform(lazy).compute(scheduler="sync")
+    for found in (first, second):
+        assert str(found.value).count("Texts must be strings") == 1
 
 
 @NAMES
