@@ -1,4 +1,4 @@
-"""Data: anything a user may hand to `fit` becomes aligned row blocks."""
+"""Data: converts any input of `fit` to aligned row blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "make_block",
 ]
 
-# Dask asks it how blocks travel: on workers, where distributed is there before any block is.
+# Registers how Dask serialises blocks. Needed on workers only, where distributed is loaded before
+# any block exists.
 if "distributed" in sys.modules:
     import daskml_dist.data.device_wire  # noqa: F401

@@ -1,8 +1,8 @@
-"""Entries of baskets in a long frame, one a row, as sparse rows of baskets.
+"""Sparse rows of baskets, from a long frame with one entry of a basket per row.
 
-Frequent patterns are mined from a matrix with a row for each basket and a column for each item. A
-long frame has the entries of a basket anywhere; `make_baskets` finds all items in one reduction,
-shuffles the frame by basket, and makes a CSR matrix of each part.
+Frequent patterns are mined from a matrix with a row for each basket and a column for each item. In
+a long frame, the entries of a basket may be in any rows; `make_baskets` finds all items in one
+reduction, shuffles the frame by basket, and makes a CSR matrix of each part.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 def make_baskets(
     frame: Any, basket: Any, item: Any, client: Any = None
 ) -> tuple[Any, NDArray[Any]]:
-    """Bring the entries of each basket together, and make a sparse row of them."""
+    """Group the entries of each basket, and make a sparse row of them."""
     _check_basket_columns(frame, basket, item)
     rows = frame[[basket, item]]
-    # An object that is no client is refused by the fit, in its own words.
+    # An object that is not a client is refused later by the fit, with its own error.
     with client.as_current() if hasattr(client, "as_current") else nullcontext():
         items = reduce_parts(
             as_collection(rows, numeric=False), partial(_find_items, item), merge_ids
@@ -46,9 +46,9 @@ def make_baskets(
         if not is_dask_frame(rows):
             return matrix(rows, items), items
         # Dask's default shuffle may need a cluster ("p2p") or a disk; "tasks" works on any
-        # scheduler. With a cluster the user's setting counts.
+        # scheduler. With a cluster, the user's setting is used.
         method = "tasks" if client is None and not _has_client() else None
-        # All entries of a basket must lie in one part, where they become one row.
+        # All entries of a basket must be in one partition, where they become one row.
         together = rows.shuffle(on=basket, shuffle_method=method)
         make, known = delayed(matrix, pure=False), delayed(items, pure=False)
         return [make(part, known) for part in lower_partitions(together)], items
@@ -89,16 +89,16 @@ def _find_items(item: Any, index: int, part: Any, *_: Any) -> NDArray[Any]:
 
 
 def _build_baskets(basket: Any, item: Any, part: Any, items: NDArray[Any]) -> Any:
-    """Return a CSR matrix of the baskets that are whole in a part."""
+    """Return a CSR matrix of the baskets of a part, which holds all entries of each."""
     baskets, (rows,) = factorize_columns([convert_ids(part[basket], str(basket))])
     columns = find_positions(items, convert_ids(part[item], str(item)))
-    # An item that comes several times in a basket is one entry: sums of bools are bools.
+    # An item that occurs several times in a basket is one entry: sums of bools are bools.
     entries = np.ones(len(rows), np.bool_), (rows, columns)
     return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))
 
 
 def mark_known(X: Any) -> Any:
-    """Return baskets with two columns an item: all whether it is there, then all whether known."""
+    """Return baskets with two columns per item: "is present" of all items, then "is known"."""
     if hasattr(getattr(X, "_meta", X), "tocsr"):
         raise InvalidDataError(
             "X is sparse, and entries that are not stored count as zero. Leave null_values out, "
@@ -116,9 +116,9 @@ def mark_known(X: Any) -> Any:
 
 
 def _mark_block(block: Any) -> NDArray[np.bool_]:
-    """Return which entries of rows in memory are above zero, and which are known."""
+    """Return which entries of rows in memory are above zero, and which are not missing."""
     _check_table(block)
-    # pandas knows every kind of missing value among objects.
+    # pandas recognises every kind of missing value in object arrays.
     if not is_dataframe_like(block) and block.dtype.kind == "O":
         block = load_pandas().DataFrame(block)
     try:
@@ -136,13 +136,13 @@ def _mark_block(block: Any) -> NDArray[np.bool_]:
             "X holds entries below zero or infinite. An entry tells whether, or how much of, an "
             "item is in a basket: make it zero or more, or NaN for unknown."
         )
-    # Two columns an item: there (and known), and known at all.
+    # Two columns per item: present (and known), and known.
     known = ~np.isnan(values)
     return np.hstack([known & (values != 0), known])
 
 
 def _check_table(X: Any) -> None:
-    """Raise where rows have not two dimensions."""
+    """Raise if rows are not two-dimensional."""
     if X.ndim != 2:
         raise InvalidDataError(
             f"X has {X.ndim} dimensions. Give one row per basket and one column per item."

@@ -1,8 +1,9 @@
-"""Rows that can be read once, kept in files of this process from which tasks read them again.
+"""Rows that can be read only once, written to files from which tasks read them again.
 
-A generator of batches is used up by one look, and a query may cost more than all passes over
-its result. Both are written once, to a folder that goes when nothing refers to it any more: tasks
-of a collection hold it, so it stays as long as a fit or a lazy prediction may read from it.
+A generator of batches can be iterated only once, and running a query may cost more than all passes
+over its result. Both are written to a folder once. The folder is deleted when no object refers to
+it any more; the tasks of a collection hold a reference, so it stays as long as a fit or a lazy
+prediction may read from it.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from daskml_dist.data.eager_tables import load_pandas
 from daskml_dist.data.table_frames import TableSource, make_frame
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
-#: Pieces of a batch, in their order, as errors name them.
+#: Names of the pieces of a batch, in order, for error messages.
 _PIECE_NAMES = ("X", "y", "sample_weight")
-#: Stands for the first item of a generator that has none.
+#: Stands for the first item of an empty generator.
 _NOTHING = object()
 
 
 class RowsFolder:
-    """Folder of files that is deleted when nothing in the process that made it refers to it.
+    """Folder of files that is deleted when the process that made it holds no more references.
 
-    Copies of it in other processes read the files, and leave them.
+    Copies of it in other processes can read the files, but do not delete them.
     """
 
     def __init__(self) -> None:
         parent = dask.config.get("temporary-directory", None)
         if parent is not None:
             os.makedirs(parent, exist_ok=True)  # as Dask's workers do
-        # Only the user may enter the folder: what is unpickled from it must be what was written.
+        # Only the user may access the folder: files are unpickled, so nobody else may write to it.
         self.path = tempfile.mkdtemp(prefix="daskml_dist-rows-", dir=parent)
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
@@ -53,7 +54,7 @@ class RowsFolder:
         return self.path
 
     def write(self, name: str, values: Any) -> None:
-        """Write values to a file of a name."""
+        """Write values to a file with a name."""
         try:
             with (Path(self.path) / name).open("wb") as file:
                 pickle.dump(values, file, protocol=5)
@@ -66,7 +67,7 @@ class RowsFolder:
             ) from error
 
     def read(self, name: str) -> Any:
-        """Return the values of a file."""
+        """Return the values in a file."""
         try:
             with (Path(self.path) / name).open("rb") as file:
                 return pickle.load(file)
@@ -74,7 +75,7 @@ class RowsFolder:
             raise self.make_missing_error() from error
 
     def make_missing_error(self) -> InvalidDataError:
-        """Return the error of a process that does not see the files."""
+        """Return the error for a process that cannot see the files."""
         return InvalidDataError(
             f"The rows lie in {self.path}, which this worker cannot see, since it is on another "
             "host's disk. Set Dask's temporary-directory to a folder that all hosts share "
@@ -83,25 +84,25 @@ class RowsFolder:
 
 
 def _reopen_folder(path: str) -> RowsFolder:
-    """Return a copy of a folder, which does not delete it."""
+    """Return a copy of a folder object that does not delete the folder."""
     folder = object.__new__(RowsFolder)
     folder.path = path
     return folder
 
 
 class _FramesInFiles(TableSource):
-    """Batches that are pandas frames, one a file.
+    """Batches that are pandas frames, one per file.
 
     Parameters
     ----------
     folder : RowsFolder
     empties : list of DataFrame
-        Each batch, without its rows.
+        Each batch, with its rows removed.
     row_counts : list of int
     """
 
     def __init__(self, folder: RowsFolder, empties: list[Any], row_counts: list[int]) -> None:
-        # Each batch may number its categories otherwise, or lack some of them.
+        # Each batch may number its categories differently, or lack some of them.
         self.categories = _join_categories(empties)
         self.folder, self.empty = folder, empties[0].astype(self.categories)
         self.parts = list(range(len(row_counts)))
@@ -119,7 +120,7 @@ class _FramesInFiles(TableSource):
 
 
 def _join_categories(empties: list[Any]) -> dict[Any, Any]:
-    """Return the dtypes, with all categories, of columns whose categories differ by the batch."""
+    """Return the dtypes, with all categories, of columns whose categories differ by batch."""
     pandas, found = load_pandas(), {}
     for at, name in enumerate(empties[0].columns):
         dtypes = [frame.dtypes.iloc[at] for frame in empties]
@@ -134,22 +135,23 @@ def _join_categories(empties: list[Any]) -> dict[Any, Any]:
 def spool_batches(
     batches: Iterator[Any], read_piece: Callable[[Any], Any]
 ) -> tuple[Any, Any, Any] | None:
-    """Return all batches of a generator as Dask collections of X, y and weights, else None.
+    """Return all batches of a generator as Dask collections of X, y and weights, or None.
 
-    A batch is a table (whose columns may be named as y), an array or sparse matrix of rows, or a
-    tuple of X, y and, where rows have them, weights. Each is written to a file as it comes, so no
-    more than one is in memory at a time. None where the first item is no batch.
+    A batch is a table (`y` may then be the name of a column), an array or sparse matrix of rows, or
+    a tuple of X, y and, optionally, weights. Each is written to a file when it arrives, so at most
+    one is in memory at a time. Returns None if the first item is not a batch.
 
     Parameters
     ----------
     batches : iterator
     read_piece : callable
-        Returns rows of any library as a frame, an array or a sparse matrix; all else as it is.
+        Returns rows of any library as a frame, an array or a sparse matrix; any other value
+        unchanged.
 
     Raises
     ------
     InvalidDataError, InvalidTypeError
-        There are no batches, no rows in any, or they are not alike.
+        There are no batches, all are empty, or they differ in columns or types.
     """
     first = next(batches, _NOTHING)
     if first is _NOTHING:
@@ -161,7 +163,7 @@ def spool_batches(
     if _split_batch(first, read_piece) is None:
         return None
     folder = RowsFolder()
-    # The first batch without its rows; of each batch in the folder likewise, and its rows.
+    # `like`: the first batch without its rows; `empties`: each stored batch without its rows.
     like: list[Any] | None = None
     row_counts, empties = list[int](), list[list[Any]]()
     for number, batch in enumerate(chain([first], batches)):
@@ -181,7 +183,7 @@ def spool_batches(
             like = [piece[:0] for piece in pieces]
         else:
             _check_like_first(pieces, like, number)
-        # A batch without rows, as of a filter that leaves none, may have any dtype: it is left out.
+        # An empty batch, for example from a filter, may have any dtype: it is left out.
         if not lengths["X"]:
             continue
         for name, piece in zip(_PIECE_NAMES, pieces, strict=False):
@@ -202,33 +204,33 @@ def spool_batches(
 
 
 def _split_batch(batch: Any, read_piece: Callable[[Any], Any]) -> list[Any] | None:
-    """Return the X of a batch, and y and weights where it has them; None if it is no batch."""
-    # Loaders of torch make lists of tuples.
+    """Return the X of a batch, and its y and weights if any; None if it is not a batch."""
+    # Loaders of torch yield lists instead of tuples.
     several = isinstance(batch, tuple) or (
         isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
     )
     pieces = list(batch) if several else [batch]
-    while pieces and pieces[-1] is None:  # (X, y, None), where there are no weights
+    while pieces and pieces[-1] is None:  # (X, y, None): no weights
         pieces.pop()
     if not 1 <= len(pieces) <= len(_PIECE_NAMES):
         return None
     X, *beside = [_read_rows(piece, read_piece) for piece in pieces]
-    # One-dimensional items are single rows or numbers, of which millions may come.
+    # One-dimensional items are single rows or scalars, of which there may be millions.
     if getattr(X, "ndim", 0) < 2 or any(getattr(one, "ndim", 0) < 1 for one in beside):
         return None
     return [X, *(_read_column(one) for one in beside)]
 
 
 def _read_rows(piece: Any, read_piece: Callable[[Any], Any]) -> Any:
-    """Return a piece of a batch as a frame, a CSR matrix or an array; all else as it is."""
+    """Return a piece of a batch as a frame, a CSR matrix or an array; any other value unchanged."""
     piece = read_piece(piece)
     if hasattr(piece, "tocsr"):
         return piece.tocsr()
     if hasattr(piece, "iloc") or not (hasattr(piece, "__array__") or isinstance(piece, list)):
         return piece
     try:
-        return np.asarray(piece)  # lists of rows, and tensors in memory of the host
-    except ValueError:  # rows of several lengths
+        return np.asarray(piece)  # lists of rows, and tensors in host memory
+    except ValueError:  # rows of different lengths
         return piece
 
 
@@ -241,7 +243,7 @@ def _read_column(values: Any) -> Any:
 
 
 def _check_like_first(pieces: list[Any], empties: list[Any], number: int) -> None:
-    """Check that a batch has the columns of the first one."""
+    """Check that a batch has the same columns as the first one."""
     for name, *both in zip(_PIECE_NAMES, pieces, empties, strict=False):
         found, first = (list(getattr(one, "columns", one.shape[1:])) for one in both)
         if found != first:
@@ -256,7 +258,7 @@ def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: 
     if hasattr(empties[0], "columns"):
         return make_frame(_FramesInFiles(folder, empties, row_counts))
     dtype = _find_common_dtype([one.dtype for one in empties], name)
-    # All batches have one dtype as they are read, whatever each was written as.
+    # All batches are read with one dtype, whatever dtype each was written with.
     read = delayed(_ArrayRead(folder, name, dtype), pure=False)
     meta = empties[0].astype(dtype)
     chunks = [
@@ -267,11 +269,11 @@ def _join_pieces(folder: RowsFolder, name: str, empties: list[Any], row_counts: 
 
 
 def _find_common_dtype(dtypes: list[Any], name: str) -> Any:
-    """Return the dtype that all batches have, or can be read as."""
+    """Return a dtype that all batches have or can be converted to."""
     kinds = {dtype.kind for dtype in dtypes}
     if kinds <= set("OU") and len(kinds) > 1:
-        return np.dtype(object)  # texts either way
-    # True and 1 may be two labels, but one feature or weight.
+        return np.dtype(object)  # all are texts
+    # True and 1 may be two different labels, but are the same feature value or weight.
     if len(kinds) > 1 and not kinds <= set("iuf" if name == "y" else "biuf"):
         raise InvalidDataError(
             f"The batches of {name} have several dtypes: {sorted(set(map(str, dtypes)))}. Give "
@@ -281,7 +283,7 @@ def _find_common_dtype(dtypes: list[Any], name: str) -> Any:
 
 
 class _ArrayRead:
-    """Read of an array from the file of a batch."""
+    """Task that reads an array from the file of a batch."""
 
     def __init__(self, folder: RowsFolder, name: str, dtype: Any) -> None:
         self.folder, self.name, self.dtype = folder, name, dtype

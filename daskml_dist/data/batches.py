@@ -1,13 +1,12 @@
-"""Lanes, the rows that they own, and the batches of their rows, reproducibly.
+"""Lanes, the rows that they own, and reproducible batches of these rows.
 
 A lane owns segments (row ranges of blocks): blocks are cut into lanes evenly by rows
-(`make_even_lanes`), by columns, or whole. Each pass visits its blocks in a new order, in groups
-of up to :data:`SHUFFLED_BLOCKS` blocks whose rows are shuffled together, so that blocks which are
-sorted (by label, by time) still give mixed batches while only one group need be in memory. Large
-batches are drawn as runs of neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which
-memory serves faster (two-level shuffling, Xu et al. 2022). The order depends on (random_state,
-pass, block) alone, never on which worker runs the lane. Private fits draw each row of a batch by
-itself (`PoissonRows`).
+(`make_even_lanes`), by columns, or whole. Each pass visits its blocks in a new order. Groups of up
+to :data:`SHUFFLED_BLOCKS` blocks are shuffled together: blocks that are sorted (by label, by time)
+still give mixed batches, and only one group must be in memory. Large batches are drawn as runs of
+neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which are faster to read (two-level
+shuffling, Xu et al. 2022). The order depends on (random_state, pass, block) alone, never on which
+worker runs the lane. Private fits draw each row of a batch independently (`PoissonRows`).
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Blocks whose rows are shuffled together, where memory allows.
+#: Blocks whose rows are shuffled together, if memory allows.
 SHUFFLED_BLOCKS = 8
 #: Runs of neighbouring rows in a batch: enough that its rows are a fair sample of the group.
 #: Smaller batches are drawn row by row.
 RUNS_PER_BATCH = 256
-#: Rows of a run at most, and runs of a pass at least, where each row is a step of its own: rows of
-#: a run follow each other, and alike neighbours in a row bias the steps.
+#: Longest run of rows, and minimum number of runs per pass, if each row is a step: consecutive
+#: steps use the rows of one run, and many similar rows in sequence would bias them.
 _MAX_RUN_IN_TURN, _MIN_RUNS_IN_TURN = 16, 2048
 
-#: Rows whose positions are computed at once (512 KiB of int64), for several small batches: a call
-#: of NumPy for each would take longer than the batch.
+#: Rows whose positions are computed in one call (512 KiB of int64), for several small batches: one
+#: NumPy call per batch would take longer than the batch.
 _POSITIONS_AHEAD = 1 << 16
-#: Rows of a run from which batches are given as runs (`RowRuns`) instead of row numbers.
+#: From this run length on, batches are represented as runs (`RowRuns`) instead of row numbers.
 _LONG_RUN_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowRuns:
-    """Runs of neighbouring rows of a block, one after another.
+    """Runs of neighbouring rows of a block, in sequence.
 
     Parameters
     ----------
@@ -55,13 +54,14 @@ class RowRuns:
     @property
     def numbers(self) -> NDArray[np.intp]:
         """Return the number of each row."""
-        # Where each run begins in the result: start + (position - before) counts through it.
+        # `before` is the position in the result at which each run begins; start + (position -
+        # before) is the row.
         before = np.cumsum(self.counts) - self.counts
         return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
 
 
 BlockRows = NDArray[np.intp] | RowRuns | slice
-#: Block and row numbers; where rows are steps of their own the blocks of each row.
+#: Block and row numbers; if each row is a step, the block is an array with one entry per row.
 DrawnRows = tuple[int | NDArray[np.intp], BlockRows]
 
 
@@ -73,7 +73,7 @@ class Segment:
     ----------
     block, start, stop : int
     drawn_as : int or None
-        Number of the block whose rows are drawn alike: it holds other columns of the same rows.
+        Number of the block whose random order is used: it holds other columns of the same rows.
     """
 
     block: int
@@ -86,13 +86,13 @@ class Segment:
 
     @property
     def drawn(self) -> int:
-        """Return the number of the block by which its rows are drawn."""
+        """Return the number of the block that seeds the order of the rows."""
         return self.block if self.drawn_as is None else self.drawn_as
 
 
 @dataclass(frozen=True)
 class LaneSpec:
-    """Lane, a logical worker of the maths: its number and its rows.
+    """Lane (a logical worker): its number and its rows.
 
     Parameters
     ----------
@@ -105,18 +105,18 @@ class LaneSpec:
 
     @property
     def n_rows(self) -> int:
-        """Return the rows of the lane, held-out ones included."""
+        """Return the number of rows of the lane, including held-out ones."""
         return sum(map(len, self.segments))
 
 
 def split_rows(
     blocks: Sequence[int], rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0
 ) -> list[tuple[Segment, ...]]:
-    """Split blocks, one after the other, into `n_lanes` nearly equal runs of rows."""
-    # Rows are numbered through all blocks: block i holds edges[i] to edges[i + 1].
+    """Split consecutive blocks into `n_lanes` nearly equal runs of rows."""
+    # Rows are numbered across all blocks: block i has the rows edges[i] to edges[i + 1].
     edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
     total = int(edges[-1])
-    # Even boundaries, which move to a block's boundary where one is near enough.
+    # Even boundaries, each moved to a block's boundary if one is near enough.
     cuts = (np.arange(n_lanes + 1) * total) // n_lanes
     if snap and total:
         after = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
@@ -124,7 +124,7 @@ def split_rows(
         nearest = np.where(cuts - below <= above - cuts, below, above)
         close = np.abs(nearest - cuts) <= snap * total / n_lanes
         cuts = np.where(close, nearest, cuts)
-    # First block of which each lane has a row, and the first after its last one.
+    # First block that contributes rows to each lane, and one past the last.
     firsts = np.searchsorted(edges, cuts[:-1], "right") - 1
     lasts = np.searchsorted(edges, cuts[1:])
     begins, ends = edges[:-1].tolist(), edges[1:].tolist()
@@ -143,17 +143,15 @@ def split_rows(
 
 
 def make_even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
-    """Return `n_lanes` lanes of nearly equal numbers of rows, or one a row where these are
-    fewer.
-    """
-    # A lane without rows would change nothing, and cost what any lane costs.
+    """Return `n_lanes` lanes of nearly equal numbers of rows, at most one lane per row."""
+    # A lane without rows would change nothing, but would cost as much as any lane.
     n_lanes = min(n_lanes, max(1, sum(rows.values())))
     segments = split_rows(sorted(rows), rows, n_lanes, snap=snap)
     return [LaneSpec(i, s) for i, s in enumerate(segments)]
 
 
 def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
-    """Return lanes of all rows, each of one part of the columns."""
+    """Return lanes that each hold all rows, for one part of the columns."""
     n_blocks = len(rows) // n_parts
     return [
         LaneSpec(
@@ -175,7 +173,7 @@ def make_block_lanes(rows: Mapping[int, int]) -> list[LaneSpec]:
 
 
 def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
-    """Return lanes of whole blocks, each of equally many blocks that follow each other."""
+    """Return lanes of whole consecutive blocks, nearly equal in number."""
     each = len(rows) // n_lanes
     return [
         LaneSpec(lane, tuple(Segment(b, 0, rows[b]) for b in range(lane * each, (lane + 1) * each)))
@@ -184,17 +182,15 @@ def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
 
 
 def count_held_out_rows(segment: Segment, fraction: float) -> int:
-    """Return how many rows of a segment are held out for validation; one is left to train on."""
+    """Return how many rows of a segment are held out for validation; at least one row is not."""
     return min(round(len(segment) * fraction), max(len(segment) - 1, 0))
 
 
 def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 0.0) -> int:
-    """Return the steps of a pass, which all lanes make; lanes of fewer rows take smaller
-    batches.
-    """
+    """Return the steps of a pass, equal for all lanes; small lanes have small batches."""
     if batch_size is None:
         return 1
-    # All lanes make as many steps as the largest one, so that they stay together.
+    # All lanes make as many steps as the largest one needs, so that they stay in lock-step.
     largest = max(
         sum(len(s) - count_held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
     )
@@ -208,18 +204,18 @@ class LaneRows:
     ----------
     spec : LaneSpec
     n_steps : int
-        Batches in a pass; batch s holds rows ``[s n / n_steps, (s + 1) n / n_steps)`` of the
-        pass's order.
+        Batches in a pass; batch s holds rows ``[s n / n_steps, (s + 1) n / n_steps)`` in the order
+        of the pass.
     seed : int
     shuffle : bool
     fraction : float
         Share of rows held out for validation.
     group : int, optional
-        Blocks whose rows are shuffled together, where the blocks are streamed; then which rows
-        are held out is found out anew when needed, rather than remembered.
+        Blocks whose rows are shuffled together, if the blocks are streamed; the held-out rows are
+        then drawn again when needed instead of stored.
     in_turn : bool, default=False
-        Whether each row is a step of its own: then there are shorter runs of rows, and batches
-        hold them in the order in which they were drawn.
+        Whether each row is a step: then runs of rows are shorter, and batches keep the order in
+        which rows were drawn.
     """
 
     def __init__(
@@ -233,39 +229,40 @@ class LaneRows:
         in_turn: bool = False,
     ) -> None:
         self._n_steps = n_steps
-        #: Whether a batch is all rows, as they lie.
+        #: Whether a batch has all rows, in their stored order.
         self._is_full = n_steps == 1
         self._seed = seed
         self._shuffle = shuffle
         self._size = group or SHUFFLED_BLOCKS
         self.segments = spec.segments
         self._held = [count_held_out_rows(segment, fraction) for segment in spec.segments]
-        #: Held-out rows, and the others, of segments whose split was drawn.
+        #: Held-out rows, and training rows, of segments that were already split.
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
         self._in_turn = in_turn
-        # Rows of a run: a batch is `RUNS_PER_BATCH` runs where it is that large, else single rows.
+        # Rows per run: a batch has `RUNS_PER_BATCH` runs if it is large enough, else single rows.
         self._run = max(1, self.n_rows // n_steps // RUNS_PER_BATCH)
         if in_turn:
             self._run = min(max(1, self.n_rows // _MIN_RUNS_IN_TURN), _MAX_RUN_IN_TURN)
 
     @property
     def n_batches(self) -> int:
-        """Return the number of batches that the rows are cut into."""
+        """Return the number of batches per pass."""
         return self._n_steps
 
     @property
     def numbers(self) -> list[int]:
-        """Return the numbers of the blocks, those without rows too."""
+        """Return the numbers of all blocks, including empty ones."""
         return [segment.block for segment in self.segments]
 
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the rows held out and the rows to train on, of segment i."""
+        """Return the held-out rows and the training rows of segment i."""
         if i in self._splits:
             return self._splits[i]
         segment, count = self.segments[i], self._held[i]
-        # Pass 0 is never trained: its random stream draws the held-out rows, once for all passes.
+        # No training pass has number 0: its random stream draws the held-out rows, once for all
+        # passes.
         order = self._random(0, segment).permutation(len(segment)) + segment.start
         split = np.sort(order[:count]), np.sort(order[count:])
         if self._remember:
@@ -274,15 +271,14 @@ class LaneRows:
 
     @property
     def held_out(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Yield each block that has rows for validation, with these rows."""
+        """Yield each block that has validation rows, with these rows."""
         for i, segment in enumerate(self.segments):
             if self._held[i]:
                 yield segment.block, self._split(i)[0]
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
-        """Return the random generator of a pass over segments, the same on whatever worker."""
-        # The stream follows from (seed, pass, block, first row) alone, on whatever worker it is
-        # drawn.
+        """Return the random generator of a pass over segments; it is the same on every worker."""
+        # The stream depends only on (seed, pass, block, first row), not on the worker.
         key = [self._seed, pass_]
         for segment in segments:
             key += [segment.drawn, segment.start]
@@ -292,9 +288,10 @@ class LaneRows:
         """Return the segments in the order of a pass, in groups that are shuffled together."""
         visit = [i for i, segment in enumerate(self.segments) if len(segment)]
         if self._is_full:
-            # A full batch needs no order; views of the blocks, one after the other, are enough.
+            # A full batch needs no random order: views of the blocks, in sequence, are enough.
             return [[i] for i in visit]
-        # Blocks of one group need no order of their own: their rows are shuffled together.
+        # With only one group, the order of its blocks does not matter: their rows are shuffled
+        # together.
         if self._shuffle and len(visit) > self._size:
             first = self.segments[visit[0]]
             visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
@@ -305,7 +302,7 @@ class LaneRows:
         return [[self.segments[i].block for i in group] for group in self._visit(pass_)]
 
     def _whole(self, groups: list[list[int]]) -> Iterator[DrawnRows]:
-        """Yield each segment at once, in the order in which it lies."""
+        """Yield each segment as a whole, in stored order."""
         for (i,) in groups:
             segment = self.segments[i]
             whole = slice(segment.start, segment.stop)
@@ -318,8 +315,8 @@ class LaneRows:
             if start == 0:
                 yield list(self._whole(groups))
             return
-        # Batch s holds rows cuts[s] to cuts[s + 1] of the pass's order: sizes differ by one row at
-        # most.
+        # Batch s holds rows cuts[s] to cuts[s + 1] in the order of the pass: sizes differ by at
+        # most one row.
         cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
         done = 0
         step = 0
@@ -329,14 +326,14 @@ class LaneRows:
             take: Callable[[int, int], Sequence[DrawnRows]] = (
                 taken.in_turn if self._in_turn else taken
             )
-            # Batches that end in this group, the first of which may have begun in earlier ones.
+            # Batches that end in this group; the first may have begun in an earlier group.
             while step < self._n_steps and cuts[step + 1] <= done + size:
                 low = max(cuts[step] - done, 0)
                 if step >= start:
                     yield [*open_batch, *take(low, cuts[step + 1] - done)]
                 open_batch = []
                 step += 1
-            # The rest of the group begins a batch that later groups fill.
+            # The remaining rows of the group begin a batch that later groups complete.
             if step < self._n_steps and cuts[step] < done + size:
                 open_batch = [*open_batch, *take(max(cuts[step] - done, 0), size)]
             done += size
@@ -344,7 +341,7 @@ class LaneRows:
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _GroupOrder]:
-        """Return the rows that a group of segments trains on, and their shuffled order."""
+        """Return the number of training rows of a group of segments, and their shuffled order."""
         segments = [self.segments[i] for i in group]
         kept = [self._split(i)[1] if self._held[i] else None for i in group]
         sizes = [len(self.segments[i]) - self._held[i] for i in group]
@@ -363,9 +360,9 @@ class ClientSteps:
     Parameters
     ----------
     n_batches : int
-        Batches that its rows are cut into, in each of its own passes.
+        Batches that its rows are split into, in each of its local passes.
     n_steps : int
-        Steps that it makes; where they are more than the batches, it goes through its rows again.
+        Steps that it makes; if there are more steps than batches, it repeats its rows.
     """
 
     n_batches: int
@@ -373,21 +370,21 @@ class ClientSteps:
 
     @property
     def n_passes(self) -> int:
-        """Return the passes that the steps begin."""
+        """Return the number of local passes that the steps begin."""
         return -(-self.n_steps // self.n_batches)
 
 
 class ClientRows(LaneRows):
-    """Batches of a client: in a pass of the fit, which is a round, some passes of its own.
+    """Batches of a client: each pass of the fit (a round) has several local passes.
 
     Parameters
     ----------
     spec : LaneSpec
     steps : ClientSteps
     seed, shuffle, fraction, group
-        As of `LaneRows`.
+        As in `LaneRows`.
     alone : bool
-        Whether a round is one step, of all rows as they lie.
+        Whether a round is one step, on all rows in stored order.
     """
 
     def __init__(
@@ -405,7 +402,7 @@ class ClientRows(LaneRows):
         self._is_full = alone
 
     def _own_passes(self, pass_: int) -> range:
-        """Return the numbers of the client's own passes in a pass of the fit."""
+        """Return the numbers of the client's local passes in a pass of the fit."""
         n = self._steps.n_passes
         return range((pass_ - 1) * n + 1, pass_ * n + 1)
 
@@ -421,24 +418,24 @@ class ClientRows(LaneRows):
         return itertools.islice(drawn, start, self._steps.n_steps)
 
 
-#: Rows that are drawn together at least (Poisson sampling): a call of NumPy costs as much as some
-#: hundred of them.
+#: Minimum number of rows drawn together (Poisson sampling): a call of NumPy costs as much as some
+#: hundred rows.
 _MIN_DRAWN_ROWS = 1 << 10
 
 
 class PoissonRows(LaneRows):
-    """Batches of one lane in which each row is with the same probability, independently.
+    """Batches of one lane that contain each row with equal probability, independently.
 
-    The size of a batch varies; that of a batch of all lanes is binomial. Batches are drawn anew in
-    each step: a row may be in several batches of a pass, or in none.
+    The size of a batch varies; that of a batch over all lanes is binomial. Each step draws a new
+    batch: a row may be in several batches of a pass, or in none.
 
     Parameters
     ----------
     spec : LaneSpec
     n_steps : int
-        Batches in a pass; a row is in each with probability ``1 / n_steps``.
+        Batches in a pass; each contains a row with probability ``1 / n_steps``.
     seed : int
-        Of any size.
+        Any integer.
     """
 
     def __init__(self, spec: LaneSpec, n_steps: int, seed: int) -> None:
@@ -462,17 +459,17 @@ class PoissonRows(LaneRows):
                     for segment, edge, a, b in zip(members, edges, cuts, cuts[1:], strict=False)
                     if a < b
                 ]
-            # A batch without rows is a step all the same: of noise alone.
+            # An empty batch still is a step: it adds only noise.
             yield batch or [(members[0].block, np.empty(0, np.intp))]
 
     def _draw_positions(self, pass_: int, members: list[Segment]) -> Iterator[NDArray[np.intp]]:
-        """Yield the sorted positions, among all rows of the lane, of each batch of a pass."""
-        # All steps of the pass make one row of independent trials, one for each row and step: the
-        # gaps between successes are geometric, so that only the rows that are drawn cost time.
+        """Yield, for each batch of a pass, the sorted positions of its rows in the lane."""
+        # The steps of a pass form one sequence of independent trials, one per row and step. The
+        # gaps between successes are geometric, so the cost is proportional to the rows drawn.
         random, n_rows = self._random(pass_, *members), self.n_rows
         at_once = max(_MIN_DRAWN_ROWS, min(_POSITIONS_AHEAD, n_rows))
-        # A whole number of a geometric distribution is an exponential one, rounded down: NumPy's
-        # own draws cost four times as much.
+        # A geometric variable is an exponential one, rounded down: NumPy's own geometric draws take
+        # four times as long.
         scale = -1 / math.log1p(-1 / self._n_steps)
         step, last, rest = 0, -1, np.empty(0, np.intp)
         while step < self._n_steps:
@@ -483,7 +480,7 @@ class PoissonRows(LaneRows):
             drawn[0] += last
             drawn = np.cumsum(drawn, out=drawn)
             last = int(drawn[-1])
-            # Steps of which all rows are drawn by now; the rest of the draws begins the next one.
+            # Steps whose rows have all been drawn; the remaining draws belong to the next step.
             done = min(last // n_rows, self._n_steps)
             rest = np.concatenate([rest, drawn])
             if done == step:
@@ -496,11 +493,11 @@ class PoissonRows(LaneRows):
 
 
 class _GroupOrder:
-    """Order in which a pass takes the rows of a group of segments, as rows of blocks.
+    """Order in which a pass reads the rows of a group of segments, as rows of blocks.
 
-    Rows to train on have positions, numbered through the segments. What is permuted are whole runs
-    of `run` positions, so that the permutation is `run` times smaller than the rows; positions that
-    make no whole run come last.
+    Training rows have positions, numbered across the segments. Whole runs of `run` positions are
+    permuted, so that the permutation is `run` times smaller than the rows; the positions that do
+    not fill a run come last.
     """
 
     def __init__(
@@ -514,7 +511,7 @@ class _GroupOrder:
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._order = order
         self._run = run
-        # Of one segment alone, positions are worked out as rows at once.
+        # In a single segment without held-out rows, positions convert to rows directly.
         alone = len(members) == 1 and members[0][1] is None
         self._first = members[0][0].start if alone else 0
         self._alone = alone
@@ -532,9 +529,10 @@ class _GroupOrder:
             return [(self._members[0][0].block, at)]
         if len(self._members) == 1:
             return [self._rows(0, at)]
-        # Rows of a batch are summed: sorted, each block's lie together and are read in order.
+        # The rows of a batch are summed, so their order is free: sorted, they are read in memory
+        # order.
         at.sort()
-        # Positions are numbered through the group's blocks: each block's are a range of them.
+        # Positions are numbered across the blocks of the group: each block has a range of them.
         edges = np.searchsorted(at, self._offsets)
         return [
             self._rows(m, at[a:b] - self._offsets[m])
@@ -543,7 +541,7 @@ class _GroupOrder:
         ]
 
     def in_turn(self, low: int, high: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Return positions low to high as drawn: the block of each row, and the row."""
+        """Return positions low to high in drawn order: the block of each row, and the row."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._blocks_ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
@@ -566,11 +564,11 @@ class _GroupOrder:
         return np.array([segment.block for segment in segments])[member], rows
 
     def _long(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
-        """Return positions as sorted runs; one that reaches into the next block is cut there."""
+        """Return positions as sorted runs; a run that crosses a block boundary is split there."""
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
             return [self._rows(0, RowRuns(starts, stops - starts))]
-        # Sorted runs of a block are read from memory in its order.
+        # Sorted, the runs of a block are read in memory order.
         sort = np.argsort(starts)
         starts, stops = starts[sort], stops[sort]
         found = []
@@ -591,19 +589,19 @@ class _GroupOrder:
         return self._ahead[low - at : high - at]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
-        """Return positions low to high of the order, each by itself."""
+        """Return positions low to high of the order, as single positions."""
         if self._order is None:
             return np.arange(low, high)
         run, whole = self._run, len(self._order) * self._run
         stop = min(high, whole)
-        # Runs that positions low to stop touch; the first and the last may be cut.
+        # Runs that overlap the positions low to stop; the first and the last may be cut.
         first, last = low // run, -(-stop // run)
         runs = self._order[first:last, None] * run + np.arange(run)
         at = runs.reshape(-1)[low - first * run :][: max(stop - low, 0)]
         return at if high <= whole else np.append(at, np.arange(max(low, whole), high))
 
     def _runs(self, low: int, high: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return positions low to high of the order, as starts and stops of runs."""
+        """Return positions low to high of the order, as the starts and stops of runs."""
         if self._order is None:
             return np.array([low]), np.array([high])
         run, whole = self._run, len(self._order) * self._run
@@ -618,7 +616,7 @@ class _GroupOrder:
         return starts, stops
 
     def _rows(self, member: int, at: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
-        """Return positions among a segment's rows to train on as its block and rows of it."""
+        """Return the block and row numbers of positions among a segment's training rows."""
         segment, kept = self._members[member]
         if kept is not None:
             return segment.block, kept[at.numbers if isinstance(at, RowRuns) else at]

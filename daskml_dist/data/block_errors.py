@@ -1,7 +1,7 @@
-"""Errors of blocks that cannot be read, or that are not what Dask was told of them.
+"""Errors of blocks that cannot be read, or that contradict their Dask metadata.
 
-A block that cannot be read is named in the error. A block of words or dates where Dask was told
-numbers gets an error about the collection's meta, which is what the user must mend.
+The error names the block that cannot be read. If a block holds words or dates where Dask's metadata
+declares numbers, the error is about the collection's meta, which the user must correct.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from daskml_dist.data.conversion import convert_object_columns, copy_to_host, de
 from daskml_dist.data.lazy import is_dask, is_from_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-#: Attribute of errors that are not of the reading of rows.
+#: Attribute that marks errors not caused by reading rows.
 _OWN_ERROR_MARK = "_not_of_the_rows"
-#: Remedy for a block that is not what its collection says.
+#: Remedy for a block that differs from its collection's metadata.
 META_MISMATCH_REMEDY = (
     "The columns or dtypes of the block are not those that Dask was told (its meta), in a "
     "collection's .columns and .dtypes. Make the function that makes the block return these, or "
@@ -33,26 +33,26 @@ META_MISMATCH_REMEDY = (
 
 
 def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataError:
-    """Return the error of rows that could not be read, which names the block.
+    """Return the error for rows that could not be read; it names the block.
 
-    Blocks are read once more, one after the other, up to the one that cannot be.
+    Blocks are read again, one after the other, until one fails.
     """
-    # A task that does nothing with the parts fails only where making them fails.
+    # A task that only returns True fails only if computing its arguments fails.
     there, what = delayed(_touch_parts, pure=False), "Rows"
     for number, parts in enumerate(blocks):
         try:
             compute(there(*parts))
         except Exception as found:
-            # The first block that cannot be read explains most; others may be many.
+            # The first block that cannot be read is reported; many others may fail too.
             what, error = f"Block {number}", found
             break
     return make_reading_error(what, error)
 
 
 def make_reading_error(what: str, error: BaseException, task: str = "") -> InvalidDataError:
-    """Return the error of rows whose making raised, with the remedy for its kind."""
+    """Return the error for rows whose computation raised, with the remedy for its kind."""
     said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
-    # Dask checks some blocks against what it was told (`meta`), and pandas finds columns missing.
+    # Dask compares some blocks with the declared metadata (`meta`); pandas reports missing columns.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
         return InvalidDataError(f"{said}{META_MISMATCH_REMEDY}")
     if isinstance(error, TypeError) and "list indices" in str(error):
@@ -64,16 +64,15 @@ def make_reading_error(what: str, error: BaseException, task: str = "") -> Inval
 
 
 def _touch_parts(*parts: Any) -> bool:
-    """Return True, as a task that fails only where its arguments do."""
+    """Return True, as a task that fails only if its arguments fail."""
     return True
 
 
 @contextmanager
 def name_blocks_in_errors(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
-    """Let errors of reading rows name their block, while a computation over blocks runs.
+    """Make errors of reading rows name their block, while a computation over blocks runs.
 
-    Errors of the package, of Dask, and those that :func:`mark_own_errors` has marked stay as they
-    are.
+    Errors of the package, of Dask, and errors marked by :func:`mark_own_errors` are not changed.
     """
     try:
         yield
@@ -88,7 +87,7 @@ def name_blocks_in_errors(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
 
 
 def mark_own_errors(function: Callable[..., Any], *args: Any) -> Any:
-    """Return a function's result; an error that it raises is marked as none of reading the rows."""
+    """Return a function's result; mark an error that it raises as not caused by reading rows."""
     try:
         return function(*args)
     except Exception as error:
@@ -99,16 +98,16 @@ def mark_own_errors(function: Callable[..., Any], *args: Any) -> Any:
 
 @dataclass(frozen=True)
 class DeclaredNumbers:
-    """Numbers that Dask was told of a collection, by its meta. Picklable and small.
+    """Numbers declared by the meta of a Dask collection. Picklable and small.
 
     Parameters
     ----------
     name : str
         Of the argument: "X", "y", ...
     dtype : str
-        What Dask was told, for the message.
+        Declared dtype, for the message.
     others : tuple of str
-        Columns of a dataframe that Dask was told to be no numbers.
+        Columns of a dataframe that are declared as not numeric.
     """
 
     name: str
@@ -116,7 +115,7 @@ class DeclaredNumbers:
     others: tuple[Any, ...] = ()
 
     def check_block(self, block: Any, index: int | None) -> None:
-        """Raise `InvalidDataError` where a block holds no numbers, though Dask was told some."""
+        """Raise `InvalidDataError` if a block holds no numbers, though its meta declares some."""
         if is_dataframe_like(block):
             frame = convert_object_columns(block)
             dtypes = zip(frame.columns, frame.dtypes, strict=True)
@@ -128,7 +127,7 @@ class DeclaredNumbers:
             self._refuse(f"values of dtype {np.asarray(block).dtype}", index)
 
     def _refuse(self, found: str, index: int | None) -> None:
-        """Raise the error of a block that holds something else than Dask was told."""
+        """Raise the error for a block whose type differs from the declared one."""
         raise InvalidDataError(
             f"{describe_block(index)}{self.name} has {found}, but Dask expects {self.dtype}. "
             f"{META_MISMATCH_REMEDY}"
@@ -136,8 +135,8 @@ class DeclaredNumbers:
 
 
 def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
-    """Return what Dask was told of a collection's numbers; None where it was told of none."""
-    # Values in memory are what they are; of delayed blocks nobody told Dask a dtype.
+    """Return the declared numbers of a collection; None if it declares none."""
+    # Values in memory need no declaration, and delayed blocks have no dtype declared by the user.
     if not is_dask(values) or (isinstance(values, da.Array) and is_from_delayed(values)):
         return None
     if is_dataframe_like(values):
@@ -156,9 +155,10 @@ def call_on_declared_blocks(
     index: int | None,
     function: Callable[[], Any],
 ) -> Any:
-    """Return a function's result; where it fails, raise the error of a block that broke its meta.
+    """Return a function's result; on failure, raise the error of a block that contradicts its meta.
 
-    Only a failure looks at the blocks: words may be what the function takes, and a look has a cost.
+    Blocks are examined only after a failure: the function may accept words, and the check has a
+    cost.
     """
     try:
         return function()
@@ -172,7 +172,7 @@ def call_on_declared_blocks(
 def _holds_numbers(block: Any) -> bool:
     """Return whether a block of an array or series holds numbers, or objects that are numbers."""
     block = copy_to_host(block)
-    # A nullable series has numbers by its dtype, and becomes objects where some are missing.
+    # A nullable series has a numeric dtype, but becomes objects if values are missing.
     if sparse.issparse(block) or getattr(getattr(block, "dtype", None), "kind", "O") in "biufc":
         return True
     values = np.asarray(block)

@@ -1,8 +1,8 @@
-"""Blocks: aligned rows of X, y and sample_weight as plain arrays, made where the data lies.
+"""Blocks: aligned rows of X, y and sample_weight as plain arrays, on the worker with the data.
 
-`make_block` makes a `Block` of a chunk, partition or array that a worker holds; `inspect_block`
-summarises it as a `BlockInfo`: sizes, labels and sums of targets, which is all that the client sees
-of it.
+`make_block` converts to a `Block` a chunk, partition or array that a worker holds; `inspect_block`
+summarises it as a `BlockInfo`: sizes, labels and sums of targets, the only data about it that the
+client receives.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Block:
     index : int
         Position among the blocks of the fit.
     rows : ndarray, CSR matrix or CuPy array of shape (n_rows, n_features) or (n_rows, ...)
-        float32 or float64, of tensors any real dtype; C-contiguous, or CSR with sorted indices
-        and no duplicates. Of CuPy where the user's rows lay so on a device; they stay there, in
-        their process.
+        float32 or float64, any real dtype for tensors; C-contiguous, or CSR with sorted indices and
+        no duplicates. A CuPy array if the user's rows were in this form on a device; they stay
+        there, in their process.
     target : ndarray or CuPy array of shape (n_rows,) or (n_rows, n_targets), or None
-        Labels as the user gave them, or targets: float32 where they were so, else float64. Of
-        CuPy where labels are numbers that lay on a device, beside `rows` there.
+        Labels as the user gave them, or targets: float32 if they were float32, else float64. A CuPy
+        array if labels are numbers on a device and `rows` are on it too.
     sample_weight : ndarray of shape (n_rows,), or None
         In the dtype of `X`.
     device : {"cpu", "gpu"}
-        Where the user's rows lay.
+        Where the user's rows were.
     classification : bool
         Whether `y` holds labels.
     """
@@ -71,7 +71,7 @@ class Block:
     classification: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # What travels is the host's, once: `X` may have been kept beside the rows.
+        # Pickles contain the host copy only, and only once: `X` may be cached beside the rows.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             **state, "rows": copy_to_host(self.rows), "target": copy_to_host(self.target)
@@ -79,18 +79,18 @@ class Block:
 
     @functools.cached_property
     def X(self) -> Rows:
-        """Return the rows in host memory; they are copied there at the first call."""
+        """Return the rows in host memory; the first call copies them from a device."""
         return copy_to_host(self.rows)
 
     @functools.cached_property
     def y(self) -> NDArray[Any] | None:
-        """Return labels or targets in host memory; they are copied there at the first call."""
+        """Return labels or targets in host memory; the first call copies them from a device."""
         target: NDArray[Any] | None = copy_to_host(self.target)
         return target
 
     @property
     def on_device(self) -> Any | None:
-        """Return the rows where they lie on a device, else None."""
+        """Return the rows if they are on a device, else None."""
         return None if find_device(self.rows) == "cpu" else self.rows
 
     @property
@@ -100,14 +100,14 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all arrays together."""
+        """Return the number of bytes of all arrays."""
         X = self.rows
         arrays = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
         arrays += [a for a in (self.target, self.sample_weight) if a is not None]
         return sum(int(a.nbytes) for a in arrays)
 
     def __sizeof__(self) -> int:
-        # Dask asks this when it budgets a worker's memory.
+        # Dask calls this to budget a worker's memory.
         return object.__sizeof__(self) + self.nbytes
 
 
@@ -124,23 +124,23 @@ def make_block(
     row_shape: tuple[int, ...] | None = None,
     on_device: bool = False,
 ) -> Block:
-    """Make a block of what a worker holds; copies only what is not right already."""
-    # Rows that already are as the fit wants them stay on the GPU; all others go through the host.
+    """Make a block from data that a worker holds; copy only if a conversion is needed."""
+    # Rows that already have the form the fit needs stay on the GPU; others are copied to the host.
     on_device = on_device or _may_stay_on_device(X, dtype, tensors)
-    # Features: a float array or CSR matrix. NaN and infinity pass here, since imputers take them; a
-    # fit that cannot calls `check_finite`.
+    # Features: a float array or CSR matrix. NaN and infinity are allowed here, since imputers
+    # accept them; a fit that does not calls `check_finite`.
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
     check_declared_shape(rows.shape[1:], row_shape, index)
     n_rows, dtype = rows.shape[0], choose_float_dtype(rows.dtype)
     if y is not None:
-        # Labels beside rows that stay on the GPU stay there, too.
+        # If rows stay on the GPU, their labels do too.
         stays = classification and not multi_output and find_device(rows) == "gpu"
         if not (stays and are_device_labels(y)):
             y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
-        # Labels keep their type, of which classes_ are; targets become numbers.
+        # Labels keep their dtype, which `classes_` needs; targets become floats.
         y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
-    # A single number as weight stands for the weights of all rows.
+    # A single number as weight is the weight of all rows.
     if sample_weight is not None:
         if isinstance(sample_weight, Real):
             sample_weight = np.full(n_rows, sample_weight)
@@ -151,7 +151,7 @@ def make_block(
 
 
 def _may_stay_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
-    """Return whether rows lie on a device in the order and dtype that the fit computes in."""
+    """Return whether rows are on a device, in the layout and dtype of the fit."""
     if find_device(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
     kept = choose_tensor_dtype(X.dtype) if tensors else choose_float_dtype(X.dtype)
@@ -164,7 +164,7 @@ def check_finite(block: Block) -> None:
 
 
 def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None:
-    """Check that rows are finite, as `check_finite`; whole numbers are."""
+    """Check that rows are finite, as `check_finite` does; integers always are."""
     values = X.data if sparse.issparse(X) else X
     position = find_first_nonfinite(values) if values.dtype.kind == "f" else None
     if position is None:
@@ -191,7 +191,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
 
 
 def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
-    """Check that a block's values are as many as its rows."""
+    """Check that a block has as many values as rows."""
     if len(values) != n_rows:
         raise InvalidDataError(
             f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Pass the same "
@@ -201,11 +201,11 @@ def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
 
 
 def find_first_nonfinite(values: Any) -> int | None:
-    """Return the position of the first NaN or infinity, on any device; None where there is none."""
+    """Return the position of the first NaN or infinity, on any device; None if there is none."""
     xp = namespace(values)
     with np.errstate(all="ignore"):
-        # One sum settles the usual case, since NaN and infinity show in it. The sum of finite
-        # values may overflow, too: then the look at each value below finds nothing.
+        # The sum decides the usual case: it is not finite if any value is NaN or infinite. A sum of
+        # finite values may overflow too; then the check of each value below finds none.
         if xp.isfinite(total(values)):
             return None
     wrong = ~xp.isfinite(xp.reshape(values, (-1,)))
@@ -218,7 +218,7 @@ def _get_flat_entry(values: Any, position: int) -> float:
 
 
 def _describe_nonfinite(value: Any, dtype: Any) -> str:
-    """Return a value that is not finite in scikit-learn's words."""
+    """Return the description of a non-finite value that scikit-learn uses."""
     return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
 
 
@@ -235,7 +235,7 @@ def _check_finite_values(values: Any, name: str, index: int | None) -> None:
 
 
 def _check_labels(y: Any, index: int) -> Any:
-    """Return labels as they are; raise for complex, missing or infinite ones."""
+    """Return labels unchanged; raise for complex, missing or infinite ones."""
     if y.dtype.kind in "fc":
         check_not_complex(y.dtype, "y", index)
         _check_finite_values(y, "y", index)
@@ -247,7 +247,7 @@ def _check_labels(y: Any, index: int) -> Any:
 def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
     """Return targets of a regression as float32 or float64; raise for missing or infinite ones."""
     check_no_missing(y, "y", index)
-    # The maths is in the dtype of X; until it begins, targets keep the digits that they have.
+    # The fit computes in the dtype of X; until then, targets keep their precision.
     _check_finite_values(convert_to_numbers(y, dtype, "y", index), "y", index)
     return convert_to_numbers(y, choose_float_dtype(y.dtype), "y", index)
 
@@ -268,52 +268,53 @@ def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDA
     return weights
 
 
-#: Labels, rows of each, and sums of their weights.
+#: Labels, the number of rows of each, and the sums of their weights.
 _LabelCounts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-#: Labels in so small a range are counted one by one rather than sorted.
+#: Labels in a range of at most this width are counted by comparison instead of sorting.
 _MAX_COUNTED_LABELS = 16
-#: Bytes of the labels that are counted and encoded at once (256 KiB): a core's cache holds them.
+#: Bytes of the labels that are counted and encoded in one step (256 KiB, which fits in a core's
+#: cache).
 _TILE_BYTES = 1 << 18
-#: Targets of a sample, which tells roughly where most of them lie.
+#: Rows of a sample of targets, which shows roughly where most of them are.
 _SAMPLE_ROWS = 128
-#: Labels that every type here holds exactly.
+#: Labels up to here are exact in every dtype used.
 _LARGEST_EXACT_LABEL = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class BlockInfo:
-    """Facts of a block that the client must know before the fit.
+    """Facts about a block that the client must know before the fit.
 
     Parameters
     ----------
     index, n_rows : int
     row_shape : tuple of int
-        Of a row of `X`.
+        Shape of a row of `X`.
     nnz : int or None
         Stored entries of a sparse block, None for a dense one.
     dtype : str
-        Of `X`: "float32" or "float64", of tensors any real one.
+        Of `X`: "float32" or "float64"; for tensors, any real dtype.
     sparse : bool
     weight_sum : float
-        Sum of the sample weights; the number of rows where there are none.
+        Sum of the sample weights; the number of rows without weights.
     labels : ndarray or None
         Sorted unique labels (classification only).
     label_weights : ndarray of float64, or None
-        Sum of the sample weights of each label; its rows where there are none.
+        Sum of the sample weights of each label; its number of rows without weights.
     label_rows : ndarray of int64, or None
-        Rows of each label.
+        Number of rows of each label.
     columns : tuple of (ndarray, ndarray), or None
-        The labels of each column, where there are several, and the sums of their weights.
+        Labels of each column, if there are several, and the sums of their weights.
     y_min, y_max : float or None
         Of the targets (regression only); None in an empty block.
     targets : WeightedMoments or None
         Weighted mean and variance of each column of the targets.
     y_sample : ndarray of float64 of shape (n_targets + 1, n), or None
-        Some rows' targets, evenly spaced, and last the rows' weights.
+        Targets of some evenly spaced rows; the last row of the array has their weights.
     n_targets : int or None
-        Columns of the targets; None for targets of one dimension.
+        Number of target columns; None for one-dimensional targets.
     device : str
-        Where the arrays lie.
+        Where the arrays are.
     nbytes : int
         Bytes of the block's arrays.
     """
@@ -343,7 +344,7 @@ class BlockInfo:
         return self.row_shape[0]
 
     def of_target(self, target: int) -> BlockInfo:
-        """Return the facts for a fit to one of several columns of the targets."""
+        """Return the facts for a fit to one of several target columns."""
         targets, sample = self.targets, self.y_sample
         return replace(
             self,
@@ -354,7 +355,7 @@ class BlockInfo:
 
 
 def inspect_block(block: Block) -> BlockInfo:
-    """Collect what the client must know of a block."""
+    """Collect the facts about a block that the client needs."""
     X, weights = block.rows, block.sample_weight
     is_sparse = sparse.issparse(X)
     facts: dict[str, Any] = {}
@@ -379,13 +380,13 @@ def inspect_block(block: Block) -> BlockInfo:
 
 def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
     """Return the facts of blocks of whole rows, joined from blocks of parts of their columns."""
-    # Infos come part by part: those of one row of chunks are n_blocks apart.
+    # Infos are ordered by column part: infos of the same rows are n_blocks apart.
     n_blocks = len(infos) // n_parts
     return [_join_infos(infos[at::n_blocks]) for at in range(n_blocks)]
 
 
 def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
-    """Return the facts of one block of whole rows; raise where its parts differ in rows."""
+    """Return the facts of one block of whole rows; raise if its parts differ in rows."""
     first = parts[0]
     if len({part.n_rows for part in parts}) > 1:
         raise InvalidDataError(
@@ -404,10 +405,10 @@ def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
 
 
 def _summarize_labels(block: Block) -> dict[str, Any]:
-    """Return the labels of a block with the rows and the sums of weights of each."""
+    """Return the labels of a block, with the number of rows and the sum of weights of each."""
     weights = block.sample_weight
     if not is_host(block.target) and weights is None:
-        # Few neighbouring numbers are counted on the device where they lie.
+        # A few consecutive integers are counted on the device that holds them.
         if (counted := _count_device_labels(block.target)) is not None:
             labels, rows = counted
             return {"labels": labels, "label_weights": rows.astype(np.float64), "label_rows": rows}
@@ -421,7 +422,7 @@ def _summarize_labels(block: Block) -> dict[str, Any]:
         ]
         labels = columns[0][0]
         if several:
-            # Several targets share one list of labels, and have their own counts.
+            # Several targets share one list of labels, but have separate counts.
             labels = np.unique(np.concatenate([found for found, _, _ in columns]))
     except TypeError as error:
         raise InvalidDataError(
@@ -440,7 +441,7 @@ def _summarize_labels(block: Block) -> dict[str, Any]:
 
 
 def _count_labels_by_sorting(y: NDArray[Any], weights: NDArray[Any] | None) -> _LabelCounts:
-    """Return the labels, with the rows and the sums of weights of each, found by sorting."""
+    """Return the labels, with the number of rows and sum of weights of each, by sorting."""
     if weights is None:
         labels, counts = np.unique(y, return_counts=True)
         return labels, counts, counts
@@ -449,7 +450,7 @@ def _count_labels_by_sorting(y: NDArray[Any], weights: NDArray[Any] | None) -> _
 
 
 def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _LabelCounts | None:
-    """Return the same by counting; None unless the labels are a few neighbouring whole numbers."""
+    """Return the same by counting; None unless the labels are a few consecutive integers."""
     if y.dtype.kind not in "biuf" or not len(y):
         return None
     if weights is None:
@@ -460,24 +461,25 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
     masks = (y == label for label in labels)
     facts = [(np.count_nonzero(at), weights[at].sum(dtype=np.float64)) for at in masks]
     counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
-    # Some value lies between the whole numbers: it is not one of the labels counted.
+    # Some values are not among the counted integers.
     if counts.sum() != len(y):
         return None
-    # Labels of the range that do not occur are left out.
+    # Labels in the range that do not occur are left out.
     there = counts > 0
     return labels[there].astype(y.dtype), counts[there], sums[there]
 
 
 def _list_neighbours(low: float, high: float) -> NDArray[np.int64] | None:
-    """Return the whole numbers of a range of labels; None where it is too wide to be counted."""
-    # A comparison per label is faster than a sort where labels are few and close, as classes are.
+    """Return the integers in a range of labels; None if it is too wide to be counted."""
+    # A comparison per label is faster than a sort if labels are few and close together, as classes
+    # usually are.
     if high - low >= _MAX_COUNTED_LABELS or low != round(low) or abs(low) > _LARGEST_EXACT_LABEL:
         return None
     return np.arange(int(low), int(high) + 1)
 
 
 def _count_by_tiles(y: NDArray[Any]) -> _LabelCounts | None:
-    """Count labels without weights, in tiles that a processor's cache holds: y is read once."""
+    """Count labels without weights, in tiles that fit in the cache, so that y is read once."""
     counts: dict[int, int] = {}
     for rows in row_slices(len(y), _TILE_BYTES // y.itemsize):
         tile = y[rows]
@@ -493,7 +495,7 @@ def _count_by_tiles(y: NDArray[Any]) -> _LabelCounts | None:
 
 
 def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-    """Count labels on the device where they lie; None unless they are a few neighbours."""
+    """Count labels on their device; None unless they are a few consecutive integers."""
     if not len(y):
         return None
     xp = namespace(y)
@@ -502,7 +504,7 @@ def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | Non
     labels = _list_neighbours(*ends)
     if labels is None:
         return None
-    # All counts are copied together: each copy waits for the device.
+    # All counts are copied together: each copy synchronises with the device.
     sums = xp.stack([xp.count_nonzero(y == label) for label in labels.tolist()])
     counts = dict(zip(labels.tolist(), copy_to_host(sums).tolist(), strict=True))
     found = _list_counts([label for label in counts if counts[label]], counts, y)
@@ -510,7 +512,7 @@ def _count_device_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]] | Non
 
 
 def _list_counts(labels: list[int], counts: dict[int, int], y: Any) -> _LabelCounts | None:
-    """Return labels of the dtype of y, and the rows of each; None where y has others between."""
+    """Return labels in the dtype of y, and their counts; None if y has other values."""
     rows = np.array([counts[label] for label in labels], np.int64)
     if rows.sum() != len(y):
         return None
@@ -518,9 +520,9 @@ def _list_counts(labels: list[int], counts: dict[int, int], y: Any) -> _LabelCou
 
 
 def encode_small(block: Block, classes: NDArray[Any] | None) -> Any | None:
-    """Return the positions of a block's labels among the classes as bytes, where the labels lie.
+    """Return a block's labels as positions among the classes, one byte each, on their device.
 
-    None where labels are no numbers of the dtype of the classes, or of too many classes.
+    None if labels are not numbers of the dtype of the classes, or if there are too many classes.
     """
     y = block.target
     is_suited = (
@@ -543,7 +545,7 @@ def encode_small(block: Block, classes: NDArray[Any] | None) -> Any | None:
 
 
 def _count_classes_reached(y: Any, classes: NDArray[Any]) -> Any:
-    """Return, for each label, how many classes after the first it reaches: its position."""
+    """Return the class position of each label: how many classes after the first it reaches."""
     codes: Any = None
     for label in classes[1:].tolist():
         reached = cast(y >= label, namespace(y).uint8)
@@ -563,7 +565,7 @@ def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[st
 
 
 def _sample_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
-    """Return the targets of evenly spaced rows, a line for each target, and last the weights."""
+    """Return the targets of evenly spaced rows, one array row per target, and last the weights."""
     columns = y if y.ndim == 2 else y[:, None]
     n = min(
         len(y), _SAMPLE_ROWS, max(_SAMPLE_ROWS * _MAX_COUNTED_LABELS // max(columns.shape[1], 1), 1)

@@ -1,8 +1,8 @@
-"""Times until an event, some of which are known by bounds alone, as targets of a fit.
+"""Times until an event, some of which are known only by bounds, as targets of a fit.
 
-Users give signed times (negative: no event up to then), pairs of event and time, or columns of
-bounds. :func:`read_bounds` makes bounds of a block of any of them; :func:`encode_times` makes
-what a loss of `daskml_dist.losses` takes, by one function of a block, lazily.
+Users give signed times (negative: no event until that time), pairs of event and time, or columns of
+bounds. :func:`read_bounds` converts a block of any of these to bounds; :func:`encode_times` lazily
+converts them to the targets of a loss in `daskml_dist.losses`, block by block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from daskml_dist.losses.base import Loss
 from daskml_dist.losses.survival import AFT
 
 Array = NDArray[Any]
-#: Names of the columns of a frame of bounds, encoded or not.
+#: Column names of a frame of bounds, encoded or not.
 _COLUMNS = ("time", "bound")
 _FORMS = (
     "Pass signed times (negative: no event up to then), an array or frame of (event, time), "
@@ -38,13 +38,13 @@ _FORMS = (
 
 
 def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
-    """Return the lower and upper bounds of the times of a block; equal ones are events.
+    """Return the lower and upper bounds of the times of a block; equal bounds are events.
 
     Parameters
     ----------
     y : array-like
         Signed times of shape (n,); a structured array or a frame of (event, time); or bounds of
-        shape (n, 2), of which the upper one may be infinite.
+        shape (n, 2), whose upper one may be infinite.
     index : int or None, default=None
         Number of the block, for errors.
 
@@ -76,7 +76,8 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
                 f"{describe_block(index)}y holds times and has the shape {array.shape}. {_FORMS}."
             )
         first, second = array.T
-    # Booleans tell pairs of event and time from two bounds, which are numbers both.
+    # A boolean column distinguishes pairs of event and time from pairs of bounds, which are both
+    # numeric.
     if first.dtype.kind == "b":
         times = _read_numbers(second, index)
         _refuse(times <= 0, times, "is not positive", index)
@@ -87,7 +88,8 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
             f"{first.dtype}, but must be boolean (whether there was an event). {_FORMS}."
         )
     low, high = _read_numbers(first, index), _read_numbers(second, index)
-    # 0 below stands for no lower bound, and infinity above for no upper one; both tell nothing.
+    # Lower bound 0 means none, and upper bound infinity means none; a row with both carries no
+    # information.
     _refuse(low < 0, low, "is a negative lower bound", index)
     _refuse(np.isinf(low), low, "is an infinite lower bound", index)
     _refuse(high < low, high, "is an upper bound below the lower one", index)
@@ -99,7 +101,7 @@ def read_bounds(y: Any, index: int | None = None) -> tuple[Array, Array]:
 
 
 def _read_numbers(values: Array, index: int | None) -> Array:
-    """Return numbers in float64; raise for missing ones."""
+    """Return numbers as float64; raise for missing ones."""
     check_no_missing(values, "y", index)
     found = convert_to_numbers(values, "float64", "y", index)
     _refuse(np.isnan(found), found, "is missing", index)
@@ -115,7 +117,7 @@ def _read_signed(times: Array, index: int | None) -> tuple[Array, Array]:
 
 
 def _refuse(is_wrong: Array, values: Array, why: str, index: int | None) -> None:
-    """Raise where a row is wrong, naming the first one."""
+    """Raise if any row is wrong, naming the first one."""
     if is_wrong.any():
         row = int(is_wrong.argmax())
         raise InvalidDataError(
@@ -125,12 +127,12 @@ def _refuse(is_wrong: Array, values: Array, why: str, index: int | None) -> None
 
 
 def encode_times(y: Any, loss: Loss) -> Any:
-    """Return times as a loss takes them, lazily where they are lazy.
+    """Return times encoded for a loss, lazily if they are lazy.
 
     Parameters
     ----------
     y : dask Array, DataFrame or Series, or in memory
-        In a form of :func:`read_bounds`.
+        In a form that :func:`read_bounds` accepts.
     loss : AFT or Cox
 
     Returns
@@ -143,19 +145,19 @@ def encode_times(y: Any, loss: Loss) -> Any:
 
 
 def find_bounds(y: Any) -> Any:
-    """Return the bounds of times, of shape (n, 2), lazily where they are lazy.
+    """Return the bounds of times, of shape (n, 2), lazily if they are lazy.
 
-    `y` is in a form of :func:`read_bounds`.
+    `y` has a form that :func:`read_bounds` accepts.
     """
     return _map_times(y, _stack_bounds, True)
 
 
 def _map_times(y: Any, of_block: Callable[[Any], Array], has_two: bool) -> Any:
-    """Return a function of each block, of shape (n, 2) if it `has_two` columns, else (n,)."""
+    """Apply a function to each block; results are (n, 2) if it `has_two` columns, else (n,)."""
     if not is_dask(y):
         return of_block(y)
     if isinstance(y, da.Array):
-        # Both numbers of a row have to be in one chunk.
+        # Both numbers of a row must be in one chunk.
         y = y.rechunk({1: -1}) if y.ndim == 2 else y
         axes = {
             "new_axis": 1 if has_two and y.ndim == 1 else None,
@@ -180,7 +182,7 @@ def _make_meta(y: Any, has_two: bool) -> Any:
 
 
 def _map_partition(of_block: Callable[[Any], Array], y: Any) -> Any:
-    """Return the function of a partition, with its index."""
+    """Apply the function to a partition, and keep its index."""
     import pandas as pd
 
     found = of_block(y)
@@ -195,16 +197,16 @@ def _stack_bounds(y: Any) -> Array:
 
 
 def _encode_intervals(y: Any) -> Array:
-    """Return the bounds of a block as `AFT` takes them."""
+    """Return the bounds of a block, encoded for `AFT`."""
     found: Array = AFT.encode(*read_bounds(y))
     return found
 
 
 def _encode_signed(y: Any) -> Array:
-    """Return the times of a block as `Cox` takes them."""
+    """Return the times of a block, encoded for `Cox`."""
     low, high = read_bounds(y)
     is_event = low == high
-    # A time between two bounds has no place in the order of events.
+    # A time between two finite bounds cannot be placed in the order of events.
     if (np.isfinite(high) & ~is_event).any():
         raise InvalidDataError(
             "y holds times between two bounds, but Cox's partial likelihood only supports "

@@ -1,7 +1,7 @@
-"""Collections: anything a user may pass as X, y and sample_weight, as aligned parts of rows.
+"""Collections: any X, y and sample_weight that users pass, as aligned parts of rows.
 
-Nothing is computed here but metadata: the parts of a Dask collection stay lazy, and become blocks
-on the workers that hold them.
+Only metadata is computed here: the parts of a Dask collection stay lazy, and become blocks on the
+workers that hold them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ from daskml_dist.data.table_frames import find_row_counts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-#: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
+#: Hint for frames without columns: `dask.dataframe.read_parquet` returns such a frame, without an
+#: error, if there are no files.
 _NO_FILES_HINT = (
     " If it is read from files, perhaps no file matched the path: check the path and its pattern."
 )
@@ -75,29 +76,29 @@ class Collection:
     Parameters
     ----------
     kind : {"memory", "dask"}
-        Whether the rows are all here, or lie on workers.
+        Whether the rows are in this process, or on workers.
     parts : list of (X, y, sample_weight)
-        In-memory objects or `dask.delayed.Delayed`, each as `make_block` takes it; None where
-        absent. The kind "memory" has one part, of all rows.
+        In-memory objects or `dask.delayed.Delayed`, each as an argument of `make_block`; None if
+        absent. A "memory" collection has one part with all rows.
     row_shape : tuple of int, or None
-        Shape of a row of X; None where Dask does not know.
+        Shape of a row of X; None if Dask does not know it.
     feature_names : ndarray of object, or None
-        Column names of a dataframe, where they are strings.
+        Column names of a dataframe, if they are strings.
     row_counts : list of int, or None
-        Rows of each part; None where Dask does not know.
+        Rows of each part; None if Dask does not know them.
     multi_output : bool
         Whether y may have several columns.
     classification : bool
-        Whether y holds labels, which are kept as they are.
+        Whether y holds labels, which are not converted.
     tensors : bool
-        Whether a row of X may be an array of any shape and real dtype, which are kept.
+        Whether a row of X may be an array of any shape and real dtype, which is not converted.
     inputs : tuple of (X, y, sample_weight)
-        What the parts are cut from.
+        Objects from which the parts are cut.
     columns : tuple of int, or None
-        First column of each part of the columns, and their number, where a part holds no whole
-        rows: `parts` are all those of the first columns, then of the next, and so on.
+        First column of each part of the columns, and their number, if parts do not hold whole rows:
+        `parts` are then all those of the first columns, then of the next, and so on.
     names : tuple of str
-        Of the arguments that X, y and sample_weight were given as, for errors.
+        Names of the arguments that X, y and sample_weight came from, for errors.
     """
 
     kind: Literal["memory", "dask"]
@@ -114,27 +115,27 @@ class Collection:
 
     @property
     def has_lane_blocks(self) -> bool:
-        """Return whether each part is a whole block of one lane, however many parts there are."""
+        """Return whether each part is a whole block of one lane, whatever the number of parts."""
         return self.columns is not None
 
-    #: Whether parts in memory travel as they are, rather than as X, y and weights of a block.
+    #: Whether parts in memory are sent unchanged, rather than as X, y and weights of a block.
     travels_in_parts: ClassVar[bool] = False
-    #: Whether blocks hold rows of which the time of a pass can be measured.
+    #: Whether blocks hold rows, so that the time of a pass can be measured.
     has_timed_rows: ClassVar[bool] = True
 
     @property
     def bundles(self) -> list[tuple[int, ...]]:
-        """Return groups of blocks that one task makes: here each block by itself."""
+        """Return groups of blocks that one task makes: here, single blocks."""
         return [(i,) for i in range(len(self.parts))]
 
     @property
     def bundles_at_once(self) -> int | None:
-        """Return how many bundles may be made at once; None where memory sets no bound."""
+        """Return how many bundles may be made concurrently; None if memory sets no bound."""
         return None
 
     def share(self, number: int) -> tuple[int, int] | None:
-        """Return which part of the columns a block holds, and the number of parts, else None."""
-        # Blocks of whole rows may be made by whichever worker holds them.
+        """Return which part of the columns a block holds, and the number of parts, or None."""
+        # Blocks of whole rows may be made by any worker that holds them.
         if self.columns is None:
             return None
         n_parts = len(self.columns) - 1
@@ -142,7 +143,7 @@ class Collection:
 
     @property
     def n_features(self) -> int | None:
-        """Return the number of columns of X, where known."""
+        """Return the number of columns of X, if known."""
         return None if self.row_shape is None else self.row_shape[0]
 
     @property
@@ -152,35 +153,35 @@ class Collection:
 
     @property
     def n_rows(self) -> int | None:
-        """Return the number of rows, where known."""
+        """Return the number of rows, if known."""
         return None if self.row_counts is None else sum(self.row_counts)
 
     @property
     def chunk_rows(self) -> list[Any]:
-        """Return the rows of each part, NaN where Dask does not know, as chunks of arrays have."""
+        """Return the rows of each part as chunks of an array, NaN if Dask does not know them."""
         return self.row_counts or [np.nan] * len(self.parts)
 
     @property
     def nbytes(self) -> list[float] | None:
-        """Return the most bytes each part's block can take; None where rows are not known."""
+        """Return the maximum bytes of each part's block; None if row counts are unknown."""
         if self.row_counts is None or self.row_shape is None:
             return None
-        # As float64, the widest that dense rows become; sparse rows take less.
+        # As float64, the widest dtype of dense rows; sparse rows take less.
         widths = [math.prod(self.row_shape)]
         if self.columns is not None:
             widths = np.diff(self.columns).tolist()
         y = self.inputs[1]
         n_targets = y.shape[1] if getattr(y, "ndim", 1) == 2 else 1
-        # With the targets and a weight.
+        # Plus the targets and a weight.
         row_sizes = [8.0 * (width + n_targets + 1) for width in widths]
         return [size * count for size in row_sizes for count in self.row_counts]
 
     @property
     def block_maker(self) -> Callable[..., Block]:
-        """Return :func:`make_block` for parts of this collection; picklable, without rows."""
-        # Dask only declares the shape of a block before it is computed, so each block is compared
-        # with that. Rows in memory have the shape that they show, and a stream makes blocks of
-        # other rows by this function.
+        """Return :func:`make_block` for parts of this collection; picklable, contains no rows."""
+        # For Dask, the shape of a block is only declared until it is computed, so each block is
+        # compared with the declaration. Rows in memory show their shape, and a stream uses this
+        # function for blocks of other rows.
         is_declared = self.kind == "dask" and self.columns is None
         make = partial(
             make_block,
@@ -193,15 +194,15 @@ class Collection:
 
     @property
     def declared_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
-        """Return what Dask was told of the numbers of X, y and sample_weight, else None."""
+        """Return what Dask's metadata declares of numbers in X, y and sample_weight, or None."""
         return tuple(map(find_declared_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
         """Make lazy blocks, one for each part."""
-        # pure=False: a key of its own for each call, with no hashing of data.
+        # pure=False: a new key per call, without hashing data.
         make = delayed(self.block_maker, pure=False)
-        # `read_columns` reads a Parquet file to one array of one dtype; of tensors every column
-        # keeps its own.
+        # `read_columns` reads a Parquet file to one array of one dtype; for tensors every column
+        # keeps its dtype.
         parts = self.parts if self.tensors else read_columns(self.parts)
         return [make(index, *part, dtype=dtype) for index, part in enumerate(parts)]
 
@@ -210,7 +211,7 @@ def _make_declared_block(
     told: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
     y: Any = None, sample_weight: Any = None, **options: Any,
 ) -> Block:  # fmt: skip
-    """Make a block; where that fails, raise the error of a part that is not what Dask was told."""
+    """Make a block; if that fails, raise the error of a part that contradicts Dask's metadata."""
     parts = (X, y, sample_weight)
     block: Block = call_on_declared_blocks(
         told, parts, index, partial(make, index, *parts, **options)
@@ -230,17 +231,17 @@ def as_collection(
     any_shape: bool = False,
     labels_stay: bool = False,
 ) -> Collection:
-    """Align X, y and sample_weight by rows, with no work on the data.
+    """Align X, y and sample_weight by rows, without computing data.
 
-    `labels_stay`: labels in memory stay on the GPU on which they lie.
+    `labels_stay`: labels on a GPU stay there.
     """
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
     except InvalidDataError as error:
-        # A frame may still hold its target, of words: then the error says so, too.
+        # A frame may still hold its target as words: then the error mentions this too.
         error.args = (f"{error}{describe_target_column(X, y)}",)
         raise
-    # Splits of rows cut y like X, whatever its dimensions.
+    # For splits of rows, y is cut like X, whatever its dimensions.
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
     else:
@@ -250,11 +251,11 @@ def as_collection(
         "y": y,
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
-    # What metadata tells is checked before any row is read.
+    # Check metadata before any row is read.
     n_rows = check_equal_lengths(inputs)
     shape = find_row_shape(X) if not any_shape else None
     _check_not_empty(n_rows, shape)
-    # One lazy input makes all lazy: inputs in memory are cut to its blocks and travel with them.
+    # One lazy input makes all lazy: inputs in memory are cut to its blocks and sent with them.
     if any(map(is_dask, inputs.values())):
         row_counts, parts = cut_into_blocks(inputs)
         _check_not_empty(len(parts), shape)
@@ -275,18 +276,18 @@ def as_collection(
 
 
 def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Take the target and the weights out of named columns, where they are given by name."""
+    """Extract the target and the weights from named columns, if they are given by name."""
     X, y, sample_weight = convert_batches(open_listed_paths(X), y, sample_weight)
     X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
-    # From here on lists of delayed blocks are Dask Arrays of unknown chunk sizes.
+    # From here on, lists of delayed blocks are Dask Arrays with unknown chunk sizes.
     X, y, sample_weight = join_delayed(X, 2), join_delayed(y, 1), join_delayed(sample_weight, 1)
     check_unique_names(X)
     if y is not None:
         check_holds_values(y, "y")
         _check_not_swapped(X, y)
     given = {"y": y, "sample_weight": sample_weight}
-    # A string is the name of a column, as formulas and scikit-learn's column selectors have it.
+    # A string is a column name, as in formulas and scikit-learn's column selectors.
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     columns = find_columns(X)
     for name, column in named.items():
@@ -297,7 +298,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 if columns is not None
                 else "X is not a dataframe here; steps of a pipeline may have made it an array"
             ) + f": take the column out before, {name} = X.pop({column!r})"
-            # A frequent slip, with a remedy of its own.
+            # A frequent mistake, with its own remedy.
             if name == "sample_weight" and column == "balanced":
                 raise InvalidDataError(
                     "sample_weight='balanced' names no column of X. To weight classes, pass "
@@ -308,7 +309,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 f"or pass the values themselves.{suggest_nearest(column, columns or ())}"
             )
         given[name] = take_columns(X, column)
-    # A column that is the target or a weight is no feature.
+    # A column used as target or weight is not a feature.
     taken = set(named.values())
     if _names_columns(y, X):
         given["y"], taken = take_columns(X, list(y)), taken | set(y)
@@ -318,7 +319,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
 
 
 def _check_has_columns(X: Any, named: str) -> None:
-    """Raise `InvalidDataError` for a frame without columns, of which Dask makes one of no files."""
+    """Raise `InvalidDataError` for a frame without columns, which Dask makes without files."""
     if is_dataframe_like(X) and not len(X.columns):
         raise InvalidDataError(
             f"{named} names no column of X, which has no columns.{_NO_FILES_HINT}"
@@ -326,7 +327,7 @@ def _check_has_columns(X: Any, named: str) -> None:
 
 
 def _check_not_swapped(X: Any, y: Any) -> None:
-    """Check that X and y are not passed in the order (y, X), as their dimensions tell it."""
+    """Check, by their dimensions, that X and y are not passed in the order (y, X)."""
     if _count_dimensions(X) != 1 or _count_dimensions(y) != 2:
         return
     raise InvalidDataError(
@@ -336,7 +337,7 @@ def _check_not_swapped(X: Any, y: Any) -> None:
 
 
 def _count_dimensions(values: Any) -> int | None:
-    """Return the dimensions of numbers, told by the first entry of a list; None of texts."""
+    """Return the dimensions of numbers, of a list by its first entry; None for texts."""
     if isinstance(values, list | tuple):
         first = values[0] if values else ""
         return 2 if isinstance(first, list | tuple) else 1 if isinstance(first, Real) else None
@@ -345,15 +346,15 @@ def _count_dimensions(values: Any) -> int | None:
 
 
 def _names_columns(y: Any, X: Any) -> bool:
-    """Return whether y names columns of X; as many labels as rows in memory are no names."""
+    """Return whether y names columns of X rather than holding labels."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
-    # As many strings as rows are more likely the labels themselves.
+    # A list of as many strings as rows is more likely the labels.
     columns = find_columns(X)
     if columns is None or (not is_dask(X) and len(X) == len(y)):
         return False
     _check_has_columns(X, f"y={list(y)!r}")
-    # All names: columns. None of them: labels. Some: a typing error.
+    # All are names: columns. None is: labels. Some are: probably a typing error.
     unknown = [name for name in y if name not in columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
@@ -364,11 +365,11 @@ def _names_columns(y: Any, X: Any) -> bool:
 
 
 def _find_feature_names(X: Any) -> NDArray[Any] | None:
-    """Return the column names of X where they are strings; raise where only some are."""
+    """Return the column names of X if they are strings; raise if only some are."""
     if not is_dataframe_like(X):
         return get_column_names(X)
     names = list(X.columns)
-    # As scikit-learn: names count where all are strings, and a mixture is an error.
+    # As in scikit-learn: names are used if all are strings, and a mixture is an error.
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
         raise InvalidDataError(
@@ -400,7 +401,7 @@ def _check_column(values: Any, name: str, several: bool = False, labels_stay: bo
 
 
 def _check_dask_column(values: Any, name: str, several: bool) -> Any:
-    """Return a Dask collection of one column, or of several where these may be."""
+    """Return a Dask collection of one column, or of `several` if allowed."""
     if is_dask_frame(values):
         if is_series_like(values):
             return values
@@ -426,7 +427,7 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
 
 
 def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
-    """Raise `InvalidDataError` where there are known to be no rows or no columns."""
+    """Raise `InvalidDataError` if there are known to be no rows or no columns."""
     shape = (n_rows, *((None,) if of_row is None else of_row))
     if n_rows == 0:
         raise InvalidDataError(
@@ -441,7 +442,7 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
 
 
 def find_length(value: Any) -> int | None:
-    """Return the rows of an input; None where it has none or Dask does not know."""
+    """Return the number of rows of an input; None if it has none or Dask does not know."""
     if value is None or np.isscalar(value) or is_dask_frame(value):
         return None
     n_rows = value.shape[0] if hasattr(value, "shape") else len(value)
@@ -449,14 +450,14 @@ def find_length(value: Any) -> int | None:
 
 
 def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
-    """Return the number of rows, where any input knows it; raise where inputs differ."""
+    """Return the number of rows, if any input knows it; raise if inputs differ."""
     known = {name: n for name, value in inputs.items() if (n := find_length(value)) is not None}
     check_same_length(known)
     return next(iter(known.values()), None)
 
 
 def check_same_length(lengths: dict[str, int], unit: str = "rows") -> None:
-    """Raise where inputs have different numbers of rows, or of another unit."""
+    """Raise if inputs have different numbers of rows (or of another `unit`)."""
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InvalidDataError(
@@ -466,7 +467,7 @@ def check_same_length(lengths: dict[str, int], unit: str = "rows") -> None:
 
 
 def _find_known_chunks(value: Any) -> tuple[int, ...] | None:
-    """Return the row chunks of a Dask Array; None where it does not know them."""
+    """Return the row chunks of a Dask Array; None if it does not know them."""
     chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
     return None if chunks is None or np.isnan(chunks).any() else chunks
 
@@ -477,7 +478,7 @@ def count_blocks(value: Any) -> int:
 
 
 def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
-    """Return the rows of each block of the first lazy input, where an input knows them."""
+    """Return the rows of each block of the first lazy input, if any input knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
     known = [rows for value in lazy if (rows := _find_known_rows(value)) is not None]
     n_blocks = count_blocks(lazy[0])
@@ -485,27 +486,27 @@ def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
 
 
 def _find_known_rows(value: Any) -> Sequence[int] | None:
-    """Return the rows of each block of a Dask collection; None where it does not know them."""
+    """Return the rows of each block of a Dask collection; None if it does not know them."""
     return find_row_counts(value) if is_dask_frame(value) else _find_known_chunks(value)
 
 
 def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, Any]]]:
-    """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest.
+    """Cut inputs into blocks: lazy pieces of Dask collections, slices of inputs in memory.
 
-    Where there is something to slice, blocks of unknown sizes are counted, in one pass.
+    If inputs must be sliced, the rows of blocks of unknown sizes are counted, in one pass.
     """
     row_counts = _find_row_counts(inputs)
     lazy = {name: value for name, value in inputs.items() if is_dask(value)}
-    # Arrays of known sizes are cut like the first input, where they are cut otherwise.
+    # Arrays of known sizes are rechunked like the first input, if their chunks differ.
     if row_counts is not None:
         lazy = {name: _rechunk_rows(value, tuple(row_counts)) for name, value in lazy.items()}
     scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
     here = [name for name in inputs if name not in lazy and name not in scalars]
     # Lazy inputs are lowered together, so that X and y come out of the same shuffles and reads;
-    # lowered apart, an unordered shuffle could give them different orders of rows.
+    # lowered separately, an unordered shuffle could give them different row orders.
     pieces: dict[str, list[Any]] = dict(align_partitions(lazy, here))
     first = next(iter(pieces))
-    # Inputs in memory can be sliced only by known row counts, which takes a pass over the data.
+    # Inputs in memory can be sliced only by known row counts, which need a pass over the data.
     if here and row_counts is None:
         row_counts = _count_rows_of_pieces(pieces[first])
         check_same_length(
@@ -517,7 +518,7 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
 
 
 def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
-    """Return the rows of each lazy piece, which are computed for it."""
+    """Compute and return the number of rows of each lazy piece."""
     count = delayed(count_rows_of_block, pure=False)
     found: list[int] = compute_with_retries(
         lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
@@ -526,12 +527,12 @@ def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
 
 
 def count_rows_of_block(part: Any) -> int:
-    """Return the number of rows in memory, of an array, a frame, a sparse matrix or a list."""
+    """Return the number of rows of an array, frame, sparse matrix or list in memory."""
     return int(part.shape[0]) if hasattr(part, "shape") else len(part)
 
 
 def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -> da.Array:
-    """Join lazy results for the blocks of a collection; `sample` holds some rows of the result."""
+    """Join lazy results for the blocks of a collection; `sample` is a small example of a result."""
     meta = sample[:0] if sparse.issparse(sample) else np.asarray(sample)[:0]
     array: da.Array = da.concatenate(
         [
@@ -543,28 +544,28 @@ def join_lazy_blocks(pieces: Sequence[Delayed], rows: Collection, sample: Any) -
 
 
 def _rechunk_rows(value: Any, row_counts: tuple[int, ...]) -> Any:
-    """Return a Dask Array cut into these row chunks, where it knows its own."""
+    """Return a Dask Array cut into these row chunks, if it knows its own."""
     chunks = _find_known_chunks(value)
     return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
 
 
 def slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
-    """Return slices of an input in memory, to go with blocks of these numbers of rows."""
-    value = copy_to_host(value)  # which goes to the workers
+    """Return slices of an input in memory, for blocks of these numbers of rows."""
+    value = copy_to_host(value)  # since it is sent to workers
     rows = value.iloc if hasattr(value, "iloc") else value
     stops = list(accumulate(row_counts))
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 
 
-#: A cut moves to the edge of a chunk that is nearer than this share of a part: parts are then at
-#: most half as wide again as even ones, and no chunk is sliced and sent in two.
+#: A cut moves to a chunk edge closer than this share of a part: parts are then at most 50 % wider
+#: than even ones, and no chunk is sliced and sent in two.
 _SNAP_SHARE = 0.25
 
 
 def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
-    """Cut rows along their columns; y and the weights go with each part.
+    """Cut rows by columns; each part also gets y and the weights.
 
-    Chunks of a Dask Array which hold what a part is to hold stay as they are, and where they are.
+    Chunks of a Dask Array with exactly the columns of a part are kept, on their workers.
     """
     X, y, weight = collection.inputs
     n_features = _find_column_count(collection)
@@ -573,7 +574,7 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
             f'shard="features" with {n_parts} lanes, but X has only {n_features} columns. Use '
             f'Run(n_lanes={n_features}) at most, or shard="rows".'
         )
-    # Every part goes with y and the weights, so that each lane can compute the loss of all rows.
+    # Every part gets y and the weights, so that each lane can compute the loss of all rows.
     bounds = _choose_column_bounds(X, n_features, n_parts)
     parts = [
         as_collection(
@@ -589,7 +590,7 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
 
 
 def _find_column_count(collection: Collection) -> int:
-    """Return the number of columns of X; raise where they cannot be cut."""
+    """Return the number of columns of X; raise if they cannot be cut."""
     if any(map(is_dask_frame, collection.inputs)):
         raise InvalidDataError(
             'shard="features" splits X by columns, and may read a dataframe once for each part, '
@@ -607,8 +608,8 @@ def _find_column_count(collection: Collection) -> int:
 
 
 def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
-    """Return the bounds of the parts of the columns, at chunk edges that are near."""
-    # Even bounds, unless a chunk of a Dask Array ends nearby: a whole chunk stays where it is.
+    """Return the bounds of the parts of the columns, moved to chunk edges that are near."""
+    # Even bounds, unless a chunk of a Dask Array ends nearby: a whole chunk need not be moved.
     even = [n_features * part // n_parts for part in range(n_parts + 1)]
     if not isinstance(X, da.Array):
         return tuple(even)
@@ -621,12 +622,12 @@ def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, .
 
 
 def _take_column_range(X: Any, start: int, stop: int) -> Any:
-    """Return columns `start` to `stop` of X, as whole chunks where these bound them."""
+    """Return columns `start` to `stop` of X, as whole chunks if the bounds are chunk edges."""
     if is_dataframe_like(X):
         return X.iloc[:, start:stop]
     if isinstance(X, da.Array):
         edges = np.cumsum([0, *X.chunks[1]])
-        # Whole chunks keep their tasks; a slice would make new ones for each.
+        # Whole chunks keep their tasks; slicing would add a task for each.
         first, last = np.searchsorted(edges, [start, stop]).tolist()
         if edges[first] == start and edges[last] == stop:
             return X.blocks[:, first:last]

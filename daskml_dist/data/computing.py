@@ -1,8 +1,8 @@
 """Computations on a cluster: the client that runs them, bounded waits, and retries.
 
-`compute_with_retries` computes one lazy value, again where workers are lost, and tells the user of
-a wait. `Deadline` bounds every wait of the client; `check_client` refuses objects that are no
-open, synchronous client.
+`compute_with_retries` computes one lazy value, repeats it if workers are lost, and reports long
+waits to the user. `Deadline` bounds every wait of the client; `check_client` refuses objects that
+are not open, synchronous clients.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from daskml_dist.errors import (
     WorkerLostError,
 )
 
-#: Times that a value is computed where Dask gives up.
+#: Attempts to compute a value if Dask gives up on it.
 _MAX_ATTEMPTS = 4
-#: States of tasks that are not done.
+#: States of tasks that are not finished.
 _UNFINISHED_STATES = ("waiting", "queued", "no-worker", "processing")
 
 ProgressListener = Callable[[int, int], None]
@@ -44,8 +44,8 @@ _listener: ContextVar[ProgressListener | None] = ContextVar("daskml_dist_listene
 
 @contextmanager
 def report_progress_to(listener: ProgressListener) -> Iterator[None]:
-    """Let a listener hear about each second how many blocks of a reading are done."""
-    # A context variable: fits in other threads have listeners of their own.
+    """Report to a listener, about once a second, how many blocks of a reading are done."""
+    # A context variable: fits in other threads have other listeners.
     token = _listener.set(listener)
     try:
         yield
@@ -54,15 +54,15 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
 
 
 def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
-    """Return a value that Dask computes, begun anew where workers are lost again and again."""
-    # A new name for each attempt: the scheduler remembers tasks that it gave up by their keys.
+    """Return a value computed by Dask; start it again if workers are lost repeatedly."""
+    # A new name for each attempt: the scheduler remembers the keys of tasks that it gave up.
     for left in reversed(range(_MAX_ATTEMPTS)):
         try:
             name = f"block-{uuid4().hex}"
             return _compute_on_client(make(name), name, n_parts)
         except Exception as error:
             name = type(error).__name__
-            # The second is said where the client that held rows is closed.
+            # The second message appears if the client that held rows is closed.
             if name == "FutureCancelledError" or str(error).startswith("Missing dependency"):
                 raise DataLostError(
                     "The rows are no longer available. Scattered data cannot be recomputed, and "
@@ -70,19 +70,19 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
                     "(not just parts of it) and its client: keep these, or read the rows from "
                     f"storage. {MISSING_TASKS_HINT} ({error})"
                 ) from error
-            # Dask gives a task up while whose work workers died again and again; by any cause.
+            # Dask gives up a task if several workers died while running it, whatever the cause.
             if not left or name != "KilledWorker":
                 raise
     raise AssertionError
 
 
 def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
-    """Return a value that Dask computes, on a client's cluster where there is a client.
+    """Return a value computed by Dask, on a client's cluster if there is a client.
 
-    Dask itself would wait for workers for ever, and say nothing.
+    Dask alone would wait for workers forever, without a message.
     """
-    # Without a client Dask's own scheduler (threads, synchronous) computes; it has no workers to
-    # lose.
+    # Without a client, Dask's local scheduler (threads, synchronous) computes; it cannot lose
+    # workers.
     client = get_computing_client()
     if client is None:
         return compute(lazy)[0]
@@ -90,7 +90,7 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
     def workers() -> list[dict[str, Any]]:
         return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
-    # One bound for every wait of a fit, which users can set.
+    # One bound for every wait of a fit; users can configure it.
     timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
     wait_for_workers(client, workers, timeout)
     try:
@@ -103,17 +103,17 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
 
 
 def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
-    """Return a function that tells the listener how many blocks are done, else None."""
+    """Return a function that reports to the listener how many blocks are done, or None."""
     listener = _listener.get()
     if listener is None or not n_parts:
         return None
 
     def left(dask_scheduler: Any) -> int:
         group = dask_scheduler.task_groups.get(name)
-        # Tasks of one name are a group, whose states the scheduler counts as they change.
+        # Tasks with one name form a group, for which the scheduler maintains counts by state.
         return n_parts if group is None else sum(group.states.get(state, 0) for state in to_do)
 
-    to_do = _UNFINISHED_STATES  # the function travels whole, as a scheduler may lack the package
+    to_do = _UNFINISHED_STATES  # pickled with the function: a scheduler may lack the package
     return lambda: listener(n_parts - client.run_on_scheduler(left), n_parts)
 
 
@@ -126,8 +126,8 @@ _CLIENT_CHOICES = (
 
 
 def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES) -> Any:
-    """Return a client that work can be given to."""
-    # Loading distributed takes half a second, and who has a client has loaded it.
+    """Return a client that can compute."""
+    # Importing distributed takes half a second; if there is a client, it is already imported.
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
         raise InvalidParameterError(
@@ -144,13 +144,13 @@ def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES)
 
 
 def check_synchronous(client: Any, what: str) -> None:
-    """Raise an error where a client belongs to an event loop."""
+    """Raise an error if a client belongs to an event loop."""
     if getattr(client, "asynchronous", False):
         raise _make_asynchronous_error(what)
 
 
 def _make_asynchronous_error(what: str) -> InvalidParameterError:
-    """Return the error of a client that belongs to an event loop."""
+    """Return the error for a client that belongs to an event loop."""
     return InvalidParameterError(
         f"{what} needs a synchronous Client outside of its event loop, since it would block the "
         "loop. In the loop, await it in a thread: await model.fit_async(X, y), or await "
@@ -161,15 +161,13 @@ def _make_asynchronous_error(what: str) -> InvalidParameterError:
 
 @contextmanager
 def use_client(client: Any) -> Iterator[None]:
-    """Let a client be the current one, and the one that computes reductions of rows, in a
-    thread.
-    """
+    """Make a client current in this thread, and use it for reductions of rows."""
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
         yield
         return
     check_client(client)
-    # Dask itself asks for the current client only where one is its default.
+    # Dask itself uses the current client only if one is its default.
     token = _chosen_client.set(client)
     try:
         with client.as_current():
@@ -179,17 +177,17 @@ def use_client(client: Any) -> Iterator[None]:
 
 
 def get_computing_client(what: str = "this call") -> Any:
-    """Return the client that computes reductions of rows now; None without one."""
+    """Return the client that computes reductions of rows; None without one."""
     try:
         client = _chosen_client.get() or getattr(get_scheduler(), "__self__", None)
-    except RuntimeError as error:  # newer versions of Dask refuse such a client themselves
+    except RuntimeError as error:  # newer versions of Dask refuse such a client
         raise _make_asynchronous_error(what) from error
     check_synchronous(client, what)
-    return client if getattr(client, "status", "") == "running" else None  # else Dask says so
+    return client if getattr(client, "status", "") == "running" else None  # else Dask reports it
 
 
 def _describe_wrong_client(client: Any) -> str:
-    """Return what to pass in place of something that is no client."""
+    """Return advice on what to pass instead of an object that is not a client."""
     if isinstance(client, str):
         return (
             "that is a string. Pass a distributed.Client of its address, "
@@ -202,45 +200,45 @@ def _describe_wrong_client(client: Any) -> str:
     return "pass a distributed.Client, such as client=Client(address)."
 
 
-#: Status of workers that begin tasks.
+#: Statuses of workers that accept tasks.
 ACCEPTING_STATUSES = {"init", "running", "undefined", None}
 
-#: Seconds after which a wait tells of itself.
+#: Seconds after which a wait is reported.
 _NOTICE_SECONDS = 1.5
-#: Seconds for which a cluster must be without anybody to start workers before this counts: a call
-#: of `scale` takes a moment to begin them.
+#: Seconds that a cluster must be without any worker being started before it counts as lost: a call
+#: of `scale` takes a moment to start workers.
 _GIVE_UP_SECONDS = 3.0
-#: Seconds after which a wait for workers to begin tells of itself: a worker's first fit imports the
-#: package and compiles loops, which takes some ten seconds though all is well.
+#: Seconds after which a wait for workers to begin is reported: a worker's first fit imports the
+#: package and compiles loops, which normally takes some ten seconds.
 FIRST_TASK_NOTICE_SECONDS = 20.0
 
 logger = logging.getLogger("daskml_dist")
 
 
 class Deadline:
-    """The bound of one wait.
+    """Time limit of one wait.
 
-    It tells of itself by a warning of the logger ``daskml_dist``, which Python writes to standard
-    error (a notebook shows it, and a progress display lets it pass) unless the user has set up
-    logging. Each text is told once.
+    It reports the wait by a warning of the logger ``daskml_dist``, which Python writes to standard
+    error (a notebook shows it, and a progress display lets it through) unless the user has
+    configured logging. Each text is logged once.
 
     Parameters
     ----------
     what : str
-        What is waited for.
+        What the wait is for.
     timeout : float
         Seconds without progress.
     remedy : str, default=""
         What the user can do meanwhile; a sentence.
     tell_after : float, default=1.5
-        Seconds without progress after which the user is told; half of `timeout` at most.
+        Seconds without progress after which the user is informed; at most half of `timeout`.
     """
 
     def __init__(
         self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _NOTICE_SECONDS
     ) -> None:
         self._what = what
-        # A short bound is told of before it ends.
+        # A short time limit is announced before it ends.
         self._tell_after = max(_NOTICE_SECONDS, min(tell_after, timeout / 2))
         self._timeout = timeout
         self._remedy = remedy
@@ -248,11 +246,11 @@ class Deadline:
         self._told: set[str] = set()
 
     def renew(self) -> None:
-        """Wait as long again: there was progress."""
+        """Restart the time limit after progress."""
         self._since = time.monotonic()
 
     def has_time_left(self, state: str = "") -> bool:
-        """Return whether there is time left; tell of the wait once it has taken a moment."""
+        """Return whether time is left; report the wait once it has lasted a moment."""
         waited = time.monotonic() - self._since
         if waited > self._tell_after and state not in self._told:
             self._told.add(state)
@@ -268,9 +266,9 @@ def wait_for_workers(
     on_wait: Callable[[], None] | None = None,
     why: Callable[[], str] | None = None,
 ) -> None:
-    """Wait until some worker takes work.
+    """Wait until some worker accepts tasks.
 
-    Meanwhile a task waits, so that an adaptive cluster grows.
+    Meanwhile a pending task makes an adaptive cluster grow.
     """
     if _any_accepts_work(statuses := _get_statuses(workers)):
         return
@@ -278,7 +276,7 @@ def wait_for_workers(
         on_wait()
     patience = Deadline("workers", timeout, _SCALE_REMEDY)
     places = _WorkerPlaces(client)
-    # An adaptive cluster starts workers only for tasks that wait.
+    # An adaptive cluster starts workers only for pending tasks.
     task = client.submit(bool, pure=False)
     try:
         while not _any_accepts_work(statuses):
@@ -302,8 +300,8 @@ def watch_workers(
     key: Any,
     look: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Watch the workers while Dask computes, and end the wait where all are gone for good."""
-    from distributed import Future  # which rows in memory do without
+    """Watch the workers while Dask computes; end the wait if all are permanently lost."""
+    from distributed import Future  # not needed for rows in memory
 
     ended, gave_up = threading.Event(), []
 
@@ -311,9 +309,9 @@ def watch_workers(
         patience: Deadline | None = None
         places = _WorkerPlaces(client)
         while not ended.wait(_NOTICE_SECONDS):
-            with suppress(Exception):  # of a scheduler that is gone Dask tells
-                # Progress is possible again: the wait begins anew, and so does the count of empty
-                # places.
+            with suppress(Exception):  # Dask reports a lost scheduler
+                # Progress is possible again: restart the time limit and the count of unfilled
+                # worker places.
                 if _any_accepts_work(statuses := _get_statuses(workers)):
                     patience, places = None, _WorkerPlaces(client)
                     if look is not None:
@@ -325,11 +323,12 @@ def watch_workers(
                 elif not patience.has_time_left(_describe_statuses(statuses)):
                     gave_up.append(_make_no_worker_error(timeout, statuses))
                 if gave_up:
-                    # The wait of `compute` ends with an error, in whose place `gave_up` is raised.
+                    # The wait in `compute` then ends with an error, and `gave_up` is raised
+                    # instead.
                     client.cancel([Future(key, client)], force=True)
                     return
 
-    as_here = partial(copy_context().run, watch)  # with the user's client
+    as_here = partial(copy_context().run, watch)  # keeps the user's current client
     watcher = threading.Thread(target=as_here, name="daskml-watch", daemon=True)
     watcher.start()
     try:
@@ -343,21 +342,22 @@ def watch_workers(
 
 
 def flush_releases(client: Any) -> None:
-    """Send the scheduler what was released before anything else is sent.
+    """Send pending releases of keys to the scheduler before any other message.
 
-    A release takes two turns of the client's loop, and a graph one. Were the user to compute what
-    a fit has just let go of, the scheduler would mix tasks of two graphs, and keep some for ever.
+    A release takes two iterations of the client's event loop, and a graph one. If the user computed
+    keys that a fit has just released, the scheduler would mix tasks of two graphs, and keep some
+    forever.
     """
-    with suppress(Exception):  # nothing is kept by a scheduler that is gone
+    with suppress(Exception):  # a lost scheduler keeps nothing
         client.sync(asyncio.sleep, 0)
 
 
 class _WorkerPlaces:
-    """Places for workers of the cluster object that a client belongs to, as `LocalCluster` is one.
+    """Worker places of the cluster object that a client belongs to, such as `LocalCluster`.
 
-    Such a cluster of Dask's closes the nanny of a worker that is missing `lost-worker-timeout`
-    (15 s) after a loss, even where it was brought back in between and killed once more. Nothing
-    but another call of `scale` brings it back then.
+    Such a cluster closes the nanny of a worker that is missing for `lost-worker-timeout` (15 s)
+    after a loss, even if the worker was restarted in between and killed again. Then only another
+    call of `scale` restarts it.
     """
 
     def __init__(self, client: Any) -> None:
@@ -366,17 +366,18 @@ class _WorkerPlaces:
 
     @property
     def n_requested(self) -> int:
-        """Return the number of workers that the cluster was asked for."""
+        """Return the number of workers requested from the cluster."""
         return len(getattr(self._cluster, "worker_spec", None) or ())
 
     def are_given_up(self) -> bool:
-        """Return whether all places have had nobody to fill them for a while.
+        """Return whether all worker places have been unfilled, without replacement, for a while.
 
-        An adaptive cluster fills them by itself, and one that was just scaled is about to.
+        An adaptive cluster fills them automatically, and a cluster that was just scaled is about
+        to.
         """
         kept = getattr(self._cluster, "workers", None)
         adapts = getattr(self._cluster, "_adaptive", None) is not None
-        # Someone fills the places, or will: nothing is given up yet.
+        # A worker runs or will be started: not given up yet.
         if kept is None or len(kept) or adapts or not self.n_requested or self._are_being_filled():
             self._since = None
             return False
@@ -384,10 +385,10 @@ class _WorkerPlaces:
         return time.monotonic() - self._since >= _GIVE_UP_SECONDS
 
     def _are_being_filled(self) -> bool:
-        """Return whether the cluster starts workers, or submits jobs, at this moment.
+        """Return whether the cluster is starting workers or submitting jobs.
 
-        It counts them only once they run: on a busy machine, or where jobs are submitted slowly,
-        after minutes.
+        The cluster counts workers only once they run: minutes later on a busy machine, or if jobs
+        are submitted slowly.
         """
         is_about_to = getattr(self._cluster, "_correct_state_waiting", None) is not None
         lock = getattr(self._cluster, "_lock", None)
@@ -406,12 +407,12 @@ def _get_statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[An
 
 
 def _any_accepts_work(statuses: list[Any]) -> bool:
-    """Return whether a worker of these statuses begins tasks."""
+    """Return whether a worker with one of these statuses accepts tasks."""
     return bool(ACCEPTING_STATUSES.intersection(statuses))
 
 
 def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
-    """Return the error of a wait in which no worker took work."""
+    """Return the error for a wait in which no worker accepted tasks."""
     return TrainingError(
         f"No worker accepted work within {timeout:g} s ({_describe_statuses(statuses)}).{why} "
         f"{_SCALE_REMEDY} {_REFIT_REMEDY} The time limit is daskml_dist.timeout in Dask's "
@@ -420,7 +421,7 @@ def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") ->
 
 
 def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
-    """Return the error of a cluster that does not replace its lost workers."""
+    """Return the error for a cluster that does not replace its lost workers."""
     return TrainingError(
         "All workers are lost, and the cluster starts no new ones: Dask gave up the places of "
         f"its {n_places} workers, as it does if a replaced worker is lost within "
@@ -432,7 +433,7 @@ def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
 
 
 def _describe_statuses(statuses: list[Any]) -> str:
-    """Return how many workers there are of each status, for an error."""
+    """Return the number of workers in each status, for an error."""
     if not statuses:
         return "0"
     counts = Counter("at their memory limit" if s == "paused" else str(s) for s in statuses)
@@ -440,19 +441,19 @@ def _describe_statuses(statuses: list[Any]) -> str:
     return f"0 of {len(statuses)}: {said}"
 
 
-#: Seconds for which another worker is tried, and between two trials.
+#: Seconds during which sending is retried, and between two attempts.
 _SCATTER_SECONDS, _SCATTER_PAUSE_SECONDS = 30.0, 0.1
 
 
 def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
-    """Return futures of values on the workers, as ``client.scatter`` does, though a worker dies.
+    """Return futures of values on the workers, as ``client.scatter``, but tolerate a dying worker.
 
-    Dask sends a value to a worker that has just died as long as the scheduler has not noticed.
+    Dask sends a value to a worker that has just died until the scheduler notices the loss.
     """
     end = time.monotonic() + _SCATTER_SECONDS
     while True:
         try:
-            # Without a hash: values of a fit are new each time, and hashing large ones takes long.
+            # No hash: the values of a fit are always new, and hashing large ones is slow.
             return client.scatter(value, hash=False, broadcast=everywhere)
         except TimeoutError:
             raise

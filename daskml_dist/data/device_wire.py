@@ -1,7 +1,8 @@
-"""Serialisation of blocks for a network that carries device memory (UCX): rows stay on GPUs.
+"""Serialisation of blocks for networks that transfer device memory (UCX): rows stay on GPUs.
 
-Importing the module registers it with Dask's serialization family "cuda", which the ucx protocol
-asks for first. Other protocols do not, and pickle blocks with a copy of their rows in host memory.
+Importing this module registers blocks with Dask's serialization family "cuda", which the ucx
+protocol tries first. Other protocols do not use it, and pickle blocks with a host copy of their
+rows.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from daskml_dist.data.streamed_blocks import BlockBundle
 
 
 def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, Any], list[Any]]:
-    """Return the header and the frames of parts; raise where none of their rows is on a GPU."""
+    """Return the header and frames of parts; raise if none of their rows is on a GPU."""
     if not are_on_device:
-        raise NotImplementedError("rows in host memory")  # Dask asks its next serializer
-    # Rows on the device become frames as they are; all else is pickled.
+        raise NotImplementedError("rows in host memory")  # Dask then tries its next serializer
+    # Rows on the device become frames without a copy; everything else is pickled.
     dumped: tuple[dict[str, Any], list[Any]] = serialize(
         parts, serializers=("cuda", "pickle"), on_error="raise", iterate_collection=True
     )
@@ -32,7 +33,7 @@ def _dump_parts(parts: tuple[Any, ...], are_on_device: bool) -> tuple[dict[str, 
 
 
 def _dump_block(block: Block) -> tuple[dict[str, Any], list[Any]]:
-    """Return a block's rows and other fields, serialised apart."""
+    """Return a block's rows and other fields, serialised separately."""
     rest = {field.name: getattr(block, field.name) for field in fields(block)}
     rest["target"] = copy_to_host(rest["target"])
     return _dump_parts((rest.pop("rows"), rest), block.on_device is not None)
@@ -45,7 +46,7 @@ def _load_block(header: dict[str, Any], frames: list[Any]) -> Block:
 
 
 def _dump_bundle(bundle: BlockBundle) -> tuple[dict[str, Any], list[Any]]:
-    """Return the blocks of a bundle, each serialised as by itself, and their facts."""
+    """Return the serialised blocks of a bundle, and their facts."""
     are_on_device = any(block.on_device is not None for block in bundle.blocks.values())
     return _dump_parts((list(bundle.blocks.values()), bundle.infos), are_on_device)
 

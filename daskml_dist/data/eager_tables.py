@@ -1,10 +1,10 @@
 """Tables in memory of other libraries, as pandas frames or as columns of plain numbers.
 
-Polars, Arrow, and whatever narwhals reads or exports Arrow's stream of batches. None of them is a
-dependency: a table is known by the module of its type, and its library is loaded already, for the
-user has made the table with it. Columns of numbers keep their dtype and bits; decimals become
-float64, whole numbers with missing ones too unless these are too large for it, and words are plain
-Python texts, whatever dictionary or category held them.
+Supports Polars, Arrow, and any table that narwhals reads or that exports Arrow's stream of batches.
+None of these libraries is a dependency: a table is recognised by the module of its type, and its
+library is already imported, since the user made the table with it. Numeric columns keep their dtype
+and bits. Decimals become float64, and so do integers with missing values, unless they are too large
+for it. Texts become plain Python strings, also from dictionaries or categories.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError
 
-#: Whole numbers up to which float64 has all of them.
+#: Largest integer up to which float64 is exact.
 _MAX_EXACT = 2**53
-#: Types of plain numbers, as Arrow writes them, and as NumPy does.
+#: Plain numeric types, by Arrow's name and NumPy's.
 ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
     name: name
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
-#: Packages whose objects are read elsewhere, though some of them export Arrow's stream, too.
+#: Packages whose objects are read elsewhere, although some of them export Arrow's stream too.
 _READ_ELSEWHERE = frozenset({"numpy", "pandas", "scipy", "dask", "xarray", "cupy", "cudf", "torch"})
 
 
 def find_package(value: Any) -> str:
-    """Return the top package of an object's type; a compiled part, such as `_duckdb`, without _."""
+    """Return the top package of an object's type, without the underscore of a compiled part."""
     return type(value).__module__.partition(".")[0].lstrip("_")
 
 
 def load_pandas() -> Any:
-    """Return pandas, which rows in NumPy's arrays do without."""
+    """Return pandas, imported only if needed."""
     try:
         import pandas
     except ImportError as error:
@@ -45,14 +45,14 @@ def load_pandas() -> Any:
 
 
 def unwrap_narwhals(value: Any) -> Any:
-    """Return the table or column that narwhals wraps; all else as it is."""
+    """Return the table or column that narwhals wraps; any other value unchanged."""
     while find_package(value) == "narwhals" and hasattr(value, "to_native"):
         value = value.to_native()
     return value
 
 
 def convert_eager_table(value: Any) -> Any:
-    """Return a table of another library as a pandas frame, a column as an array, else None."""
+    """Return another library's table as a pandas frame, its column as an array, else None."""
     package, kind = find_package(value), type(value).__name__
     if package == "polars":
         if kind == "DataFrame":
@@ -74,8 +74,8 @@ def convert_eager_table(value: Any) -> Any:
 def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
     """Return columns of a Polars frame or an Arrow table as arrays, without a frame in between.
 
-    None where one of them is no plain number, or a value is missing, for which NumPy's whole
-    numbers have none.
+    None if a column is not plain numbers, or if a value is missing, which NumPy's integers cannot
+    express.
     """
     found: dict[str, NDArray[Any]] = {}
     for name in names:
@@ -90,7 +90,7 @@ def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray
             if column.null_count or str(column.type) not in ARROW_DTYPES:
                 return None
             array = column.to_numpy(zero_copy_only=False)
-        # Whole numbers of 128 bits and half floats are read as pandas reads them.
+        # 128-bit integers and half floats are left to pandas' conversion.
         if array.dtype.kind not in "biuf" or array.dtype.itemsize not in (1, 2, 4, 8):
             return None
         if array.dtype.kind == "f" and array.dtype.itemsize < 4:
@@ -103,7 +103,7 @@ def extract_plain_columns(table: Any, names: Sequence[str]) -> dict[str, NDArray
 
 
 def _convert_polars_frame(frame: Any) -> Any:
-    """Return a Polars frame as pandas': Polars' own conversion would need pyarrow."""
+    """Return a Polars frame as a pandas frame; Polars' own conversion needs pyarrow."""
     pandas = load_pandas()
     columns = {
         name: _extract_polars_column(frame.get_column(name), keeps_integers=True)
@@ -113,11 +113,11 @@ def _convert_polars_frame(frame: Any) -> Any:
 
 
 def _extract_polars_column(series: Any, keeps_integers: bool = False) -> Any:
-    """Return the values of a Polars column; whole numbers with missing ones are float64 and NaN.
+    """Return the values of a Polars column; integers with missing values become float64 and NaN.
 
-    With `keeps_integers` those that float64 has not are nullable numbers of pandas.
+    With `keeps_integers`, integers too large for float64 become nullable pandas integers.
     """
-    # Decimals would become objects, of which no sum is a float; NumPy has no numbers of 128 bits.
+    # Decimals would become objects, whose sums are no floats; NumPy has no 128-bit numbers.
     if series.dtype.is_decimal() or str(series.dtype) in ("Int128", "UInt128"):
         import polars
 
@@ -129,7 +129,7 @@ def _extract_polars_column(series: Any, keeps_integers: bool = False) -> Any:
     values: NDArray[Any] = series.to_numpy()
     if values.ndim == 1 and values.dtype.names is None:
         return values
-    # Arrays of one length, and structs: a cell is one object, as a list is.
+    # Fixed-length arrays, and structs: each cell is one object, as for lists.
     cells = np.empty(len(values), dtype=object)
     for row, cell in enumerate(series.to_list()):
         cells[row] = cell
@@ -137,7 +137,7 @@ def _extract_polars_column(series: Any, keeps_integers: bool = False) -> Any:
 
 
 def _are_beyond_floats(least: Any, most: Any) -> bool:
-    """Return whether whole numbers of a range are too large for float64."""
+    """Return whether integers in a range are too large for float64."""
     return int(least) < -_MAX_EXACT or int(most) > _MAX_EXACT
 
 
@@ -156,7 +156,7 @@ def _convert_arrow(value: Any, kind: str) -> Any:
 
 
 def convert_arrow_table(table: Any) -> Any:
-    """Return an Arrow table or batch as a pandas frame; an index that pandas kept stays one."""
+    """Return an Arrow table or batch as a pandas frame; restore an index stored by pandas."""
     load_pandas()
     import pyarrow
 
@@ -172,7 +172,7 @@ def convert_arrow_table(table: Any) -> Any:
 
 
 def _find_large_columns(table: Any) -> list[tuple[str, Any]]:
-    """Return the columns of whole numbers with missing ones that float64 has not, as nullable."""
+    """Return, as nullable, integer columns with missing values that float64 cannot hold."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -195,7 +195,7 @@ def _find_plain_type(type_: Any) -> Any:
 
     if pyarrow.types.is_decimal(type_):
         return pyarrow.float64()
-    # Each batch may have a dictionary of its own, so codes of two batches cannot be compared.
+    # Each batch may have a different dictionary, so codes of two batches cannot be compared.
     return _find_plain_type(type_.value_type) if pyarrow.types.is_dictionary(type_) else type_
 
 
@@ -203,7 +203,7 @@ def _find_plain_type(type_: Any) -> Any:
 
 
 def _convert_by_narwhals(value: Any) -> Any:
-    """Return a table or column of a library that only narwhals reads, as pandas'."""
+    """Return a table or column of a library that only narwhals reads, as a pandas one."""
     try:
         import narwhals
     except ImportError as error:
@@ -212,6 +212,6 @@ def _convert_by_narwhals(value: Any) -> Any:
             "install narwhals, or pass a pandas frame."
         ) from error
     table = narwhals.from_native(value, eager_only=True, allow_series=True)
-    # A column of numbers keeps its dtype in NumPy; a table goes by Arrow, whatever made it.
+    # A numeric column keeps its dtype in NumPy; any table is converted through Arrow.
     is_column = isinstance(table, narwhals.Series)
     return np.asarray(table.to_numpy()) if is_column else convert_arrow_table(table.to_arrow())

@@ -15,7 +15,7 @@ from daskml_dist.errors import DivergedError
 
 @dataclass(frozen=True, eq=False)
 class FeatureScales:
-    """Scales of the features, from one pass.
+    """Scales of the features, computed in one pass.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ class FeatureScales:
 
     @property
     def norm(self) -> float:
-        """Return the rows' mean sum of squared features, each in units of its largest value."""
+        """Return the rows' mean sum of squared features, each feature divided by its maximum."""
         if not np.isfinite(self.squares).all():
             raise DivergedError(
                 "The squares of the features overflow. Scale the features (StandardScaler)."
             )
-        # A feature that is zero throughout has any unit.
+        # The scale of an all-zero feature is arbitrary.
         largest = np.where(self.largest > 0, self.largest, 1.0)
         return float((self.squares / largest**2).sum() / max(self.n_rows, 1))
 
@@ -53,18 +53,18 @@ def compute_block_scales(block: Block) -> FeatureScales:
         nothing = np.zeros(X.shape[1])
         return FeatureScales(0, nothing, nothing)
     if sparse.issparse(X):
-        # Stored entries alone: zeros add nothing to a sum of squares.
+        # Only stored entries: zeros add nothing to a sum of squares.
         squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]).astype(float)
         largest = np.asarray(abs(X).max(axis=0).todense()).ravel()
     else:
         squares = np.einsum("ij,ij->j", X, X, dtype=np.float64)
-        # Without an array of absolute values, which would be as large as the block.
+        # max and min, since an array of absolute values would be as large as the block.
         largest = np.maximum(X.max(axis=0), -X.min(axis=0))
     return FeatureScales(block.n_rows, largest.astype(np.float64), squares)
 
 
 def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
-    """Return the scales of all rows, of those of parts of the rows."""
+    """Return the scales of all rows, merged from parts of the rows."""
     return reduce(
         lambda a, b: FeatureScales(
             a.n_rows + b.n_rows, np.maximum(a.largest, b.largest), a.squares + b.squares
@@ -74,7 +74,7 @@ def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
 
 
 def join_scales(parts: list[FeatureScales]) -> FeatureScales:
-    """Return the scales of all features, of those of parts of the columns."""
+    """Return the scales of all features, joined from parts of the columns."""
     largest, squares = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("largest", "squares")
     )

@@ -1,15 +1,15 @@
 """Hashing of columns of ids and numbers to entries of one matrix of 2**62 virtual columns.
 
-Each column of a table is a *field*. A block of rows becomes a CSR matrix whose column numbers say
-both field and id::
+Each column of a table is a *field*. A block of rows becomes a CSR matrix whose column numbers
+encode both field and id::
 
     column = mixed id << 8 | field        mixed id: 54 bits, field: 0 to 254
 
-The mixing spreads ids evenly over servers and buckets, however they were given: it is a bijection
-of the numbers below 2**54, so that whole numbers of a field never collide. Field 255 is left to
-what belongs to a model and not to rows, such as its bias. What a column holds (its *kind*) is found
-by its type, or by its values; blocks must agree on it. Lazy tables are hashed by
-`inference/table_fields.py`.
+The mixing spreads ids evenly over servers and buckets, whatever their original values. It is a
+bijection of the numbers below 2**54, so the integers of a field never collide. Field 255 is
+reserved for the model's own parameters, such as its bias. The *kind* of a column (integers, texts,
+...) is determined by its type or its values, and must be the same in all blocks. Lazy tables are
+hashed by `inference/table_fields.py`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 Words = NDArray[np.uint64]
 
-#: Virtual columns: all numbers that the bits of an id and of a field make.
+#: Virtual columns: all combinations of the bits of an id and of a field.
 N_COLUMNS = 2 ** (ID_BITS + FIELD_BITS)
-#: Most fields; the last number of one is left to what belongs to a model.
+#: Maximum number of fields; the last field number is reserved for the model.
 MAX_FIELDS = MODEL_FIELD
-#: Id before the mixing of a number's field, and of a missing value of any field.
+#: Ids, before mixing, of a numeric field's value, and of a missing value of any field.
 _NUMBER_ID, _MISSING_ID = np.uint64(0), np.uint64(2**ID_BITS - 1)
 
-#: Rows that are mixed and sorted together: half a megabyte of 26 fields, in a processor's cache.
+#: Rows that are mixed and sorted together: half a megabyte for 26 fields, which fits in the cache.
 _SLAB_ROWS = 2048
-#: Whole numbers that float64 has all of.
+#: Integers up to here are exact in float64.
 _MAX_WHOLE_FLOAT = 2.0**53
 
-#: Kinds of a column, by what pandas' ``infer_dtype`` says of objects.
+#: Kind of a column, by the result of pandas' ``infer_dtype`` for objects.
 _OBJECT_KINDS = {
     "string": "text",
     "bytes": "text",
@@ -57,7 +57,7 @@ _OBJECT_KINDS = {
     "datetime64": "date",
     "empty": "missing",
 }
-#: What to do where a column of a kind is to become one of another.
+#: Remedy for a column of one kind where another kind was fitted.
 _REMEDIES = {
     "integer": "X[{name!r}] = X[{name!r}].astype('Int64')",
     "float": "X[{name!r}] = X[{name!r}].astype('float64')",
@@ -68,7 +68,7 @@ _REMEDIES = {
 
 def hash_names(space: str, names: Iterable[Any]) -> NDArray[np.uint32]:
     """Return the hashes of names in a namespace: MurmurHash3 of 32 bits, as Vowpal Wabbit's."""
-    # The hash of the namespace is the seed, so that equal names in two of them are told apart.
+    # The hash of the namespace is the seed, so that equal names in two namespaces differ.
     seed = murmurhash3_32(space, positive=True)
     hashes = [murmurhash3_32(str(name), seed=seed, positive=True) for name in names]
     return np.array(hashes, dtype=np.uint32)
@@ -89,19 +89,19 @@ def _split_columns(rows: Any) -> list[Any]:
         return [rows.iloc[:, j] for j in range(rows.shape[1])]
     rows = np.asarray(rows)
     if rows.dtype.kind in "biufcmM":
-        # By columns, which are read one after the other.
+        # Column order: columns are read one after the other.
         return list(np.asfortranarray(rows).T)
     series = load_pandas().Series
     return [series(rows[:, j], dtype=object) for j in range(rows.shape[1])]
 
 
 def find_numeric(kinds: Sequence[str], names: Sequence[Any], numeric: Any) -> list[bool]:
-    """Return which fields are numbers: those of floats for ``"auto"``, else those that are named.
+    """Return which fields are numeric: with ``"auto"`` the float ones, else the named ones.
 
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        A name is no field's, or that of a field whose values are no numbers.
+        A name is not a field, or its field has no numbers.
     """
     if isinstance(numeric, str):
         return [kind == "float" for kind in kinds]
@@ -121,16 +121,16 @@ def find_numeric(kinds: Sequence[str], names: Sequence[Any], numeric: Any) -> li
 
 
 def find_block_kinds(names: Sequence[Any], index: int, X: Any, *_: Any) -> list[str] | None:
-    """Return the kinds of the columns of a block; None of one without rows."""
+    """Return the kinds of the columns of a block; None for a block without rows."""
     return find_kinds(X, names) if X.shape[0] else None
 
 
 def join_kinds(names: Sequence[Any], parts: list[list[str]]) -> list[str]:
-    """Return the one kind of each column in all blocks; raise where they differ."""
+    """Return the kind of each column, common to all blocks; raise if blocks differ."""
     joined = []
     for name, kinds in zip(names, zip(*parts, strict=True), strict=True):
         distinct = set(kinds) - {"missing"}
-        if distinct == {"integer", "float"}:  # whole numbers, in some blocks with gaps
+        if distinct == {"integer", "float"}:  # integers, with missing values in some blocks
             distinct = {"float"}
         if len(distinct) > 1:
             raise _make_mixed_error(name, " and ".join(sorted(distinct)))
@@ -149,8 +149,8 @@ def find_kinds(rows: Any, names: Sequence[Any]) -> list[str]:
 
 
 def _find_bag_kind(kind: str, name: Any) -> str:
-    """Return the kind of bags of ids of a kind."""
-    # Bags of whole numbers with gaps come as floats; `_extract_integers` refuses fractions.
+    """Return the kind of a column of bags, given the kind of their ids."""
+    # Bags of integers with missing values arrive as floats; `_extract_integers` refuses fractions.
     kinds = {"integer": "integers", "float": "integers", "text": "texts", "missing": "missing"}
     if kind not in kinds:
         raise InvalidDataError(
@@ -162,7 +162,7 @@ def _find_bag_kind(kind: str, name: Any) -> str:
 
 
 def _find_kind(column: Any, name: Any) -> str:
-    """Return the kind of a column that holds no bags."""
+    """Return the kind of a column without bags."""
     dtype = column.dtype
     if hasattr(dtype, "categories") and hasattr(dtype, "ordered"):
         return _find_kind(load_pandas().Series(dtype.categories), name)
@@ -184,7 +184,7 @@ def _find_kind(column: Any, name: Any) -> str:
 
 
 def _make_mixed_error(name: Any, said: str) -> InvalidTypeError:
-    """Return the error of a column of several types, in which 1 and "1" might be two ids."""
+    """Return the error for a column of mixed types, in which 1 and "1" might be two ids."""
     return InvalidTypeError(
         f"Column {name!r} holds values of mixed types ({said}), and 1 and '1' would be two ids. "
         f"Convert them to one type: {_REMEDIES['text'].format(name=name)}, or "
@@ -196,15 +196,15 @@ def _make_mixed_error(name: Any, said: str) -> InvalidTypeError:
 
 
 class _Bags(NamedTuple):
-    """Ids of a column, one behind the other, and how many each row has.
+    """Concatenated ids of a column, and how many each row has.
 
     Parameters
     ----------
     ids : array or series
     lengths : ndarray of int64, or None
-        Ids of each row; None where each has one.
+        Number of ids per row; None if each row has one.
     are_missing : ndarray of bool, or None
-        Rows that have no bag.
+        Rows without a bag.
     """
 
     ids: Any
@@ -213,12 +213,12 @@ class _Bags(NamedTuple):
 
 
 def _has_list_type(dtype: Any) -> bool:
-    """Return whether a dtype is of Arrow's lists."""
+    """Return whether a dtype is Arrow's list type."""
     return str(dtype).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def _open_bags(column: Any) -> _Bags:
-    """Return the ids of the bags of a column; a column of single ids as it is."""
+    """Return the concatenated ids of a column of bags; a column of single ids is unchanged."""
     if _has_list_type(column.dtype):
         return _open_arrow_lists(column)
     if column.dtype != np.dtype(object):
@@ -231,11 +231,11 @@ def _open_bags(column: Any) -> _Bags:
         return _Bags(column)
     lengths = np.zeros(len(cells), np.int64)
     lengths[~are_missing] = np.fromiter(map(len, known), np.int64, len(known))
-    # Of Parquet's lists: numbers stay such. Empty ones are of no kind, whatever their dtype.
+    # Parquet's lists keep their numeric dtype. Empty ones have no kind, whatever their dtype.
     if kinds == {np.ndarray} and lengths.any():
         flat = np.concatenate([cell for cell in known if len(cell)])
     else:
-        # Cell by cell: NumPy would look into ids that are lists themselves.
+        # Cell by cell: NumPy would expand ids that are themselves lists.
         flat = np.fromiter(chain.from_iterable(known), dtype=object, count=int(lengths.sum()))
     is_plain = flat.dtype.kind in "biuf"
     return _Bags(
@@ -244,7 +244,7 @@ def _open_bags(column: Any) -> _Bags:
 
 
 def _open_arrow_lists(column: Any) -> _Bags:
-    """Return the ids of a column of Arrow's lists."""
+    """Return the concatenated ids of a column of Arrow lists."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -258,7 +258,7 @@ def _open_arrow_lists(column: Any) -> _Bags:
 
 
 class _Entries(NamedTuple):
-    """Entries of a field: ids before the mixing, values (None: 1), and how many each row has."""
+    """Entries of a field: ids before mixing, values (None: 1), and how many each row has."""
 
     ids: Words
     values: NDArray[Any] | None = None
@@ -267,14 +267,14 @@ class _Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockHasher:
-    """Function of a block of rows, whose result are their entries.
+    """Function that maps a block of rows to a CSR matrix of its entries.
 
     Parameters
     ----------
     names, kinds, bags, hashing, missing, dtype
-        Of the fitted transformer.
+        As in the fitted transformer.
     is_lazy : bool
-        Whether the blocks are of a Dask collection.
+        Whether the blocks belong to a Dask collection.
     """
 
     names: tuple[Any, ...]
@@ -318,7 +318,7 @@ class BlockHasher:
             values = np.asarray(column)
         else:
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found
+        with np.errstate(over="ignore"):  # too large values become infinite, and are refused
             values = values.astype(self.dtype)
         ids = np.full(len(values), _NUMBER_ID)
         are_bad = ~np.isfinite(values)
@@ -330,14 +330,15 @@ class BlockHasher:
                     f"represent (row {row}: {values[row]}). Fill them, X[{name!r}].fillna(0.0), "
                     "or set missing='own', which gives them their own id."
                 )
-            # An absent entry is a 0 of the number.
+            # A missing value is an entry of value 1 with the missing id; a plain 0 would mean
+            # absence.
             ids[are_bad], values[are_bad] = _MISSING_ID, 1
         return _Entries(ids, values)
 
     def _hash_ids(
         self, name: Any, column: Any, found: str
     ) -> tuple[Words, NDArray[np.bool_] | None]:
-        """Return ids before the mixing, and which of them are missing (None: unknown, or none)."""
+        """Return ids before mixing, and which of them are missing (None: unknown, or none)."""
         if found in ("text", "texts", "missing"):
             return self._hash_texts(name, column)
         if found == "date":
@@ -355,7 +356,7 @@ class BlockHasher:
         return numbers, are_missing
 
     def _hash_texts(self, name: Any, column: Any) -> tuple[Words, NDArray[np.bool_]]:
-        """Return the hashes of texts; each distinct one is hashed once."""
+        """Return the hashes of texts; each distinct text is hashed once."""
         pandas = load_pandas()
         if hasattr(column.dtype, "categories"):
             codes, distinct = np.asarray(column.cat.codes), column.dtype.categories
@@ -368,13 +369,13 @@ class BlockHasher:
             hashes = hash_names(str(name), texts).astype(np.uint64)
         else:
             hashes = pandas.util.hash_array(texts, categorize=False)
-        # The code of missing values is -1: the last.
+        # Missing values have the code -1, which selects the last element.
         return np.append(hashes, _MISSING_ID)[codes], codes < 0
 
     def _weigh_bags(
         self, name: Any, ids: Words, lengths: NDArray[np.int64], are_missing: Any
     ) -> _Entries:
-        """Return the entries of bags, with an entry for each missing one."""
+        """Return the entries of bags; each missing bag gets one entry."""
         if are_missing.any():
             self._check_missing(name, are_missing)
             lengths = np.where(are_missing, 1, lengths)
@@ -388,7 +389,7 @@ class BlockHasher:
         return _Entries(ids, np.repeat(shares, lengths).astype(self.dtype), lengths)
 
     def _check_missing(self, name: Any, are_missing: NDArray[np.bool_]) -> None:
-        """Raise for missing ids, unless they have one of their own."""
+        """Raise if ids are missing, unless missing values are encoded as an id."""
         if self.missing == "own":
             return
         raise InvalidDataError(
@@ -398,7 +399,7 @@ class BlockHasher:
         )
 
     def _check_kind(self, name: Any, found: str, fitted: str) -> None:
-        """Raise where a column is of another kind than in the fit."""
+        """Raise if a column's kind differs from the fitted one."""
         numbers = {"integer", "float"}
         if found == fitted or "missing" in (found, fitted) or {found, fitted} <= numbers:
             return
@@ -416,7 +417,7 @@ class BlockHasher:
 
 
 def _check_no_written_lists(name: Any, texts: Any) -> None:
-    """Raise for texts that Dask has made of lists: ``"['a', 'b']"`` would be one id."""
+    """Raise for texts that Dask made from lists: ``"['a', 'b']"`` would be one id."""
     if len(texts) and all(text[:1] == "[" and text[-1:] == "]" for text in texts[:100]):
         raise InvalidDataError(
             f"Column {name!r} holds strings such as {texts[0]!r}, which look like lists that "
@@ -434,7 +435,7 @@ def _extract_dates(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_]]:
         if column.dtype == np.dtype(object) or hasattr(column.dtype, "categories"):
             column = load_pandas().to_datetime(column.astype(object))
         times = column.to_numpy(dtype="datetime64[ns]", na_value=np.datetime64("NaT", "ns"))
-    except ValueError as error:  # out of the range of nanoseconds
+    except ValueError as error:  # beyond the range of nanoseconds
         raise InvalidDataError(
             f"Column {name!r} holds dates that do not fit 64-bit nanoseconds: {error}. Convert "
             f"them to strings: {_REMEDIES['text'].format(name=name)}."
@@ -443,7 +444,7 @@ def _extract_dates(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_]]:
 
 
 def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] | None]:
-    """Return whole numbers as unsigned ones, and which are missing."""
+    """Return integers as unsigned numbers, and which are missing."""
     dtype = column.dtype
     if hasattr(dtype, "categories"):
         numbers, _ = _extract_integers(load_pandas().Series(dtype.categories), name)
@@ -491,7 +492,7 @@ def _extract_integers(column: Any, name: Any) -> tuple[Words, NDArray[np.bool_] 
 
 
 def _make_columns(ids: Words, fields: Words) -> NDArray[np.int64]:
-    """Return the virtual columns of ids before the mixing."""
+    """Return the virtual columns of ids (before mixing) and fields."""
     columns = mix_ids(ids)
     columns <<= np.uint64(FIELD_BITS)
     columns |= fields
@@ -519,7 +520,7 @@ def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) ->
             values = data[rows]
             for j in weighed:
                 values[:, j] = fields[j].values[rows]  # type: ignore[index]
-            # The low bits of a sorted column say which field's value goes with it.
+            # The low bits of a sorted column are the field whose value belongs to it.
             data[rows] = np.take_along_axis(values, columns & MODEL_FIELD, axis=1)
     indptr = np.arange(n_rows + 1, dtype=np.int64) * n_fields
     made = sparse.csr_array((data.ravel(), indices.ravel(), indptr), shape=(n_rows, N_COLUMNS))
@@ -528,7 +529,7 @@ def _join_even(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) ->
 
 
 def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) -> Any:
-    """Return the matrix of fields of which some have any number of entries in a row."""
+    """Return the matrix of fields of which some have a varying number of entries per row."""
     counts = np.zeros(n_rows, np.int64)
     for field in fields:
         counts += 1 if field.lengths is None else field.lengths
@@ -536,13 +537,14 @@ def _join_uneven(fields: Sequence[_Entries], n_rows: int, dtype: np.dtype[Any]) 
     words = np.empty(int(indptr[-1]), np.uint64)
     numbers = np.empty(len(words), np.uint64)
     data = np.ones(len(words), dtype)
-    first = indptr[:-1].copy()  # of the entries of the next field in each row
+    first = indptr[:-1].copy()  # position of the next field's entries in each row
     for j, field in enumerate(fields):
         if field.lengths is None:
             at = first.copy()
             first += 1
         else:
-            # Places count on in a row from its first, and jump at the end of each bag.
+            # Within a row, positions count up from the row's first; they jump at the end of each
+            # bag.
             ends = np.cumsum(field.lengths)
             at = np.arange(len(field.ids)) + np.repeat(
                 first - (ends - field.lengths), field.lengths

@@ -1,8 +1,8 @@
-"""Datasets of xarray as rows: a row for each cell of the grid, a column for each variable.
+"""Datasets of xarray as rows: one row per cell of the grid, one column per variable.
 
-Cells come in C order of the dimensions of the first variable that has most, as it lies in memory or
-on disk, so a prediction has that variable's shape again by ``reshape``. A variable that lacks some
-dimensions (an altitude beside a series in time) is repeated along them.
+Cells are in C order of the dimensions of the variable with the most dimensions (the first such), as
+stored in memory or on disk; ``reshape`` gives predictions that variable's shape again. A variable
+that lacks some dimensions (an altitude beside a series in time) is repeated along them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from daskml_dist.errors import InvalidDataError
 
 
 def flatten_dataset(dataset: Any) -> dict[str, Any]:
-    """Return each variable of an xarray.Dataset as one column, of Dask if any variable is."""
+    """Return each variable of an xarray.Dataset as one column, lazy if any variable is."""
     import xarray
 
     names = list(dataset.data_vars)
@@ -31,12 +31,12 @@ def flatten_dataset(dataset: Any) -> dict[str, Any]:
             f"Variables {texts} of the xarray.Dataset have names that are not strings. Rename "
             "them: dataset.rename({old: 'new'})."
         )
-    # The dimensions of the variable that has most come first, in its order: those of the grid.
+    # The grid has the dimensions of the variable with the most, in the same order.
     widest = max((dataset[name] for name in names), key=lambda one: one.ndim)
     dims = [*widest.dims, *(dim for dim in dataset.dims if dim not in widest.dims)]
     lazy = any(isinstance(dataset[name].data, da.Array) for name in names)
     found = xarray.broadcast(*(dataset[name] for name in names))
-    # One cut of the grid for all variables, whose rows else do not come in the same blocks.
+    # Chunk the grid identically for all variables; else their rows would be in different blocks.
     if lazy:
         found = xarray.unify_chunks(*(one.chunk() if one.chunks is None else one for one in found))
     used = [dim for dim in dims if dim in found[0].dims]

@@ -1,7 +1,7 @@
 """Dask collections before they become blocks: their kinds, their chunks, the order of their rows.
 
 `align_partitions` cuts several collections so that their blocks hold the same rows in the same
-order, or says why that cannot be done.
+order, or raises an error that explains why that is impossible.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from daskml_dist.errors import InvalidDataError
 
 logger = logging.getLogger(__name__)
 
-#: Beginning of the name of an array that `join_delayed` made.
+#: Name prefix of arrays made by `join_delayed`.
 _DELAYED_PREFIX = "blocks-of-delayed-"
 
 
@@ -44,14 +44,12 @@ def is_dask(value: Any) -> bool:
 
 
 def is_dask_frame(value: Any) -> bool:
-    """Return whether a value is a Dask dataframe or series; dask.dataframe is not imported for
-    it.
-    """
+    """Return whether a value is a Dask dataframe or series, without importing dask.dataframe."""
     return is_dask(value) and (is_dataframe_like(value) or is_series_like(value))
 
 
 def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
-    """Return a list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes."""
+    """Return a list of `dask.delayed.Delayed` blocks as one Dask Array of unknown chunk sizes."""
     # A single delayed object is one block.
     blocks = [values] if isinstance(values, Delayed) else values
     if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
@@ -62,18 +60,18 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
         )
     name = f"{_DELAYED_PREFIX}{uuid.uuid4().hex}"
     inner = (0,) * (ndim - 1)
-    # Aliases only: the blocks' own tasks stay as the user made them.
+    # Only aliases: the blocks' own tasks stay unchanged.
     graph: dict[Any, Any] = {
         (name, i, *inner): Alias((name, i, *inner), block.key) for i, block in enumerate(blocks)
     }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
     chunks = ((np.nan,) * len(blocks), (n_columns,))[:ndim]
-    # The dtype is unknown here, and not looked at before a block is made.
+    # The dtype is unknown here, and is not used before a block is made.
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
 
 
 def is_from_delayed(array: da.Array) -> bool:
-    """Return whether `join_delayed` made an array, whose dtype is a guess that no user told."""
+    """Return whether `join_delayed` made an array, whose dtype is then only a guess."""
     return str(array.name).startswith(_DELAYED_PREFIX)
 
 
@@ -115,8 +113,8 @@ def _rechunk_whole_rows(X: da.Array) -> da.Array:
 
 
 def _concatenate_columns(chunks: list[Any]) -> Any:
-    """Return chunks that lie side by side as one."""
-    # NumPy would make an array of objects of sparse chunks.
+    """Return neighbouring column chunks as one."""
+    # NumPy would make an object array of sparse chunks.
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
     return np.hstack(chunks)
@@ -133,7 +131,8 @@ def align_partitions(
     pieces = {name: _split_chunks(value) for name, value in inputs.items() if name not in frames}
     orders = {name: _find_row_order(found) for name, found in pieces.items()}
     orders.update({name: frozenset() for name in in_memory})
-    # The first way reads least; each further one forgoes something that may set frames apart.
+    # The first method reads least; each further one gives up an optimisation that may cause frames
+    # to differ.
     for lower in (lower_together, lower_separately, lower_all_partitions):
         exprs = [frame.expr for frame in frames.values()]
         made = split_partitions(lower_or_fall_back(lower, exprs)) if frames else []
@@ -150,7 +149,7 @@ def align_partitions(
 
 
 def has_fixed_row_order(value: Any) -> bool:
-    """Return whether a dask Array, DataFrame or Series gives its rows in one order every time."""
+    """Return whether a Dask Array, DataFrame or Series always has the same row order."""
     pieces = lower_partitions(value) if is_dask_frame(value) else _split_chunks(value)
     return not _find_row_order(pieces)
 
@@ -161,12 +160,12 @@ def _split_chunks(array: Any) -> list[Delayed]:
 
 
 def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
-    """Return the shuffles that decide the order of rows; empty where it is always the same."""
+    """Return the shuffles that determine the row order; empty if it is always the same."""
     return find_shuffles(pieces[0].dask, [piece.key for piece in pieces])
 
 
 def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
-    """Return the error of inputs whose blocks do not go together."""
+    """Return the error for inputs whose blocks do not match."""
     found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
         f"The rows cannot be aligned: {found}, with unknown chunk sizes. Call "
@@ -176,7 +175,7 @@ def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
 
 
 def _make_row_order_error(names: list[str]) -> InvalidDataError:
-    """Return the error of inputs whose rows may come in different orders."""
+    """Return the error for inputs whose rows may be in different orders."""
     return InvalidDataError(
         f"The rows cannot be aligned: {' and '.join(names)} come from a shuffle (shuffle, merge, "
         "sort_values, set_index...) that the other input does not share, and a shuffle does not "

@@ -1,8 +1,8 @@
 """Exact order statistics of distributed columns: values of given ranks, by passes over the rows.
 
-A sketch of a column (:class:`~daskml_dist.data.column_statistics.ColumnSketch`) bounds where a rank
-lies. Where it has left values out, a pass counts the values below that range and collects those
-inside, about as many as the sketch may err by; nothing else is gathered.
+A sketch of a column (:class:`~daskml_dist.data.column_statistics.ColumnSketch`) bounds the value of
+a rank. If the sketch is not exact, a pass counts the values below these bounds and collects the
+values inside, about as many as the sketch's maximum error; nothing else is gathered.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
 
 Array = NDArray[Any]
-#: Factor of a sketch's error at which a search is given up: the range then holds all values.
+#: Factor of a sketch's error at which a search stops: the range then holds all values.
 _MAX_SLACK = 8.0**6
-#: Function of the arguments of a summary of a block (its number, X, y and weight) to the block's
-#: values of each column, by the column's key.
+#: Maps the arguments of a block's summary (its number, X, y and weight) to the block's values of
+#: each column, by the column's key.
 ColumnReader = Callable[..., Mapping[Any, Array]]
 
 
 class _Search(NamedTuple):
-    """Rank that a sketch does not tell exactly, and the range of values that is counted for it."""
+    """Rank that a sketch does not determine exactly, and the range of values to count for it."""
 
     key: Hashable
     rank: int
@@ -42,26 +42,26 @@ def select_ranks(
     sketches: Mapping[Any, ColumnSketch],
     ranks: Mapping[Any, Sequence[int]],
 ) -> dict[Any, dict[int, float]]:
-    """Return the values of ranks in columns, exactly; the least value has rank 1.
+    """Return the exact values of ranks in columns; the smallest value has rank 1.
 
     Parameters
     ----------
     collection : Collection
     read : callable
         ``read(number, X, y, weight)`` returns the values of each column in a block, by its key. A
-        block may lack columns; NaN has no rank.
+        block may lack columns; NaN values have no rank.
     sketches : mapping
-        Sketch of each column, of unweighted rows.
+        Sketch of each column, for unweighted rows.
     ranks : mapping
-        Ranks that are asked for in each column; those beyond its ends are the ends.
+        Requested ranks of each column; ranks beyond the ends are clipped.
 
     Returns
     -------
     dict of dict
-        For each column, the value of each rank.
+        For each column, the value of each requested rank.
     """
     found: dict[Any, dict[int, float]] = {key: {} for key in ranks}
-    # Factor of a sketch's error by which the ranges of values to count are widened.
+    # Factor of a sketch's error by which the counted ranges are widened.
     slack = 1.0
     while True:
         searches: list[_Search] = []
@@ -83,8 +83,8 @@ def select_ranks(
             rank = int(np.clip(search.rank, 1, sketches[search.key].n_rows))
             if below < rank <= below + counts.sum():
                 found[search.key][search.rank] = find_rank(values, counts, rank - below)
-        # A range that missed the rank is widened. The error of a sketch is a bound, so that this
-        # ends after few passes, unless the rows are others each time.
+        # A range that missed the rank is widened. The error of a sketch is bounded, so this ends
+        # after a few passes, unless the rows change between passes.
         if slack > _MAX_SLACK:
             raise InvalidDataError(
                 "The rows change from one pass to the next, so the ranks of their values cannot "
@@ -94,14 +94,14 @@ def select_ranks(
 
 
 def find_rank(values: Array, counts: Array, rank: int) -> float:
-    """Return the value of a rank among sorted values that occur several times each."""
-    # The first value up to which there are as many rows.
+    """Return the value of a rank among sorted values with multiplicities."""
+    # The first value whose cumulative count reaches the rank.
     at = int(np.searchsorted(np.cumsum(counts), rank, side="left"))
     return float(values[min(at, len(values) - 1)])
 
 
 def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, float]:
-    """Return values of a sketch `margin` ranks below and above a rank."""
+    """Return the sketch's values `margin` ranks below and above a rank."""
     ends, last = np.cumsum(sketch.weights), len(sketch.values) - 1
     at = np.searchsorted(ends, [rank - 1 - margin, rank + margin], side="right")
     low, high = sketch.values[np.clip(at, 0, last)]
@@ -111,7 +111,7 @@ def _bound_rank(sketch: ColumnSketch, rank: int, margin: float) -> tuple[float, 
 def _count_in_ranges(
     read: ColumnReader, searches: list[_Search], *part: Any
 ) -> list[tuple[int, Array, Array]]:
-    """Return for each range how many values of a block lie below, and those inside with counts."""
+    """Return, for each range, the count of smaller values of a block, and the values inside."""
     columns, found = read(*part), []
     for search in searches:
         values = columns.get(search.key, np.empty(0))
@@ -122,7 +122,7 @@ def _count_in_ranges(
 
 
 def _merge_counts(parts: list[list[Any]]) -> list[Any]:
-    """Merge the counts of blocks for each range."""
+    """Merge the counts of all blocks for each range."""
     found = []
     for each in zip(*parts, strict=True):
         values, inverse = np.unique(np.concatenate([v for _, v, _ in each]), return_inverse=True)

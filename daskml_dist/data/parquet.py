@@ -1,10 +1,10 @@
-"""Columns of Parquet files and of other tables, read straight into rows.
+"""Columns of Parquet files and of other tables, read directly into row arrays.
 
-Dask's own way copies a file's bytes through Python, then Arrow's columns into a frame, and the
-frame into rows. `read_columns` finds reads in a graph that are understood whole (columns of plain
-numbers, of a local file, none of them filtered, or of a `TableRead`), and has the columns written
-into rows as they are decoded, a few thousand rows at a time, while a cache holds them. Everything
-else, down to a single missing integer, is read as Dask does it; so a block is the same either way.
+Dask copies a file's bytes through Python, then Arrow's columns into a frame, and the frame into
+rows. `read_columns` finds the reads in a graph that it fully understands (unfiltered plain numeric
+columns of a local file, or of a `TableRead`), and decodes their columns directly into rows, some
+thousand rows at a time, so that they stay in the cache. Everything else, even a single missing
+integer, is read by Dask; so a block is the same either way.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from daskml_dist.data.table_frames import TableRead
 
 #: Rows decoded together: a few megabytes of columns.
 _ROWS_PER_BATCH = 1 << 16
-#: Columns to be made rows of, or a single one.
+#: Columns that form an array of rows, or a single column.
 WantedColumns = tuple[str, ...] | str
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnRead:
-    """Read of one partition of a table, as rows and columns of numbers.
+    """Read of one partition of a table, as arrays of rows and single columns.
 
     Parameters
     ----------
     read : callable
-        Dask's own, which takes a partition's description and returns a frame, or a `TableRead`.
+        Dask's own function, which maps a partition's description to a frame, or a `TableRead`.
     wanted : tuple of (tuple of str, or str)
-        Columns to be made rows of, and single columns.
+        Columns that form arrays of rows, and single columns.
     """
 
     read: Any
     wanted: tuple[WantedColumns, ...]
 
     def __call__(self, part: Any) -> list[Any]:
-        """Return an array for each wanted item, or parts of a frame if not numbers."""
+        """Return an array for each wanted item, or parts of a frame if they are not numeric."""
         if isinstance(self.read, TableRead):
             return self._read_table(part)
         if is_plain_read(self.read, self._names) and (found := self._arrays(part)) is not None:
@@ -66,12 +66,12 @@ class ColumnRead:
         return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
 
     def _read_table(self, part: Any) -> list[Any]:
-        """Return an array for each wanted item of a table, or a part of a frame if not numbers."""
+        """Return an array for each wanted item of a table, or part of a frame if not numeric."""
         table = self.read.source.read_part(part, list(dict.fromkeys(self._names)))
         made: list[Any] = []
         for one in self.wanted:
             names = [one] if isinstance(one, str) else list(one)
-            # Labels may be words beside rows of numbers, which then need no frame.
+            # Labels beside numeric rows may be words; the rows then still need no frame.
             columns = None if hasattr(table, "iloc") else extract_plain_columns(table, names)
             if columns is not None:
                 made.append(_fill_array(one, columns))
@@ -81,7 +81,7 @@ class ColumnRead:
         return made
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
-        """Return an array for each wanted item; None where Dask must read the partition."""
+        """Return an array for each wanted item; None if Dask must read the partition."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
@@ -90,24 +90,25 @@ class ColumnRead:
             files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
             return self._read(files)
         except (OSError, pa.ArrowException):
-            return None  # Dask's own way names the trouble
+            return None  # Dask's reader reports the problem
 
     def _read(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
-        """Return an array for each wanted item, filled by batches; None where Dask must read."""
+        """Return an array for each wanted item, filled by batches; None if Dask must read."""
         if None in files:
             return None
         names = list(dict.fromkeys(self._names))
-        # All files of the partition must hold the same plain numbers, or Dask reads it.
+        # All files of the partition must hold the same plain numbers; otherwise Dask reads it.
         dtypes, *others = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
         if dtypes is None or any(one != dtypes for one in others):
             return None
-        # A partition may be some of a file's row groups.
+        # A partition may be a subset of a file's row groups.
         files = [(f, range(f.num_row_groups) if of is None else of) for f, of in files]
         n_rows = sum(file.metadata.row_group(i).num_rows for file, of in files for i in of)
         filled = _ArrayFiller(self.wanted, dtypes, n_rows)
         for file, of in files:
             for batch in file.iter_batches(_ROWS_PER_BATCH, list(of), names, use_threads=False):
-                # A missing integer has no number in NumPy: Dask reads the whole partition then.
+                # NumPy's integers cannot express a missing value: then Dask reads the whole
+                # partition.
                 if (columns := extract_plain_columns(batch, names)) is None:
                     return None
                 if not filled.add(columns):
@@ -116,12 +117,12 @@ class ColumnRead:
 
 
 def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return whole columns as one array of rows, or a single one as it is."""
+    """Return whole columns as one array of rows, or a single column unchanged."""
     if isinstance(wanted, str):
         return columns[wanted]
     n_rows = len(columns[wanted[0]])
     filled = _ArrayFiller((wanted,), {name: one.dtype for name, one in columns.items()}, n_rows)
-    # A few rows at a time, so that a column is in the cache when it is written across.
+    # A few rows at a time, so that a column is still in the cache when it is transposed.
     for first in range(0, n_rows, _ROWS_PER_BATCH):
         rows = slice(first, first + _ROWS_PER_BATCH)
         filled.add({name: column[rows] for name, column in columns.items()})
@@ -129,7 +130,7 @@ def _fill_array(wanted: WantedColumns, columns: Mapping[str, NDArray[Any]]) -> N
 
 
 class _ArrayFiller:
-    """Arrays that batches of columns fill, one after the other."""
+    """Arrays that are filled batch by batch."""
 
     def __init__(
         self, wanted: tuple[WantedColumns, ...], dtypes: Mapping[str, Any], n_rows: int
@@ -145,7 +146,7 @@ class _ArrayFiller:
                 self.arrays.append(np.empty((n_rows, len(one)), dtype))
 
     def add(self, columns: Mapping[str, NDArray[Any]]) -> bool:
-        """Fill the next rows; False where there are too many."""
+        """Fill the next rows; return False if there are too many."""
         n_rows = len(next(iter(columns.values())))
         first, stop = self.n_rows, self.n_rows + n_rows
         if any(stop > len(array) for array in self.arrays):
@@ -154,7 +155,8 @@ class _ArrayFiller:
             if isinstance(one, str):
                 array[first:stop] = columns[one]
             else:
-                # A copy in order, then one across: several times faster than one of each column.
+                # A contiguous copy, then one transposition: several times faster than copying each
+                # column.
                 beside = np.empty((len(one), n_rows), array.dtype)
                 for row, name in zip(beside, one, strict=True):
                     row[:] = columns[name]
@@ -164,7 +166,7 @@ class _ArrayFiller:
 
 
 def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the dtype of each column; None unless each is there once and holds plain numbers."""
+    """Return the dtype of each column; None unless each occurs once and holds plain numbers."""
     found = {}
     for name in names:
         if len(schema.get_all_field_indices(name)) != 1:
@@ -176,15 +178,15 @@ def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
     return found
 
 
-#: References from one task to the next that are followed at most, so that a circle ends.
+#: Maximum number of references followed from task to task, so that a cycle ends.
 _MAX_ALIASES = 8
 _Parts = list[tuple[Any, Any, Any]]
 
 
 def read_columns(parts: _Parts) -> _Parts:
-    """Read what is columns of Parquet, and no more, without a frame between file and rows.
+    """Replace reads of plain Parquet columns by direct ones, without a frame in between.
 
-    The tasks have keys of their own, since their results are not what Dask would make.
+    The new tasks get new keys, since their results differ from Dask's.
     """
     name = f"columns-{uuid.uuid4().hex}"
     found = [
@@ -209,9 +211,9 @@ def read_columns(parts: _Parts) -> _Parts:
 def _build_read_tasks(
     name: str, block: int, reads: Sequence[tuple[Task, WantedColumns] | None]
 ) -> dict[Any, Any]:
-    """Return tasks that make the pieces of a block; columns that they share are read once."""
+    """Return tasks that make the pieces of a block; shared columns are read once."""
     shared: dict[Any, list[int]] = {}
-    # Pieces of one task (X, y and weights of one file) share a read of all their columns.
+    # Pieces read by one task (X, y and weights of one file) share a read of all their columns.
     for place, read in enumerate(reads):
         if read is not None:
             shared.setdefault(read[0].key, []).append(place)
@@ -228,7 +230,7 @@ def _build_read_tasks(
 
 
 def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
-    """Return the task that reads a piece from a table, and its columns; None for others."""
+    """Return the task that reads a piece from a table, and its columns; None if unknown."""
     if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
@@ -236,27 +238,27 @@ def _find_column_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | No
     # A piece is the read itself, or selections of columns (df[names], df[name]) on top of it.
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         taken.append(task.args[1])
-        # A read of one column as a series holds the task of its frame, and no reference to it.
+        # A read of one column as a series contains the task of its frame, not a reference to it.
         inner = task.args[0]
         task = inner if isinstance(inner, Task) else _resolve_reference(layer, inner)
     if not isinstance(task, Task) or len(task.args) != 1:
         return None
     read: Any = task.func
     if isinstance(read, TableRead):
-        # Dask has pushed the columns that are needed into the call.
+        # Dask has pushed the needed columns into the call.
         columns = task.kwargs.get("columns")
     elif is_parquet_read(read) and not task.kwargs:
         columns = read.columns
     else:
         return None
-    # Selections were found from the last to the first.
+    # Selections were collected from the last to the first.
     wanted = _find_wanted_columns(columns, taken[::-1])
-    # Rows of one column are a frame's; a target or a weight that is one keeps its dtype.
+    # X of one column is a frame, and stays two-dimensional; a target or weight is a series.
     return None if wanted is None or isinstance(wanted, str) == (place == 0) else (task, wanted)
 
 
 def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
-    """Return the task behind references; None where they lead nowhere, or in a circle."""
+    """Return the task behind references; None if they end nowhere, or in a cycle."""
     for _ in range(_MAX_ALIASES):
         if not isinstance(task, TaskRef | Alias):
             return task
@@ -265,12 +267,12 @@ def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
 
 
 def _get_key(target: Any) -> Any:
-    """Return the key that a task refers to."""
+    """Return the key that a reference points to."""
     return target.key if isinstance(target, TaskRef) else target
 
 
 def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None:
-    """Return the columns that are left after repeated selections; None where it is not clear."""
+    """Return the columns left after repeated selections; None if unclear."""
     left: Any = columns
     for names in [columns, *taken]:
         if isinstance(left, str):

@@ -1,7 +1,7 @@
-"""Files named by their path, as the collections that Dask or their library reads.
+"""Files given by path, as Dask collections or as the objects of their library.
 
-The path goes to fsspec as it is: of this host, or of an object store such as ``s3://``, for which
-fsspec needs the store's own package.
+The path is passed to fsspec unchanged: a path on this host, or in an object store such as
+``s3://``, for which fsspec needs the store's own package.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from daskml_dist.data.eager_tables import load_pandas
 from daskml_dist.data.table_scans import convert_lazy_table
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
-#: Endings of files that are compressed as a whole, and have to be read as one block.
+#: Endings of files that are compressed as a whole, and must be read as one block.
 _COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip"})
-#: Files that are looked at to find out what a folder holds.
+#: Maximum number of files listed to find out what a folder holds.
 _MAX_LISTED_FILES = 1000
-#: Bytes of a block of text that is cut at ends of lines.
+#: Bytes of a block of text; blocks end at line ends.
 _TEXT_BLOCK_BYTES = 1 << 25
 
 #: A path, or the paths of files of one kind.
@@ -28,11 +28,11 @@ Paths = str | list[str]
 
 
 def open_listed_paths(X: Any) -> Any:
-    """Return the rows of the files that a list of paths names, lazily; all else as it is.
+    """Return, lazily, the rows in files given by a list of paths; other values unchanged.
 
-    For arguments that are rows: a list of labels may look like one of paths.
+    For arguments that are rows: a list of labels may look like a list of paths.
     """
-    # Texts of documents are told by the first one, which is no path.
+    # Documents are recognised by the first text, which is not a path.
     are_paths = (
         isinstance(X, list | tuple)
         and bool(X)
@@ -42,16 +42,16 @@ def open_listed_paths(X: Any) -> Any:
 
 
 def open_path(path: Any) -> Any:
-    """Return the rows of the files that a path names, lazily; a text that is no path as it is.
+    """Return, lazily, the rows in files given by a path; a text that is no path is unchanged.
 
     Parameters
     ----------
     path : str or os.PathLike, or list of these
-        Of a file, a folder, or a pattern of files; of a list, all of one kind.
+        Path of a file or a folder, or a pattern of files; a list must have one kind of files.
 
     Returns
     -------
-    dask.dataframe.DataFrame, or what a Zarr store holds
+    Or the contents of a Zarr store.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def open_path(path: Any) -> Any:
         return _READERS[ending](given)
     except DaskMLDistError:
         raise
-    # Whatever the reader, its file system or the store raises.
+    # Any error of the reader, the file system or the store.
     except Exception as error:
         raise InvalidDataError(
             f"X={given!r} could not be read: {error!r}. Check the path and its pattern; a store "
@@ -83,16 +83,16 @@ def open_path(path: Any) -> Any:
 
 
 def _names_files(path: Any) -> bool:
-    """Return whether a text ends as files do that are read."""
+    """Return whether a text has the ending of a supported file."""
     return _get_ending(os.fsdecode(path)) in _READERS
 
 
 def _find_ending(name: str) -> str:
-    """Return the ending that tells the kind of the files; of a folder that of those in it."""
+    """Return the ending that identifies the file format; for a folder, that of its files."""
     ending = _get_ending(name)
     if ending in _READERS:
         return ending
-    # A text that looks like no path is not asked of a file system, which may be a remote one.
+    # Texts that do not look like a path are not looked up in a file system, which may be remote.
     if "://" not in name and not os.path.isdir(name):
         return ending
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -107,12 +107,12 @@ def _find_ending(name: str) -> str:
             f"X={name!r} could not be read: {error!r}. Check the path; a store such as s3:// "
             "needs its fsspec package (s3fs, gcsfs, adlfs)."
         ) from error
-    # Parquet is the one format that is spread over folders, with files of other kinds beside it.
+    # Only Parquet is spread over folders, with other kinds of files beside it.
     return ".parquet" if any(_get_ending(one) == ".parquet" for one in listed) else ending
 
 
 def _get_ending(name: str) -> str:
-    """Return the ending of a path in lower case, without that of a compression."""
+    """Return the ending of a path in lower case, ignoring a compression suffix."""
     if name.startswith(("http://", "https://")):
         name = urlsplit(name).path  # without a query, whose ? is no pattern
     endings = [one.lower() for one in PurePosixPath(name.rstrip("/")).suffixes]
@@ -128,7 +128,7 @@ def _is_compressed(name: str) -> bool:
 
 
 def make_unread_error(path: Any, name: str) -> InvalidTypeError:
-    """Return the error of an argument that is a text, and no path of a kind that is read."""
+    """Return the error for an argument that is a text, but no path of a supported format."""
     path = os.fspath(path)
     told = _REMEDIES.get(
         _get_ending(os.fsdecode(path)),
@@ -153,7 +153,7 @@ def _read_parquet(names: Paths) -> Any:
 
 
 def _find_files_of_folders(names: Paths, ending: str) -> Paths:
-    """Return paths with the pattern of its files in the place of each folder, as Spark writes."""
+    """Return paths in which each folder, as Spark writes, is replaced by its files' pattern."""
     if isinstance(names, list):
         found = [_find_files_of_folders(name, ending) for name in names]
         return [name for name in found if isinstance(name, str)]
@@ -161,35 +161,35 @@ def _find_files_of_folders(names: Paths, ending: str) -> Paths:
 
 
 def _choose_text_block(names: Paths) -> int | None:
-    """Return the bytes of a block of text; None of compressed files, of which no part is read."""
+    """Return the bytes of a block of text; None for compressed files, which are not split."""
     several = names if isinstance(names, list) else [names]
     return None if any(map(_is_compressed, several)) else _TEXT_BLOCK_BYTES
 
 
 def _read_csv(names: Paths, ending: str = ".csv", **options: Any) -> Any:
-    """Return files of separated values as a Dask dataframe."""
+    """Return files of delimited values as a Dask dataframe."""
     load_pandas()
     import dask.dataframe as dd
 
     names = _find_files_of_folders(names, ending)
-    # Dask chooses the size of blocks by the memory of this machine, but where none can be cut.
+    # Dask chooses the block size by this machine's memory, unless files cannot be split.
     if _choose_text_block(names) is None:
         options["blocksize"] = None
     return dd.read_csv(names, **options)
 
 
 def _read_json_lines(names: Paths) -> Any:
-    """Return files with a JSON object a line as a Dask dataframe."""
+    """Return files with one JSON object per line as a Dask dataframe."""
     load_pandas()
     import dask.dataframe as dd
 
     names = _find_files_of_folders(names, ".json")
-    # By default Dask makes one block of each file, however large.
+    # By default Dask makes one block per file, however large.
     return dd.read_json(names, lines=True, blocksize=_choose_text_block(names))
 
 
 def _read_arrow(names: Paths) -> Any:
-    """Return files of Arrow's format as a Dask dataframe, one part a file."""
+    """Return files in Arrow's format as a Dask dataframe, one partition per file."""
     load_pandas()
     from fsspec.core import url_to_fs
     from pyarrow.dataset import dataset
@@ -202,16 +202,16 @@ def _read_arrow(names: Paths) -> Any:
         found += sorted(files.glob(root)) if is_pattern else [root]
     if not found:
         raise FileNotFoundError(names)
-    # pyarrow's own file system where there is one: it maps files of this host.
+    # Use pyarrow's local file system if possible: it memory-maps files.
     options = {} if type(files).__name__ == "LocalFileSystem" else {"filesystem": files}
-    # A single one may be a folder, which a list may not hold.
+    # A single path may be a folder; paths in a list may not.
     opened = dataset(found if len(found) > 1 else found[0], format="ipc", **options)
     _check_same_columns(opened)
     return convert_lazy_table(opened)
 
 
 def _check_same_columns(dataset: Any) -> None:
-    """Check that all files have the columns of the first, whose lack pyarrow fills with nulls."""
+    """Check that all files have the same columns; pyarrow would fill missing ones with nulls."""
     for fragment in dataset.get_fragments():
         found = fragment.physical_schema.names
         if sorted(found) != sorted(dataset.schema.names):
@@ -222,7 +222,7 @@ def _check_same_columns(dataset: Any) -> None:
 
 
 def _read_zarr(name: Paths) -> Any:
-    """Return the array of a Zarr store; a group of xarray's as its Dataset."""
+    """Return the array in a Zarr store; a group written by xarray as a Dataset."""
     import zarr
 
     if isinstance(name, list):
@@ -256,7 +256,7 @@ _READERS: dict[str, Callable[[Paths], Any]] = {
     ".arrow": _read_arrow,
     ".zarr": _read_zarr,
 }
-#: What takes options, by the ending.
+#: Readers that take options, by ending.
 _OWN_READERS = {
     ".parquet": "dask.dataframe.read_parquet",
     ".csv": "dask.dataframe.read_csv",
@@ -265,7 +265,7 @@ _OWN_READERS = {
     ".arrow": "pyarrow.dataset.dataset",
     ".zarr": "zarr.open",
 }
-#: What to do about files of other kinds.
+#: Remedies for files in other formats.
 _REMEDIES = {
     ".npy": "Pass the array: numpy.load(path), or with mmap_mode='r' if it is larger than memory.",
     ".npz": "Pass one of its arrays: numpy.load(path)['X'], or scipy.sparse.load_npz(path).",

@@ -1,8 +1,8 @@
-"""Permutations of row numbers that take no memory: computed for any rows, anywhere.
+"""Permutations of row numbers that need no memory: computed for any rows, on any worker.
 
-Permutation importance gives each row the value of another one. With a permutation that is a
-function, each worker computes where the values of its rows come from, and nobody holds an array of
-all row numbers; the inverse is as cheap.
+Permutation importance gives each row the value of another row. With a permutation that is a
+function, each worker computes the sources of its rows' values, and no process holds an array of all
+row numbers. The inverse is equally cheap.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
-#: Rounds of the Feistel network. Four make a strong pseudo-random permutation of ideal functions
-#: (Luby and Rackoff 1988); halves of a few bits, with a plain hash, need more to look random.
+#: Rounds of the Feistel network. With ideal round functions four make a strong pseudo-random
+#: permutation (Luby and Rackoff 1988); with a simple hash and halves of a few bits, more are needed
+#: to look random.
 _FEISTEL_ROUNDS = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """Pseudo-random permutation of the numbers below `n`, told by its seeds.
+    """Pseudo-random permutation of the numbers below `n`, determined by its seeds.
 
     Parameters
     ----------
@@ -32,8 +33,8 @@ class Permutation:
     ----------
     M. Luby and C. Rackoff, "How to construct pseudorandom permutations from pseudorandom
     functions", SIAM J. Computing 17 (1988): rounds of a Feistel network. J. Black and P. Rogaway,
-    "Ciphers with arbitrary finite domains", CT-RSA 2002: numbers beyond `n` are sent on until they
-    are below.
+    "Ciphers with arbitrary finite domains", CT-RSA 2002: numbers at `n` or above are permuted again
+    until they are below.
     """
 
     n: int
@@ -50,7 +51,7 @@ class Permutation:
 
     @property
     def _half_bits(self) -> int:
-        """Return the bits of half a number."""
+        """Return the number of bits of half a number."""
         return max((max(self.n - 1, 1).bit_length() + 1) // 2, 1)
 
     def __call__(self, numbers: Numbers) -> Numbers:
@@ -65,7 +66,7 @@ class Permutation:
         """Apply the Feistel network until every number is below `n` (cycle walking)."""
         found = self._apply_rounds(numbers.astype(np.uint64), back)
         # Cycle walking (Black and Rogaway 2002): the network permutes the numbers below a power of
-        # four; those that land at `n` or above are sent on until they are below.
+        # four; results at `n` or above are permuted again until they are below.
         while (over := found >= self.n).any():
             found[over] = self._apply_rounds(found[over], back)
         return found.astype(np.int64)
@@ -75,8 +76,7 @@ class Permutation:
         half = np.uint64(self._half_bits)
         mask = (np.uint64(1) << half) - np.uint64(1)
         high, low = numbers >> half, numbers & mask
-        # Rounds of a Feistel network, each of which is its own inverse but for the order of the
-        # halves.
+        # Each round of a Feistel network is its own inverse, except for the order of the halves.
         for key in self._round_keys[::-1] if back else self._round_keys:
             if back:
                 high, low = low ^ (hash_numbers(high, key) & mask), high
@@ -96,14 +96,14 @@ def hash_numbers(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint6
 
 @dataclass(frozen=True, eq=False)
 class PermutedRows:
-    """Rows of a repeat, and the rows whose values they are given.
+    """Rows of a repeat, and the rows whose values they receive.
 
     Parameters
     ----------
     n : int
-        Rows in all.
+        Total number of rows.
     m : int
-        Rows that are drawn, without replacement.
+        Number of rows that are drawn, without replacement.
     seed, repeat : int
     """
 
@@ -113,7 +113,7 @@ class PermutedRows:
     repeat: int
 
     def of(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
-        """Return the places of drawn rows among some, and the rows they take values from."""
+        """Return the positions of drawn rows among some rows, and the sources of their values."""
         shuffle = Permutation(self.m, (self.seed, self.repeat, 0))
         if self.m == self.n:
             return np.arange(len(rows)), shuffle(rows)

@@ -1,4 +1,4 @@
-"""Few rows in memory, of whatever kind, as one plain array: found out in a microsecond or two."""
+"""Fast conversion (a microsecond or two) of a few rows in memory to one plain array."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import RowShape
 
-#: Rows up to which they are few: for them checks and copies, not the model, take most of the time.
+#: Up to this many rows, checks and copies rather than the model take most of the time.
 MAX_FEW_ROWS = 256
-#: Dtypes that models take as they are.
+#: Dtypes that models accept without conversion.
 FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
-    """Return few rows as one array; None where they are many, or need another look."""
+    """Return a few rows as one array; None if there are many, or other checks are needed."""
     # The cheapest checks first: this runs for every single-row request.
     kind = type(X)
     if kind is not np.ndarray:
@@ -33,7 +33,7 @@ def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
     if has_few_rows(X, row_shape):
         rows: NDArray[Any] = X
         return rows
-    # Right in all but its layout: one small copy settles that.
+    # Correct except for its memory layout: one small copy is enough.
     if X.ndim == 2 and X.shape[1:] == row_shape and 0 < len(X) <= MAX_FEW_ROWS:
         return np.array(X, order="C")
     return None
@@ -52,19 +52,19 @@ def has_few_rows(X: NDArray[Any], row_shape: RowShape) -> bool:
 
 
 def is_small_frame(X: Any) -> bool:
-    """Return whether X is a pandas.DataFrame of few rows, and of no class derived from it."""
-    pandas = sys.modules.get("pandas")  # which is not loaded for this
+    """Return whether X is a small pandas.DataFrame, and not of a derived class."""
+    pandas = sys.modules.get("pandas")  # not imported for this check
     return pandas is not None and type(X) is pandas.DataFrame and len(X) <= MAX_FEW_ROWS
 
 
 def extract_frame_floats(frame: Any) -> NDArray[Any] | None:
-    """Return the values of a frame of float64 columns, or of float32 ones alone; else None.
+    """Return the values of a frame of only float64 or only float32 columns; else None.
 
-    Other mixtures have other dtypes in pandas than in a fit.
+    Other mixtures get a different dtype in pandas than in a fit.
     """
     values: NDArray[Any] = frame.to_numpy()
     if values.dtype == np.float64:
-        # Columns that lie in one array, of which both are views, are of its dtype.
+        # If both are views of one array, its dtype is that of all columns.
         if np.may_share_memory(values, frame.to_numpy()):
             return values
         return values if all(isinstance(d, np.dtype) for d in frame.dtypes) else None
@@ -74,7 +74,7 @@ def extract_frame_floats(frame: Any) -> NDArray[Any] | None:
 
 
 def extract_frame_words(frame: Any) -> NDArray[Any] | None:
-    """Return the values of a frame of objects or strings alone; None of any other."""
+    """Return the values of a frame of only objects or strings; None for any other frame."""
     if all(str(dtype) in ("object", "str") for dtype in set(frame.dtypes)):
         values: NDArray[Any] = frame.to_numpy()
         return values
@@ -82,10 +82,10 @@ def extract_frame_words(frame: Any) -> NDArray[Any] | None:
 
 
 def _convert_lists(rows: list[Any]) -> NDArray[Any] | None:
-    """Return an array of lists of floats; None for anything else."""
+    """Return lists of floats as an array; None for anything else."""
     if not (0 < len(rows) <= MAX_FEW_ROWS and type(rows[0]) is list and rows[0]):
         return None
-    # Whole numbers or words may be among them: these take the longer way.
+    # Integers or words may be among them: then use the general conversion.
     if type(rows[0][0]) is not float:
         return None
     try:
@@ -96,9 +96,9 @@ def _convert_lists(rows: list[Any]) -> NDArray[Any] | None:
 
 @dataclass(frozen=True)
 class RowsPlaceholder:
-    """Rows in memory of a dtype that nobody has yet, without names.
+    """Placeholder for rows in memory whose dtype is not yet known, without column names.
 
-    A method of rows that maps a function over them returns this function instead of answers (see
+    A method that maps a function over rows then returns this function instead of results (see
     ``map_rows``).
     """
 

@@ -1,8 +1,8 @@
-"""Queries of rows: ids, sizes or names of columns, joined to the targets of the rows.
+"""Queries of rows, as ids, sizes or column names, joined to the targets of the rows.
 
-Ranking is within queries, and a fit takes rows, targets and weights. So the query of each row
-becomes two more columns of its target (`models.query_codes`), by one function of a block: nothing
-is computed here, and rows of a query may lie in any blocks.
+Ranking is within queries, but a fit takes rows, targets and weights. So the query of each row
+becomes two more columns of its target (`models.query_codes`), by a lazy function of each block; the
+rows of a query may be in any blocks.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from daskml_dist.errors import InvalidDataError, InvalidTypeError
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.models.query_codes import N_COLUMNS, attach_codes
 
-#: Names of the columns of a frame of targets with their queries.
+#: Column names of a frame of targets with their queries.
 _COLUMNS = ("label", "query_upper", "query_lower")
-#: Whole numbers up to which float64 has all.
+#: Integers up to here are exact in float64.
 _MAX_WHOLE = 2.0**53
-#: Queries that are given by sizes have negative codes from here on, so that they are no query of a
-#: set whose ids are small numbers.
+#: Queries given by sizes get negative codes from here on, so that they differ from the queries of a
+#: set with small integer ids.
 _FIRST_OF_SIZES = -(2**62)
-#: Types of ids that are numbers, among objects.
+#: Types of numeric ids among objects.
 _NUMBERS: Any = (Real, Decimal, np.bool_)
-#: Raises for labels that cannot be ranked.
+#: Raises an error for labels that cannot be ranked.
 CheckLabels = Callable[[NDArray[np.float64]], None]
 
 
 def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
-    """Return the ids of a block's queries as codes of 64 bits: whole numbers are their own.
+    """Return the ids of a block's queries as 64-bit codes: integers are their own codes.
 
-    Texts and other objects are hashed (BLAKE2 of 64 bits of their text).
+    Texts and other objects are hashed (64 bits of BLAKE2 of their text).
     """
     values = as_column(ids, name="group", index=index)
     check_no_missing(values, "group", index)
@@ -67,15 +67,15 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
                 f"{int((~np.isfinite(numbers)).argmax())} of the block). Each row needs a query "
                 "id: drop such rows, or give them one."
             )
-        # Whole ones are the same queries as whole numbers of another dtype.
+        # Whole floats denote the same queries as integers of another dtype.
         is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MAX_WHOLE)
         bits = (numbers + 0.0).view(np.int64)
         return np.where(is_whole, np.where(is_whole, numbers, 0.0).astype(np.int64), bits)
     if values.dtype.kind == "O":
-        # By value, and not by text: another block of the column may hold whole numbers alone.
+        # By value, not by text: another block of the column may hold only integers.
         try:
             codes = {value: _encode_id(value) for value in set(values.tolist())}
-        except TypeError as error:  # of lists, say
+        except TypeError as error:  # for example, lists
             raise InvalidTypeError(
                 f"{describe_block(index)}group holds objects that cannot be ids: {error}. Give "
                 "one number, string or date per row."
@@ -86,34 +86,34 @@ def encode_query_ids(ids: Any, index: int | None = None) -> NDArray[np.int64]:
 
 
 def _encode_id(value: Any) -> int:
-    """Return the code of an id that stands among others of any types."""
+    """Return the code of an id in a column of mixed types."""
     if isinstance(value, _NUMBERS) and math.isfinite(value):
         whole = int(value)
         if whole != value:
             return int(np.float64(value).view(np.int64))
-        # Unsigned numbers of 64 bits have the code that their array has.
+        # Unsigned 64-bit integers get the same code as in an unsigned array.
         if -(2**63) <= whole < 2**64:
             return whole - 2**64 if whole >= 2**63 else whole
     return _hash_text(str(value))
 
 
 def _hash_text(text: str) -> int:
-    """Return 64 bits of a text's hash."""
+    """Return a 64-bit hash of a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, sys.byteorder, signed=True)
 
 
 def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any]:
-    """Return X without the column that holds the queries, and the queries.
+    """Return X without its column of queries, and the queries.
 
-    `group` is a name, values or None; `default` the name that is looked for where it is None.
+    `group` is a name, values or None; if None, the column named `default` is used if present.
     """
     X = join_delayed(convert_foreign(X), 2)
     is_named = isinstance(group, str)
     name = group if is_named else default
     has_column = is_dataframe_like(X) and name is not None and name in X.columns
     if group is not None and not is_named:
-        # The column of this name is no feature, even where queries are given apart.
+        # The column with this name is not a feature, even if queries are given separately.
         return (X.drop(columns=[name]) if has_column else X), join_delayed(
             convert_foreign(group), 1
         )
@@ -132,10 +132,10 @@ def take_group_column(X: Any, group: Any, default: str | None) -> tuple[Any, Any
 
 
 def resolve_sizes(group: Any, n_rows: int | None, weight: Any, number: int) -> tuple[Any, Any]:
-    """Return ids of rows, and weights of rows, where queries are given by sizes.
+    """Convert query sizes to ids of rows, and weights of queries to weights of rows.
 
-    Sizes are fewer numbers than rows, and weights then may be as many as sizes. `number` tells
-    sets of rows apart. What is given by row stays.
+    Sizes are recognised by being fewer than the rows; then there may be as many weights as sizes.
+    `number` distinguishes sets of rows. Values given by row are unchanged.
     """
     if is_dask(group) or n_rows is None:
         return group, weight
@@ -162,16 +162,16 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
 
     Parameters
     ----------
-    y, group : of one value a row
-        In memory, or Dask Arrays or Series of the same blocks.
+    One value per row.
+        In memory, or Dask Arrays or Series with the same blocks.
     check : callable
-        Raises for labels that cannot be ranked.
+        Raises an error for labels that cannot be ranked.
     """
     if not is_dask(y) and not is_dask(group):
         here = _join_block(y, group, check)
         return _as_frame(here, y) if hasattr(y, "iloc") else here
     if is_dask(y) and is_dask(group) and is_series_like(y) and is_series_like(group):
-        # Of one frame: both come out of the same reads and shuffles.
+        # Columns of one frame: both result from the same reads and shuffles.
         import pandas as pd
 
         meta = pd.DataFrame(dict.fromkeys(_COLUMNS, np.empty(0)), index=y._meta.index)
@@ -189,7 +189,7 @@ def join_queries(y: Any, group: Any, check: CheckLabels) -> Any:
 def _as_lazy_or_array(values: Any, name: str) -> Any:
     """Return a Dask Array, or values in memory as an array."""
     if not is_dask(values):
-        # Of one dimension, as chunks are: of words, or of numbers in a table of one column.
+        # One-dimensional, as chunks are: words, or numbers in a table of one column.
         return as_column(values, name=name)
     if isinstance(values, da.Array):
         return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
@@ -198,7 +198,7 @@ def _as_lazy_or_array(values: Any, name: str) -> Any:
 
 
 def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
-    """Return both as Dask Arrays of the same chunks."""
+    """Return targets and queries as Dask Arrays with the same chunks."""
     lazy = y if is_dask(y) else group
     chunks = lazy.chunks[0]
     known = not np.isnan(chunks).any()
@@ -232,13 +232,13 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
 
 
 def _forget_sizes(array: da.Array) -> da.Array:
-    """Return a Dask Array of the same blocks, whose sizes are unknown."""
+    """Return a Dask Array with the same blocks, but unknown sizes."""
     unknown = ((np.nan,) * array.numblocks[0],)
     return da.Array(array.dask, array.name, unknown, dtype=array.dtype)
 
 
 def _join_chunk(y: Any, group: Any, check: CheckLabels) -> NDArray[np.float64]:
-    """Return the joined columns of a block; an empty one where Dask tries the function."""
+    """Return the joined columns of a block; an empty array when Dask infers the dtype."""
     return _join_block(y, group, check)
 
 

@@ -1,13 +1,12 @@
-"""Statistics over collections: one summary a block, made where its rows lie, merged in a tree.
+"""Statistics over collections: one summary per block, made on its worker, merged in a tree.
 
 A computation of several passes is a generator that yields the passes it needs next
-(`PassGenerator`); `run_in_lock_step` runs many of them side by side, so that each block is read
-once for all. `fold_parts` lets blocks change a state one after the other, where their order
-matters.
+(`PassGenerator`). `run_in_lock_step` runs many of them concurrently, so that each block is read
+once for all. `fold_parts` updates a state by one block after the other, if their order matters.
 
-All that a computation does with one block becomes one task (`fuse_by_block`): Dask's scheduler
-takes about a millisecond for a task, however little it does, and a cross-validation of several
-transformers would have dozens of tasks a block.
+All work of a computation on one block becomes one task (`fuse_by_block`): Dask's scheduler takes
+about a millisecond for a task, however small, and a cross-validation of several transformers would
+have dozens of tasks per block.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from daskml_dist.data.conversion import as_array_block
 S = TypeVar("S")
 Array = NDArray[Any]
 
-#: Summaries that one task merges, of one pass; and at least, where each block has summaries of many
-#: passes, which take memory as they wait.
+#: Summaries that one task merges, for a single pass, and the minimum with many passes, whose
+#: waiting summaries take memory.
 _FAN_IN, _LEAST_FAN_IN = 16, 4
 
 
@@ -61,16 +60,16 @@ def reduce_parts(
     merge: Callable[[list[S]], S],
     *shared: Any,
 ) -> S:
-    """Summarise every part of a collection and merge the summaries; one pass, nothing gathered.
+    """Summarise every part of a collection and merge the summaries, in one pass.
 
-    `merge` gets no summary that is None, which may stand for a part without rows.
+    `merge` never gets a None summary; None may stand for a part without rows.
     """
     result: S = compute_passes([ReductionPass(collection, summarise, merge, shared)])[0]
     return result
 
 
 def count_rows(columns: Collection) -> NDArray[np.int64]:
-    """Return the number of rows of each block, in one pass where Dask does not know."""
+    """Return the number of rows of each block, computed in one pass if Dask does not know it."""
     found = columns.row_counts
     if found is None:
         found = reduce_parts(columns, _count_block_rows, concatenate_lists)
@@ -83,12 +82,12 @@ def _count_block_rows(index: int, X: Any, *_: Any) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ReductionPass:
-    """Pass over a collection, which is made alone or together with others.
+    """Pass over a collection, made alone or together with others.
 
     Parameters
     ----------
     collection, summarise, merge, shared
-        As of :func:`reduce_parts`.
+        As in :func:`reduce_parts`.
     """
 
     collection: Collection
@@ -97,14 +96,14 @@ class ReductionPass:
     shared: tuple[Any, ...] = ()
 
 
-#: A computation over rows that yields the passes that it needs next, all of which can be made at
-#: once, is sent their summaries, and returns a result.
+#: A computation over rows: it yields lists of passes that can be made concurrently, receives their
+#: summaries, and returns a result.
 PassGenerator = Generator[list[ReductionPass], list[Any], S]
 
 
 def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
-    """Return the summary of each pass; those over Dask collections read each block once for all."""
-    # Passes over rows in memory are made here and now; those over Dask share one computation.
+    """Return the summary of each pass; passes over Dask collections read each block only once."""
+    # Passes over rows in memory are made immediately; those over Dask share one computation.
     lazy = [one for one in passes if one.collection.kind != "memory"]
     found = iter(_compute_on_blocks(lazy) if lazy else [])
     return [
@@ -119,7 +118,7 @@ def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
 
 
 def run_computation(work: PassGenerator[S]) -> S:
-    """Run a computation that asks for passes, and return its result."""
+    """Run a computation that yields passes, and return its result."""
     try:
         asked = next(work)
         while True:
@@ -130,13 +129,13 @@ def run_computation(work: PassGenerator[S]) -> S:
 
 
 def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]]:
-    """Run computations side by side: the next passes of all of them are made at once."""
+    """Run computations concurrently: the next passes of all of them are made together."""
     every = list(works)
     results: dict[int, S] = {}
-    #: Summaries that each computation waits for; None begins one.
+    #: Summaries to send to each computation; None starts it.
     answers: dict[int, Any] = dict.fromkeys(range(len(every)))
-    # Each round asks every computation that is not done for its next passes, makes them all at
-    # once, and hands each its own summaries.
+    # Each round gets the next passes of every unfinished computation, makes them all together, and
+    # sends each computation its summaries.
     while answers:
         asked: dict[int, list[ReductionPass]] = {}
         for i, summaries in answers.items():
@@ -158,10 +157,10 @@ def reduce_lazily(
     merge: Callable[[list[S]], S],
     finish: Callable[[S], Any],
 ) -> Delayed:
-    """Make the summary of :func:`reduce_parts` lazy, and what `finish` makes of it.
+    """Return, lazily, the summary of :func:`reduce_parts`, converted by `finish`.
 
-    Of a collection on Dask. Several such values are computed together in one pass, where the user
-    computes them at once; who does so sees Dask's own errors of blocks that cannot be read.
+    For a Dask collection. If the user computes several such values together, they share one pass.
+    The user then sees Dask's own errors for blocks that cannot be read.
     """
     name = f"block-{uuid4().hex}"
     # Not fused: values that are computed together share the tasks that read a block.
@@ -171,7 +170,7 @@ def reduce_lazily(
 
 
 def _finish_summary(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> Any:
-    """Return the result of the only summary."""
+    """Return the converted value of the only summary."""
     return finish(summaries[0])
 
 
@@ -181,9 +180,7 @@ def fold_parts(
     state: S,
     order: Iterable[int] | None = None,
 ) -> S:
-    """Let the parts of a collection change a state, one after the other, each where its rows
-    lie.
-    """
+    """Update a state by the parts of a collection, in order, each on the worker with its rows."""
     numbers = range(len(collection.parts)) if order is None else list(order)
     if collection.kind == "memory":
         for i in numbers:
@@ -199,8 +196,8 @@ def fold_parts(
 def _build_fold(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
-    """Return the last state of a fold, lazy."""
-    # A chain of tasks: each takes the state that the one before returns, on the worker of its part.
+    """Return the last state of a fold, lazily."""
+    # A chain of tasks: each takes the state that the previous one returns, on its part's worker.
     one, last = _make_task(_wrap_for_blocks(step, collection, first=2)), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
@@ -208,7 +205,7 @@ def _build_fold(
 
 
 def _compute_on_blocks(passes: list[ReductionPass]) -> list[Any]:
-    """Return the summary of each of some passes over Dask collections."""
+    """Return the summary of each pass over Dask collections."""
     blocks = [
         tuple(value for one in passes for value in one.collection.parts[i : i + 1])
         for i in range(max(len(one.collection.parts) for one in passes))
@@ -225,14 +222,14 @@ def _build_merge_tree(
     passes: Sequence[ReductionPass],
     by_block: Callable[[str, list[list[Delayed]]], list[Delayed]],
 ) -> Delayed:
-    """Return the summaries of all parts, lazy: a dict with one for each pass, by its number.
+    """Return the merged summaries of all parts, lazily: a dict by the number of the pass.
 
-    `by_block` makes one lazy value of all summaries of a block, under a given name.
+    `by_block` combines all summaries of a block to one lazy value with a given name.
     """
     groups: list[list[Delayed]] = []
     numbers: list[list[int]] = []
     for number, one in enumerate(passes):
-        # One delayed function a pass, of which each block makes a call.
+        # One delayed function per pass, called by each block.
         summarise = _make_task(_wrap_for_blocks(one.summarise, one.collection, first=1))
         for i, part in enumerate(one.collection.parts):
             if i == len(groups):
@@ -245,7 +242,7 @@ def _build_merge_tree(
     level: list[Any] = [
         (numbers[i], summaries) for i, summaries in enumerate(by_block(name, groups))
     ]
-    # Summaries of many passes that wait for each other take memory.
+    # Summaries of many passes take memory while they wait for each other.
     fan_in = max(_FAN_IN // len(passes), _LEAST_FAN_IN)
     while True:
         level = [join(level[i : i + fan_in]) for i in range(0, len(level), fan_in)]
@@ -256,7 +253,7 @@ def _build_merge_tree(
 
 def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
     """Merge the summaries of each pass."""
-    # Blocks may have summaries of some passes alone, where collections differ in length.
+    # Blocks may have summaries of only some passes, if collections differ in length.
     by_pass: dict[int, list[Any]] = {}
     for part in parts:
         items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
@@ -266,7 +263,7 @@ def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -
 
 
 def merge_filled(merge: Callable[[list[S]], S], summaries: Sequence[S | None]) -> S | None:
-    """Merge the summaries of blocks that have rows: others may be None. None where all are."""
+    """Merge the summaries that are not None; return None if there are none."""
     found = [summary for summary in summaries if summary is not None]
     return merge(found) if found else None
 
@@ -274,11 +271,11 @@ def merge_filled(merge: Callable[[list[S]], S], summaries: Sequence[S | None]) -
 def _wrap_for_blocks(
     function: Callable[..., Any], collection: Collection, first: int
 ) -> Callable[..., Any]:
-    """Return a function of a part as one of a part that Dask made, not always as it was told.
+    """Wrap a function of a part for parts from Dask, which may contradict their metadata.
 
-    X is the argument in place `first`, right behind the number of the part. Chunks of Dask Arrays
-    are given a shape, though the user's are lists; where the function fails, the error tells of
-    words where there should be numbers.
+    X is the argument at position `first`, right after the number of the part. Chunks of Dask Arrays
+    become arrays, even if the user's are lists; if the function fails, the error reports words in
+    place of numbers.
     """
     are_arrays = tuple(isinstance(values, da.Array) for values in collection.inputs)
     told, names = collection.declared_numbers, collection.names
@@ -289,8 +286,8 @@ def _call_on_declared_part(
     function: Callable[..., Any], are_arrays: tuple[bool, ...],
     told: tuple[DeclaredNumbers | None, ...], names: tuple[str, ...], first: int, *args: Any,
 ) -> Any:  # fmt: skip
-    """Call a function of a part that Dask made; see :func:`_wrap_for_blocks`."""
-    # The number of the part stands before X, y and sample_weight; shared arguments behind them.
+    """Call a function on a part from Dask; see :func:`_wrap_for_blocks`."""
+    # The number of the part precedes X, y and sample_weight; shared arguments follow them.
     index, end = args[first - 1], first + len(names)
     kinds = zip(args[first:end], names, are_arrays, strict=True)
     part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
@@ -299,36 +296,37 @@ def _call_on_declared_part(
 
 
 def _make_task(function: Callable[..., Any]) -> Any:
-    """Return a delayed function whose own errors are told from those of reading its arguments."""
+    """Return a delayed function whose own errors are distinguished from errors in its arguments."""
     return delayed(partial(mark_own_errors, function), pure=False)
 
 
 def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
     """Return one lazy value for each group of lazy values: the list of their results.
 
-    A task that is needed by one group alone becomes a part of the group's task. One that several
-    groups need (a shuffle, an array that blocks are cut from) stays a task, and is run once.
+    Tasks needed by only one group become part of the group's task. A task needed by several groups
+    (a shuffle, an array that is cut into blocks) stays separate, and runs once.
     """
     # Step 1: all tasks behind the groups, in one format.
     layers = collect_layers(chain.from_iterable(groups))
     if any(getattr(layer, "annotations", None) for layer in layers.values()):
-        # The user tells where tasks of these layers run, which a fused task would forget.
+        # The user has chosen where tasks of these layers run; fusing would lose this.
         return collect_by_block(name, groups)
     futures = find_futures(layers.values())
     tasks = convert_to_tasks(layers.values(), futures)
     # Step 2: the tasks that each group needs, and how many groups need each task.
     cones = [select_tasks(tasks, [value.key for value in group]) for group in groups]
     n_owners = Counter(chain.from_iterable(cones))
-    # Step 3: tasks that several groups need (a shuffle, a shared read) stay tasks of their own.
+    # Step 3: tasks that several groups need (a shuffle, a shared read) stay separate.
     apart = [
         key
         for key, n in n_owners.items()
         if n > 1
-        # Dask resolves futures in the arguments of a task, though not in those of an inner one.
+        # Dask resolves futures in the arguments of a task, but not in those of a nested one.
         or find_futures([{key: tasks[key]}])
-        # A shuffle of workers goes through the scheduler, also where one block alone needs it.
+        # A shuffle between workers involves the scheduler, even if only one block needs it.
         or is_shuffle_barrier(tasks[key])
-        # Each of its outputs is handed over on one worker: a task of several could run nowhere.
+        # Each output of a shuffle exists on one worker: a task that needs several could run
+        # nowhere.
         or any(is_shuffle_barrier(tasks.get(name)) for name in tasks[key].dependencies)
     ]
     graph: dict[Any, Any] = select_tasks(tasks, apart)
@@ -347,22 +345,22 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
 
 
 def collect_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
-    """Return the same as :func:`fuse_by_block`, of tasks as they are."""
+    """Return the same values as :func:`fuse_by_block`, without fusing tasks."""
     as_list = delayed(_collect_values, pure=False)
     return [as_list(*group, dask_key_name=(name, i)) for i, group in enumerate(groups)]
 
 
 @dataclass(frozen=True, eq=False)
 class _FusedBlockTask:
-    """Function that runs all tasks of one block, and lets go of each result after its last use.
+    """Function that runs all tasks of one block, and drops each result after its last use.
 
     Parameters
     ----------
     tasks : list of (key, GraphNode)
-        Topologically sorted: each behind its dependencies.
+        Topologically sorted: each after its dependencies.
     outputs : list of key
     given : list of key
-        Results of other tasks, which are the function's arguments.
+        Results of other tasks, passed as the function's arguments.
     """
 
     tasks: list[tuple[Any, GraphNode]]
@@ -370,15 +368,14 @@ class _FusedBlockTask:
     given: list[Any]
 
     def __call__(self, *data: Any) -> list[Any]:
-        """Return the results of the outputs."""
+        """Return the outputs."""
         values = dict(zip(self.given, data, strict=True))
         n_uses = Counter(self.outputs)
         for _, task in self.tasks:
             n_uses.update(task.dependencies)
         for key, task in self.tasks:
             values[key] = task({name: values[name] for name in task.dependencies})
-            # A result is dropped after its last use, so that a block's intermediate arrays never
-            # pile up.
+            # A result is dropped after its last use, so that intermediate arrays do not accumulate.
             for name in task.dependencies:
                 n_uses[name] -= 1
                 if not n_uses[name]:
@@ -389,7 +386,7 @@ class _FusedBlockTask:
 def _sort_depth_first(
     tasks: Mapping[Any, GraphNode], outputs: list[Any]
 ) -> list[tuple[Any, GraphNode]]:
-    """Return tasks depth first, output after output, so that few results are held at a time."""
+    """Return tasks in depth-first order of the outputs, so that few results are held at a time."""
     found: dict[Any, GraphNode] = {}
     stack = [(key, False) for key in reversed(outputs)]
     while stack:
@@ -405,15 +402,15 @@ def _sort_depth_first(
 
 
 def _collect_values(*values: Any) -> list[Any]:
-    """Return its arguments as a list, as a task."""
+    """Return the arguments as a list, as a task."""
     return list(values)
 
 
 def add_arrays(parts: list[Array]) -> Array:
-    """Return the sum of the summaries of blocks, arrays of one shape."""
+    """Return the sum of block summaries that are arrays of one shape."""
     return np.asarray(np.sum(parts, axis=0))
 
 
 def concatenate_lists(parts: list[list[Any]]) -> list[Any]:
-    """Return the summaries of blocks, lists, in one list in the order of the blocks."""
+    """Return the concatenation of block summaries that are lists, in block order."""
     return list(chain.from_iterable(parts))

@@ -1,10 +1,10 @@
-"""Checks of rows by their metadata, and errors about one value or column of them.
+"""Checks of rows by their metadata, and errors about single values or columns.
 
-`check_rows` looks at the kind, dtype and shape of X, `check_holds_rows` refuses objects that are
-often passed for rows by mistake; errors about a value name its column where it has a name. A fit
+`check_rows` checks the kind, dtype and shape of X. `check_holds_rows` refuses objects that are
+often passed as rows by mistake. Errors about a value include the name of its column, if any. A fit
 remembers the names and dtypes of its columns (`check_feature_names`, `remember_dtypes`), and later
 rows must have the same names. No check here reads the rows of a Dask collection: values are checked
-in the blocks, on the workers.
+block by block, on the workers.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
 from daskml_dist.data.table_scans import find_lazy_names
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
-#: Kinds of rows that have no names.
+#: Types of rows without column names.
 _NAMELESS_TYPES = (np.ndarray, list)
 
 
 def check_rows(
     X: Any, *, numeric: bool = True, tensors: bool = False, any_shape: bool = False
 ) -> Any:
-    """Check what metadata tells of X."""
-    # Containers of other libraries first: all that follows knows NumPy, SciPy, pandas and Dask
-    # alone.
+    """Check the metadata of X."""
+    # Convert containers of other libraries first: the code below supports only NumPy, SciPy, pandas
+    # and Dask.
     X = convert_foreign(open_listed_paths(X))
     check_holds_rows(X)
     X = join_delayed(X, 2)
@@ -61,16 +61,16 @@ def check_rows(
         raise make_unsupported_error(X, "X")
     if is_dataframe_like(X):
         if numeric:
-            # Columns of objects that are all numbers are converted; of Dask, block by block.
+            # Object columns that hold only numbers are converted; for Dask, block by block.
             X = X if is_dask(X) else convert_object_columns(X)
             check_numeric_columns(zip(X.columns, X.dtypes, strict=True))
         return X
     if any_shape and is_series_like(X):
         return X
-    # The remedy in an error goes by what the user passed, not by the array made of it.
+    # The remedy in an error depends on the object that the user passed, not on the converted array.
     given = X
     if hasattr(X, "tocsr"):
-        X = X.tocsr()  # the one format that is cut by rows
+        X = X.tocsr()  # the sparse format that can be sliced by rows
     elif not is_dask(X) and find_device(X) == "cpu":
         X = convert_to_array(X, "X", None)
     if not (any_shape and X.ndim):
@@ -81,8 +81,8 @@ def check_rows(
 
 
 def find_row_shape(X: Any) -> RowShape:
-    """Return the shape of a row of what `check_rows` returned; None where Dask does not know."""
-    # A frame has no shape that Dask knows without counting its rows.
+    """Return the shape of a row of the result of `check_rows`; None if Dask does not know it."""
+    # The shape of a frame is unknown to Dask without counting its rows.
     shape = (len(X.columns),) if is_dataframe_like(X) else X.shape[1:]
     return None if np.isnan(shape).any() else tuple(map(int, shape))
 
@@ -90,10 +90,10 @@ def find_row_shape(X: Any) -> RowShape:
 def check_row_shape(
     found: RowShape, expected: RowShape, name: str = "estimator", index: int | None = None
 ) -> None:
-    """Check that rows are of the shape of those of a fit, where both are known."""
+    """Check that rows have the same shape as in the fit, if both are known."""
     if found is None or expected is None or found == expected:
         return
-    # In scikit-learn's words, which tests of estimators look for.
+    # scikit-learn's message, which its estimator tests look for.
     if len(found) == len(expected) == 1:
         raise InvalidDataError(
             f"{describe_block(index)}X has {found[0]} features, but {name} is expecting "
@@ -107,7 +107,7 @@ def check_row_shape(
 
 
 def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
-    """Check that a block has the columns that its collection tells, by which all else goes."""
+    """Check that a block has the columns that its collection declares."""
     if told is not None and found != told:
         raise InvalidDataError(
             f"{describe_block(index)}X has rows of shape {found}, but its collection declares "
@@ -117,7 +117,7 @@ def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | No
 
 
 def make_no_rows_error(because: str = ", while a minimum of 1 is required") -> InvalidDataError:
-    """Return the error of a collection whose blocks have no rows."""
+    """Return the error for a collection whose blocks are all empty."""
     return InvalidDataError(
         f"X holds 0 sample(s) in all its blocks{because}. Check the filter or the path of the "
         "collection."
@@ -125,7 +125,7 @@ def make_no_rows_error(because: str = ", while a minimum of 1 is required") -> I
 
 
 def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
-    """Return the error of an input whose rows Dask does not know."""
+    """Return the error for an input of which Dask does not know the rows."""
     return InvalidDataError(
         f"{name} is a {type(value).__module__}.{type(value).__name__}, and Dask does not know "
         "its rows. Pass a Dask Array or DataFrame, for example dask.array.from_delayed(...), or "
@@ -134,12 +134,12 @@ def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
 
 
 def check_weight_shape(weights: Any) -> None:
-    """Check that sample weights, where they are no single number, have one dimension."""
+    """Check that sample weights are one-dimensional, or a single number."""
     ndim = getattr(weights, "ndim", None)
     if ndim is None:
         with suppress(ValueError):  # rows of unequal length, which are refused when they are read
             ndim = np.asarray(weights).ndim
-    # An array of no dimensions; plain numbers are taken for the weight of all rows before.
+    # A zero-dimensional array; a plain number was already accepted as the weight of all rows.
     if ndim == 0:
         shown = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
         raise InvalidTypeError(
@@ -155,7 +155,7 @@ def check_weight_shape(weights: Any) -> None:
 
 
 def check_holds_rows(X: Any, name: str = "X") -> None:
-    """Check that an object is not one of those that are often passed for rows by mistake."""
+    """Check that an object is not one that is often passed as rows by mistake."""
     if X is None:
         raise InvalidTypeError(
             f"{name} is None. Pass rows: an array, a dataframe, a sparse matrix, or a Dask "
@@ -177,7 +177,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     if type(values) is np.ndarray:
         return
     kind = type(values).__name__
-    # A generator is used up by the first look at it, and a fit makes several.
+    # A generator can be iterated only once, but a fit needs several passes.
     if isinstance(values, Iterator):
         batches = "Only fit accepts batches of rows, or tuples (X, y). " if name == "X" else ""
         raise InvalidTypeError(
@@ -193,10 +193,10 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
             "dask.dataframe.from_delayed(...)."
         )
-    # xarray's arrays are mappings of a kind, too, but have a dtype.
+    # xarray's arrays look like mappings too, but have a dtype.
     if isinstance(values, Mapping) and not hasattr(values, "dtype"):
         is_row = all(isinstance(value, Number | str) for value in values.values())
-        held = f"[{name}]" if is_row and values else name  # of columns, or of one row
+        held = f"[{name}]" if is_row and values else name  # several columns, or one row
         raise InvalidTypeError(
             f"{name} is a {kind}. Convert it to a dataframe: {name} = pandas.DataFrame({held})."
         )
@@ -209,7 +209,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} "
             "is a single number. Pass one value per row: an array, or a Dask collection."
         )
-    # A frequent slip: `fit(load_data, y)` for `fit(load_data(), y)`.
+    # A frequent mistake: `fit(load_data, y)` for `fit(load_data(), y)`.
     if isinstance(values, type | ModuleType) or _is_function(values):
         told = getattr(values, "__name__", kind)
         raise InvalidTypeError(
@@ -219,7 +219,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
 
 
 def _holds_collections(X: tuple[Any, ...] | list[Any]) -> bool:
-    """Return whether each item is a collection or table of its own, and none a row or a block."""
+    """Return whether each item is a collection or table, rather than a row or a block."""
     return all(
         not isinstance(one, Delayed) and (is_dask_collection(one) or getattr(one, "ndim", 0) == 2)
         for one in X
@@ -232,12 +232,12 @@ def _are_futures(values: Any) -> bool:
 
 
 def _is_function(values: Any) -> bool:
-    """Return whether an object can be called and holds no rows."""
+    """Return whether an object is callable and holds no rows."""
     return callable(values) and not hasattr(values, "shape") and not is_dask_collection(values)
 
 
 def make_bad_value_error(message: str, column: int) -> InvalidDataError:
-    """Return the error of a bad value in a column of an array, whose columns have no names yet."""
+    """Return the error for a bad value in an array column, whose name is not yet known."""
     error = InvalidDataError(message.format(column=f"column {column}"))
     error.column = column  # type: ignore[attr-defined]
     return error
@@ -246,12 +246,12 @@ def make_bad_value_error(message: str, column: int) -> InvalidDataError:
 def name_column_in_error(
     error: BaseException | None, names: Sequence[Any] | NDArray[Any] | None
 ) -> None:
-    """Put a column's name into the message of an error about one of its values."""
-    # Only errors of `make_bad_value_error` have the number of a column.
+    """Insert a column's name into the message of an error about one of its values."""
+    # Only errors of `make_bad_value_error` have a column number.
     column = getattr(error, "column", None)
     if not isinstance(error, InvalidDataError) or column is None or names is None:
         return
-    # Named once: the error passes through several of these on its way to the user.
+    # Inserted once: the error passes through several of these functions on its way to the user.
     del error.column  # type: ignore[attr-defined]
     if column < len(names):
         number, named = f"column {column}", f"column {names[column]!r}"
@@ -271,25 +271,25 @@ def name_columns_in_errors(X: Any) -> Iterator[None]:
 
 @contextmanager
 def explain_row_errors(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
-    """Tell what is wrong with rows that a transformer of scikit-learn could not take."""
+    """Raise an error that explains why a scikit-learn transformer refused rows."""
     check_unique_names(X)
     if numeric:
         check_no_times(X)
     try:
         yield
     except (ValueError, TypeError) as error:
-        # The package's checks run only now, where valid rows need not pay for them. An error of the
-        # package itself says what is wrong; one with a cause is scikit-learn's, translated by a
-        # method that scikit-learn called.
+        # The package's checks run only after a failure, so that valid rows need not pay for them.
+        # An error of the package is already clear; one with a cause was translated from
+        # scikit-learn's, by a method that scikit-learn called.
         if rows and not (isinstance(error, DaskMLDistError) and error.__cause__ is None):
             raise_row_error(X, numeric)
         raise
 
 
 def check_no_times(X: Any) -> None:
-    """Check that rows in memory hold no dates or spans of time.
+    """Check that rows in memory hold no dates or time spans.
 
-    scikit-learn makes numbers of some, in whatever unit they are stored.
+    scikit-learn converts some of them to numbers, in whatever unit they are stored.
     """
     if is_dataframe_like(X):
         if holds_times(X):
@@ -299,14 +299,14 @@ def check_no_times(X: Any) -> None:
 
 
 def holds_times(values: Any) -> bool:
-    """Return whether values in memory, or a column of a frame, have a dtype of dates or spans."""
-    # Kinds m and M: spans of time and dates, of NumPy as of pandas.
+    """Return whether values in memory, or a column of a frame, have a date or time-span dtype."""
+    # Kinds m and M: time spans and dates, in NumPy and pandas.
     dtypes = values.dtypes if is_dataframe_like(values) else [getattr(values, "dtype", None)]
     return any(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes)
 
 
 def raise_row_error(X: Any, numeric: bool) -> None:
-    """Raise the package's own error of rows in memory that are refused, where it has one."""
+    """Raise the package's own error for refused rows in memory, if it has one."""
     check_holds_rows(X)
     if is_dataframe_like(X):
         if numeric:
@@ -315,26 +315,26 @@ def raise_row_error(X: Any, numeric: bool) -> None:
     elif not hasattr(X, "tocsr"):
         try:
             rows = X if hasattr(X, "ndim") else np.asarray(X)
-        except ValueError:  # of unequal length, which scikit-learn tells
+        except ValueError:  # unequal lengths, which scikit-learn reports
             return
         check_dimensions(rows, given=X)
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
-    """Check the column names of X as scikit-learn does; nothing is computed of a Dask frame."""
+    """Check the column names of X as scikit-learn does, without computing a Dask frame."""
     if reset:
         remember_dtypes(estimator, X)
-    # The usual cases, in which scikit-learn looks for kinds of dataframes one by one.
+    # The usual cases; scikit-learn's own check would test for several kinds of dataframes.
     if names_surely_match(X, getattr(estimator, "feature_names_in_", None)):
         return
     if isinstance(X, RowsPlaceholder):
         return
     if (lazy_names := find_lazy_names(X)) is not None:
-        X = load_pandas().DataFrame(columns=lazy_names)  # a query need not run for its names
-    # Batches have no names before they are read, and are gone once they are.
+        X = load_pandas().DataFrame(columns=lazy_names)  # a query need not run to get its names
+    # Batches have no names before they are read, and can be read only once.
     if isinstance(X, Iterator):
         check_holds_values(X, "X")
-    # Workers import this module, and need not load scikit-learn.
+    # Imported here because workers import this module, and need not load scikit-learn.
     from daskml_dist.sklearn_internals import compare_feature_names
 
     X = convert_foreign(open_listed_paths(X))
@@ -353,7 +353,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
 
 
 def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
-    """Return whether columns have, at a glance, the names of the fit, or none as it."""
+    """Return whether columns certainly have the names of the fit, or no names like the fit."""
     # Exact types: a subclass may have names.
     if type(X) in _NAMELESS_TYPES:
         return names is None
@@ -366,10 +366,10 @@ def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
 
 
 def drop_feature_names(estimator: Any) -> Any:
-    """Return the estimator without feature names, for rows whose names are known to be right."""
+    """Return the estimator without feature names, for rows whose names were already checked."""
     if "feature_names_in_" not in vars(estimator):
         return estimator
-    # A view without a call of the constructor: it shares every fitted array with the estimator.
+    # A view, made without calling the constructor: it shares every fitted array.
     view = object.__new__(type(estimator))
     vars(view).update(vars(estimator))
     del vars(view)["feature_names_in_"]
@@ -377,8 +377,8 @@ def drop_feature_names(estimator: Any) -> Any:
 
 
 def remember_dtypes(estimator: Any, X: Any) -> None:
-    """Set the dtypes of the rows of a fit, for whoever applies it: a service, a model file."""
-    # Frames have a dtype for each column, arrays one for all, lists none.
+    """Store the dtypes of a fit's rows on the estimator, for services and model files."""
+    # Frames have a dtype per column, arrays one for all, lists none.
     dtypes = getattr(X, "dtypes", None)
     if dtypes is not None and hasattr(dtypes, "__iter__"):
         estimator._feature_dtypes = [str(dtype) for dtype in dtypes]
@@ -388,7 +388,7 @@ def remember_dtypes(estimator: Any, X: Any) -> None:
 
 
 def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None) -> NDArray[Any]:
-    """Return labels of groups of rows; raise where some are missing, or cannot be compared."""
+    """Return group labels of rows; raise if some are missing or cannot be compared."""
     try:
         known = np.unique(labels)
     except TypeError as error:
@@ -396,7 +396,7 @@ def check_group_labels(labels: NDArray[Any], name: str, index: int | None = None
             f"{describe_block(index)}{name} has labels of several types, or missing ones. "
             "Convert all to strings, or all to numbers."
         ) from error
-    # NaN and NaT, which are last in the order, differ from themselves: they would be no group.
+    # NaN and NaT sort last and differ from themselves: they cannot be a group.
     if len(known) and known[-1] != known[-1]:
         raise InvalidDataError(
             f"{describe_block(index)}{name} has missing labels. Fill them with a separate label, "

@@ -1,12 +1,12 @@
-"""Blocks that a worker makes by itself, again in each pass, where not all fit in memory.
+"""Blocks that a worker makes again in each pass, if not all of them fit in memory.
 
-`make_recipes` takes the part of the Dask graph that makes each block; `BlockStream` has the blocks
-of a lane made from these recipes ahead of time, in the order of the pass, and drops them once they
-are used.
+`make_recipes` extracts the part of the Dask graph that makes each block. `BlockStream` makes the
+blocks of a lane from these recipes ahead of time, in the order of the pass, and drops them once
+they are used.
 
-A *bundle* is several blocks that one task makes and one worker holds: Dask takes about as long for
-a task of few rows as for one of many. The `BlockInfo` of a block lies beside it, so that whichever
-client asks its worker later need not have the block read again.
+A *bundle* is several blocks that one task makes and one worker holds: Dask's overhead per task does
+not depend on its rows. The `BlockInfo` of a block is stored with it, so that a client can request
+it later without reading the block again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-#: Bytes from which a bundle takes no more blocks (16 MiB): it moves, spills and is made again as
+#: A bundle with this many bytes (16 MiB) takes no more blocks: it is moved, spilled and made as
 #: one.
 _MAX_BUNDLE_BYTES = 2**24
-#: Least number of bundles for each thread, where the bytes of a block are not known.
+#: Minimum number of bundles per thread, if the bytes of a block are not known.
 _BUNDLES_PER_THREAD = 8
 
 
 @dataclass(frozen=True, eq=False)
 class BlockBundle:
-    """Blocks, and what the client must know of them.
+    """Blocks, and the facts about them that the client needs.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class BlockBundle:
     infos: dict[int, BlockInfo]
 
     def __sizeof__(self) -> int:
-        # Dask asks this when it budgets a worker's memory.
+        # Dask calls this to budget a worker's memory.
         return object.__sizeof__(self) + sum(block.nbytes for block in self.blocks.values())
 
 
 def make_bundle(
     make: Callable[..., Block], numbers: Sequence[int], parts: Sequence[Sequence[Any]]
 ) -> BlockBundle:
-    """Make blocks, each of one part, and look at them."""
+    """Make blocks, one per part, and their infos."""
     blocks = {}
     for number, part in zip(numbers, parts, strict=True):
         try:
@@ -78,13 +78,13 @@ def make_bundle(
 def group_into_bundles(
     homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
 ) -> list[tuple[int, ...]]:
-    """Return groups of small blocks that one worker holds, each to be made by one task."""
+    """Return groups of small blocks of one worker, each to be made by one task."""
     held: dict[str | None, list[int]] = {}
     for number, home in enumerate(homes):
         held.setdefault(home, []).append(number)
     bundles: list[tuple[int, ...]] = []
     for home, numbers in held.items():
-        # At least one bundle a thread, so that all threads of the worker have work.
+        # At least one bundle per thread, so that all threads of the worker have work.
         shares = threads.get(home or "", 0) * (1 if nbytes is not None else _BUNDLES_PER_THREAD)
         most = len(numbers) // shares if shares else 1
         bundles += _split_by_size(numbers, max(1, most), nbytes)
@@ -94,7 +94,7 @@ def group_into_bundles(
 def _split_by_size(
     numbers: Sequence[int], most: int, nbytes: Sequence[float] | None
 ) -> Iterable[tuple[int, ...]]:
-    """Yield runs of blocks: at most `most` together, and no more than fill a bundle."""
+    """Yield runs of at most `most` blocks that together fill at most one bundle."""
     open_: list[int] = []
     size = 0.0
     for number in numbers:
@@ -115,7 +115,7 @@ def unpack_bundles(bundles: Iterable[BlockBundle]) -> dict[int, Block]:
 
 @dataclass(frozen=True, eq=False)
 class BlockRecipes:
-    """Graphs of blocks, which depend on nothing but storage and data that workers hold.
+    """Graphs of blocks that depend only on storage and on data that workers hold.
 
     Parameters
     ----------
@@ -124,9 +124,9 @@ class BlockRecipes:
     graph : dict
         Tasks of all targets.
     held : frozenset
-        Keys that are in no recipe: workers hold their data.
+        Keys that no recipe computes: workers hold their data.
     rows : dict of int to int
-        Rows that each block had when it was inspected.
+        Number of rows of each block when it was inspected.
     """
 
     targets: dict[int, Any]
@@ -135,7 +135,7 @@ class BlockRecipes:
     rows: dict[int, int] = field(default_factory=dict)
 
     def of_rows(self, rows: dict[int, int]) -> BlockRecipes:
-        """Return the same recipes, for blocks that are known to have these numbers of rows."""
+        """Return the same recipes, for blocks with these known numbers of rows."""
         return replace(self, rows=rows)
 
     def pack(self, blocks: Sequence[int]) -> bytes:
@@ -146,7 +146,7 @@ class BlockRecipes:
         return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held, self.rows)))
 
     def find_held_keys(self, block: int) -> frozenset[Any]:
-        """Return the keys of data on workers that a block is made of."""
+        """Return the keys of data on workers that a block depends on."""
         target = {block: self.targets[block]}
         return self._held_in(select_tasks(self.graph, target.values()), target)
 
@@ -162,13 +162,13 @@ class BlockRecipes:
 
     def make(self, number: int, fetch: Callable[[Any], Any]) -> Block:
         """Make a block."""
-        # `begun` holds the keys of tasks as they begin: the last one is the one that failed.
+        # `begun` collects the keys of tasks as they start: the last one is the one that failed.
         key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
         try:
             found = fetch(key) if key in self.held else self._run(key, fetch, begun)
             block: Block = found.blocks[number] if isinstance(found, BlockBundle) else found
         except Exception as error:
-            # Aborts, losses and timeouts stay what they are; anything else is a failure of the
+            # Aborts, losses and timeouts are raised unchanged; anything else is a failure of the
             # block.
             if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
                 raise
@@ -190,23 +190,23 @@ class BlockRecipes:
 
     @property
     def _or_persist(self) -> str:
-        """Return a remedy for rows that change, unless they are made of persisted data already."""
+        """Return a remedy for rows that change, unless they already come from persisted data."""
         return "" if self.held else ", or call .persist() on the collection first"
 
     def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
         """Run the tasks behind a key, and return its result."""
-        # Data on workers is fetched first, so that no task waits for the network.
+        # Data on workers is fetched first, so that no running task waits for the network.
         tasks = select_tasks(self.graph, [key])
         data = {name: fetch(name) for name in self.held.intersection(collect_dependencies(tasks))}
         return run_tasks(tasks, data, key, begun)
 
     @property
     def repeated_work(self) -> float:
-        """Return the tasks that blocks run one by one, over those that they run together.
+        """Return the ratio of tasks run for blocks separately to tasks run for all together.
 
-        Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
+        Infinite if they involve Dask's scheduler, as in a shuffle between workers.
         """
-        # A shuffle between workers cannot be run by one trainer alone.
+        # One trainer alone cannot run a shuffle between workers.
         if any(map(is_unordered_shuffle, self.graph.values())):
             return math.inf
         # A shared read or join counts once for each block that would repeat it.
@@ -215,7 +215,7 @@ class BlockRecipes:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the recipes themselves, with data that lies in them."""
+        """Return the bytes of the recipes, including data embedded in them."""
         return len(self.pack(list(self.targets)))
 
 
@@ -224,35 +224,36 @@ def make_recipes(lazy: Sequence[Any]) -> BlockRecipes:
     layers = collect_layers(lazy).values()
     targets = {i: block.key for i, block in enumerate(lazy)}
     tasks = select_tasks(convert_to_tasks(layers, find_futures(layers)), targets.values())
-    # Whatever no task makes is on the workers. That is more than the futures found: delayed parts
-    # of a persisted collection name its keys without holding its futures.
+    # Data that no task makes is on the workers. This is more than the futures found: delayed parts
+    # of a persisted collection refer to its keys without holding its futures.
     held = collect_dependencies(tasks).union(targets.values()).difference(tasks)
     return BlockRecipes(targets, tasks, frozenset(held))
 
 
 T = TypeVar("T")
 
-#: Seconds between two looks at whether a read is still worth waiting for.
+#: Seconds between two checks of whether to keep waiting for a read.
 _WAIT_SLICE_SECONDS = 0.2
 
 
 class BlockStream(Generic[T]):
-    """Blocks of one lane, by number, read ahead in the order of the passes; used by one thread.
+    """Blocks of one lane, by number, read ahead in the order of the passes; for one thread.
 
     Parameters
     ----------
     load : callable
-        Makes a block of its number; called in the executor's threads.
+        Makes a block from its number; called in the executor's threads.
     order : callable
-        Takes the number of a pass (from 1); returns its blocks in the order in which they are
-        needed, in groups needed at the same time.
+        Maps the number of a pass (from 1) to its blocks in the order of use, in groups needed at
+        the same time.
     last : int
         Number of the last pass.
     ahead : int
-        Blocks read ahead of the group in use.
+        Number of blocks read ahead of the current group.
     executor : Executor
     check : callable
-        Takes the time (monotonic) since which a read is waited for; raises when it must end.
+        Takes the time (monotonic) since which a read has been waited for; raises if the wait must
+        end.
     """
 
     def __init__(
@@ -270,38 +271,39 @@ class BlockStream(Generic[T]):
         self._ahead = ahead
         self._executor = executor
         self._check = check
-        #: Groups that were not looked at yet.
+        #: Groups not yet scheduled.
         self._groups: Iterator[list[int]] = iter(())
-        #: Groups of which some blocks are read ahead, and these reads.
+        #: Groups of which some blocks are being read ahead, and these reads.
         self._coming: deque[list[int]] = deque()
         self._reads: dict[int, Future[T]] = {}
-        #: Blocks of the group in use.
+        #: Blocks of the current group.
         self._open: dict[int, Future[T]] = {}
 
     def seek(self, pass_: int) -> None:
-        """Go on from the start of a pass."""
+        """Continue from the start of a pass."""
         self.close()
-        # Groups of all passes in one run, so that reads for a pass begin while the one before ends.
+        # One sequence of groups over all passes, so that reads for a pass begin while the previous
+        # one ends.
         passes = range(pass_, self._last + 1)
         self._groups = (group for number in passes for group in self._order(number))
         self._read_ahead()
 
     def __getitem__(self, number: int) -> T:
-        """Return the block; blocks of earlier groups are dropped."""
+        """Return a block; blocks of earlier groups are dropped."""
         if number not in self._open:
             self._open_group(number)
         return self._result(self._open[number])
 
     def read_out_of_order(self, number: int) -> T:
-        """Return the block, outside the pass's order; it is not kept."""
+        """Return a block out of order; it is not kept."""
         if number in self._open:
             return self[number]
         return self._result(self._executor.submit(self._load, number))
 
     def _open_group(self, number: int) -> None:
-        """Make the group of a block the open one, and read ahead of it."""
+        """Make the group of a block the current one, and read ahead."""
         self._open = {}
-        # A lane that goes on from the middle of a pass skips the groups before.
+        # A lane that resumes in the middle of a pass skips the earlier groups.
         while number not in (group := self._next_group()):
             for skipped in group:
                 self._forget(skipped)
@@ -309,12 +311,12 @@ class BlockStream(Generic[T]):
         self._read_ahead()
 
     def _next_group(self) -> list[int]:
-        """Return the group that comes next."""
+        """Return the next group."""
         return self._coming.popleft() if self._coming else next(self._groups)
 
     def _read_ahead(self) -> None:
-        """Start reads of coming blocks up to the bound."""
-        # Reads are bound by blocks, groups may have several.
+        """Start reads of the next blocks, up to the limit."""
+        # The limit is in blocks; groups may have several.
         known = [n for group in self._coming for n in group]
         while len(known) < self._ahead:
             group = next(self._groups, None)
@@ -323,7 +325,7 @@ class BlockStream(Generic[T]):
             self._coming.append(group)
             known += group
         for n in known[: self._ahead]:
-            # A block that is open now may come again in the next pass; then it is read again.
+            # A block that is open now may be needed again in the next pass; then it is read again.
             if n not in self._reads:
                 self._reads[n] = self._read(n)
 
@@ -332,26 +334,26 @@ class BlockStream(Generic[T]):
         return self._executor.submit(self._load, number)
 
     def _forget(self, number: int) -> None:
-        """Drop a block that is not needed; a read that has begun ends by itself."""
+        """Drop a block that is not needed; a read that has begun still finishes."""
         read = self._reads.pop(number, None)
         if read is not None:
             read.cancel()
 
     def _result(self, read: Future[T]) -> T:
-        """Wait for a block, as long as that makes sense."""
+        """Wait for a block, as long as `check` allows."""
         since = time.monotonic()
         while True:
             try:
                 return read.result(timeout=_WAIT_SLICE_SECONDS)
-            # A read that raised a TimeoutError itself is done; else only the slice of waiting is
-            # over.
+            # If the read is done, it raised this TimeoutError itself; otherwise only this slice of
+            # waiting is over.
             except TimeoutError:
                 if read.done():
                     raise
                 self._check(since)
 
     def close(self) -> None:
-        """Drop everything; reads that have begun end by themselves."""
+        """Drop everything; reads that have begun still finish."""
         for number in list(self._reads):
             self._forget(number)
         self._open = {}

@@ -1,9 +1,9 @@
-"""Tables outside of Dask as Dask dataframes, whose tasks read their parts by themselves.
+"""Tables of other libraries as Dask dataframes, each of whose tasks reads a part independently.
 
-A :class:`TableSource` names the parts of a table, and reads columns of a part. The frame that
-:func:`make_frame` makes of it is like any other: Dask pushes the columns that are needed into the
-reads, blocks stream, and a lost block is read again. Where all columns are plain numbers, blocks
-are filled from the table's own memory, without a pandas frame in between (`data/parquet.py`).
+A :class:`TableSource` lists the parts of a table, and reads columns of a part. The frame that
+:func:`make_frame` makes of it is an ordinary one: Dask pushes the needed columns into the reads,
+blocks can be streamed, and a lost block is read again. If all columns are plain numbers, blocks are
+filled from the table's own memory, without a pandas frame in between (`data/parquet.py`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import dask
 from daskml_dist.dask_internals.expressions import find_read_function
 from daskml_dist.data.eager_tables import convert_eager_table, load_pandas
 
-#: Bytes of a part, counted as 8 for each value: large enough that reads are few, small enough that
-#: several fit in the memory of a laptop.
+#: Bytes of a part, at 8 per value: large enough that reads are few, small enough that several fit
+#: in the memory of a laptop.
 PART_BYTES = 1 << 25
-#: Least rows of a part, so that tables of very many columns are not read row by row.
+#: Minimum rows of a part, so that very wide tables are not read row by row.
 _MIN_PART_ROWS = 1 << 10
 
 
 class TableSource(ABC):
-    """Table that is read part by part; picklable, for tasks carry it.
+    """Table that is read part by part; picklable, since tasks contain it.
 
     Attributes
     ----------
     parts : list
-        What :meth:`read_part` takes; each small.
+        Arguments of :meth:`read_part`; each small.
     row_counts : list of int, or None
-        Rows of each part; None where only reading tells.
+        Rows of each part; None if they are unknown before reading.
     """
 
     parts: list[Any]
@@ -49,7 +49,7 @@ class TableSource(ABC):
 
 
 class TableRead:
-    """Read of a part, as tasks call it.
+    """Callable, used in tasks, that reads a part.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class TableRead:
         self._token = uuid.uuid4().hex
 
     def __dask_tokenize__(self) -> str:
-        # A table may be different when it is read anew, so no two reads are the same.
+        # A table may have changed when it is read again, so no two reads get the same token.
         return self._token
 
     def __call__(self, part: Any, columns: list[str]) -> Any:
@@ -78,7 +78,7 @@ def make_frame(source: TableSource) -> Any:
 
     empty = source.read_empty()
     meta = convert_eager_table(empty)
-    # Texts stay what the table's library makes of them: Dask would convert each part once more.
+    # Texts keep the type that the table's library gives them: Dask would convert each part again.
     with dask.config.set({"dataframe.convert-string": False}):
         return dd.from_map(
             TableRead(source), source.parts, meta=empty if meta is None else meta, label="table"
@@ -86,26 +86,26 @@ def make_frame(source: TableSource) -> Any:
 
 
 def find_row_counts(frame: Any) -> list[int] | None:
-    """Return the rows of each partition of a Dask dataframe of whole parts, where they are known.
+    """Return the rows of each partition of a Dask dataframe of whole parts, if known.
 
-    Of columns that were taken of such a frame, too; of anything else None.
+    Also for columns selected from such a frame; None for anything else.
     """
     read = find_read_function(frame)
     return list(read.source.row_counts) if _knows_rows(read) else None
 
 
 def _knows_rows(read: Any) -> bool:
-    """Return whether a function reads parts of which the rows are known."""
+    """Return whether a function reads parts whose row counts are known."""
     return isinstance(read, TableRead) and read.source.row_counts is not None
 
 
 def count_part_rows(n_columns: int) -> int:
-    """Return how many rows a part of a table should have."""
+    """Return the target number of rows of a part of a table."""
     return max(_MIN_PART_ROWS, PART_BYTES // (8 * max(n_columns, 1)))
 
 
 def split_rows(n_rows: int, n_columns: int) -> list[tuple[int, int]]:
-    """Return the first row and the number of rows of each part of a table, as even as can be."""
+    """Return the first row and the number of rows of each part of a table, split evenly."""
     n_parts = max(1, -(-n_rows // count_part_rows(n_columns)))
     bounds = [n_rows * part // n_parts for part in range(n_parts + 1)]
     return [(a, b - a) for a, b in pairwise(bounds)]

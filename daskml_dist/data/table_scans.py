@@ -1,10 +1,10 @@
-"""Lazy tables without Dask: Polars' queries, DuckDB's relations, datasets of pyarrow.
+"""Lazy tables outside of Dask: Polars' queries, DuckDB's relations, datasets of pyarrow.
 
-What can be read part by part is: row groups of a dataset's files, and ranges of rows of a query
-into whose scan Polars pushes a range. Each worker then opens the files itself. Any other query (a
-filter, a join, a sum by groups) is run once, by its owner, with whatever that pushes down, into a
-Parquet file of this process (:mod:`daskml_dist.data.batch_files`): a part of its result could only
-be had by running it from the start, and two runs may give their rows in two orders.
+Two kinds of tables are read part by part: row groups of a dataset's files, and row ranges of a
+Polars query that pushes ranges down into its scan. Each worker then opens the files itself. Any
+other query (a filter, a join, a sum by groups) is run once by its own library, with its
+optimisations, into a Parquet file of this process (:mod:`daskml_dist.data.batch_files`): computing
+a part of its result would mean running it from the start, and two runs may order rows differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskml_dist.data.table_frames import (
 )
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-#: File of a query's result in its folder.
+#: Name of the file with a query's result.
 _RESULT_NAME = "rows.parquet"
 
 
@@ -39,7 +39,7 @@ def convert_lazy_table(value: Any) -> Any:
 
 
 def find_lazy_names(value: Any) -> list[str] | None:
-    """Return the column names of a lazy table, for which no row is read; None of anything else."""
+    """Return the column names of a lazy table, without reading rows; None for anything else."""
     names = _NAMES.get((find_package(value), type(value).__name__))
     if names is None:
         return None
@@ -49,7 +49,7 @@ def find_lazy_names(value: Any) -> list[str] | None:
 
 @contextmanager
 def _explain_errors(table: Any) -> Iterator[None]:
-    """Tell what the library of a lazy table raises as an error of the package."""
+    """Raise errors of a lazy table's library as errors of the package."""
     try:
         yield
     except DaskMLDistError:
@@ -65,7 +65,7 @@ def _explain_errors(table: Any) -> Iterator[None]:
 
 
 class _PolarsScan(TableSource):
-    """Ranges of rows of a query that scans files."""
+    """Row ranges of a query that scans files."""
 
     def __init__(self, query: Any, n_rows: int) -> None:
         self.query = query
@@ -77,7 +77,7 @@ class _PolarsScan(TableSource):
         return self.query.collect_schema().to_frame()
 
     def read_part(self, part: Any, columns: list[str]) -> Any:
-        """Return columns of a range of rows, of which Polars reads no others."""
+        """Return columns of a range of rows; Polars reads no other rows."""
         import polars
 
         first, n_rows = part
@@ -108,13 +108,13 @@ def _open_polars(query: Any) -> Any:
 
 
 def _reads_ranges(query: Any) -> bool:
-    """Return whether Polars pushes a range of rows into the one scan of files that a query is.
+    """Return whether Polars pushes a row range into the only file scan of a query.
 
-    Then the range can be read by itself, and has the same rows every time: above the scan are
-    columns and functions of single rows, and nothing that filters, joins, sorts or draws.
+    Then each range can be read independently, and always has the same rows: the query only selects
+    columns and applies row-wise functions; it does not filter, join, sort or sample.
     """
-    # The plan as text is all that Polars documents of it. Whatever is unknown here counts as a
-    # query that has to be run: that is slower, and never wrong.
+    # The plan as text is the only form that Polars documents. Any unknown line means that the query
+    # must be run as a whole: that is slower, but never wrong.
     lines = [line.strip() for line in query.slice(1, 1).explain().splitlines()]
     scans = [line for line in lines if line.startswith(_RANGED_SCANS)]
     others = [line for line in lines if not line.startswith((*_RANGED_SCANS, *_ROW_WISE_LINES))]
@@ -122,9 +122,9 @@ def _reads_ranges(query: Any) -> bool:
     return len(scans) == 1 and pushed and not others
 
 
-#: Scans of files that find a range of rows without reading all before it, as text files need.
+#: Scans that find a range of rows without reading all rows before it, as text files require.
 _RANGED_SCANS = ("Parquet SCAN [", "Ipc SCAN [")
-#: Beginnings of lines of a plan that belong to a scan, or to functions of single rows.
+#: Beginnings of plan lines that belong to a scan, or to row-wise functions.
 _ROW_WISE_LINES = (
     "ESTIMATED ROWS", "PROJECT", "ROW_INDEX", "SELECT [", "SLICE: ", "WITH_COLUMNS:", "[",
     "simple",
@@ -153,7 +153,7 @@ class _ArrowFragments(TableSource):
     ----------
     dataset : pyarrow.dataset.Dataset
     folder : RowsFolder or None
-        What keeps the files in place, where they are of this process.
+        Keeps temporary files of this process from being deleted.
     """
 
     def __init__(self, dataset: Any, folder: RowsFolder | None = None) -> None:
@@ -169,12 +169,13 @@ class _ArrowFragments(TableSource):
         return self.schema.empty_table().select(self.columns).replace_schema_metadata(None)
 
     def read_part(self, part: Any, columns: list[str]) -> Any:
-        """Return columns of a file or some row groups."""
+        """Return columns of a file or of some row groups."""
         fragment, groups = part
         try:
-            # Only here: a pickled subset gives its row groups in the order of a hash table.
+            # The subset is made here because a pickled subset orders its row groups by a hash
+            # table.
             rows = fragment if groups is None else fragment.subset(row_group_ids=list(groups))
-            # Dask has a thread for each part that is read: Arrow's own would be too many.
+            # Dask has a thread for each part being read: Arrow's own threads would be too many.
             table = rows.to_table(schema=self.schema, columns=columns, use_threads=False)
         except FileNotFoundError as error:
             if self.folder is None:
@@ -184,17 +185,18 @@ class _ArrowFragments(TableSource):
 
 
 def _find_columns(schema: Any) -> list[str]:
-    """Return the columns of a schema, but for an index that pandas has written as one."""
+    """Return the columns of a schema, except an index stored by pandas."""
     index = (schema.pandas_metadata or {}).get("index_columns", ())
-    # A RangeIndex is described by a dict, and is no column.
+    # A RangeIndex is described by a dict, and is not a column.
     dropped = {name for name in index if isinstance(name, str)}
     return [name for name in schema.names if name not in dropped]
 
 
 def _split_fragment(fragment: Any) -> list[tuple[tuple[Any, tuple[int, ...] | None], int | None]]:
-    """Return parts of a file that are not too large to be read at once, and their rows if known.
+    """Return parts of a file small enough to be read at once, with row counts if known.
 
-    A part is the file, and the row groups of it; None stands for all of a file that has none.
+    A part is the file and some of its row groups; None means the whole file, if it has no row
+    groups.
     """
     if not hasattr(fragment, "row_groups"):
         return [((fragment, None), None)]
@@ -202,7 +204,7 @@ def _split_fragment(fragment: Any) -> list[tuple[tuple[Any, tuple[int, ...] | No
     open_: list[Any] = []
 
     def close() -> None:
-        """Make a part of the open row groups."""
+        """Turn the collected row groups into a part."""
         ids = tuple(group.id for group in open_)
         parts.append(((fragment, ids), sum(group.num_rows for group in open_)))
 
@@ -217,13 +219,13 @@ def _split_fragment(fragment: Any) -> list[tuple[tuple[Any, tuple[int, ...] | No
 
 
 def _open_arrow(dataset: Any) -> Any:
-    """Return a dataset of pyarrow as a Dask dataframe; one that is in memory as a pandas frame."""
+    """Return a pyarrow dataset as a Dask dataframe; one in memory as a pandas frame."""
     if type(dataset).__name__ == "InMemoryDataset":
         return convert_eager_table(dataset.to_table())
     try:
         source = _ArrowFragments(dataset)
     except ValueError:
-        # pyarrow gives no files of a dataset that was filtered.
+        # pyarrow does not list the files of a filtered dataset.
         return _open_batches(dataset.schema, dataset.to_batches)
     if not source.parts:
         raise InvalidDataError(
@@ -233,12 +235,12 @@ def _open_arrow(dataset: Any) -> Any:
 
 
 def _open_scanner(scanner: Any) -> Any:
-    """Return the rows of a scanner of pyarrow, which can be read once, as a Dask dataframe."""
+    """Return the rows of a pyarrow scanner, which can be read only once, as a Dask dataframe."""
     return _open_batches(scanner.projected_schema, scanner.to_batches)
 
 
 def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
-    """Return Arrow's batches as a Dask dataframe of their rows."""
+    """Return Arrow batches as a Dask dataframe of their rows."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -251,7 +253,7 @@ def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
             for batch in read():
                 waiting.append(batch)
                 n_rows += batch.num_rows
-                # Batches of few rows, as a filter leaves them, share a row group.
+                # Small batches, for example after a filter, share a row group.
                 if n_rows >= most:
                     writer.write_table(pyarrow.Table.from_batches(waiting, schema), most)
                     waiting, n_rows = [], 0
@@ -262,7 +264,7 @@ def _open_batches(schema: Any, read: Callable[[], Iterable[Any]]) -> Any:
 
 
 def _open_result(run: Callable[[str], Any]) -> Any:
-    """Return the result of a query, which `run` writes to a Parquet file, as a Dask dataframe."""
+    """Return a query's result, which `run` writes to a Parquet file, as a Dask dataframe."""
     load_pandas()
     from pyarrow.dataset import dataset
 
@@ -277,14 +279,14 @@ def _open_result(run: Callable[[str], Any]) -> Any:
     return make_frame(source)
 
 
-#: What shows that a lazy table can be read, by its package.
+#: Cheap operation that checks whether a lazy table can be read, by package.
 _TRIALS = {
     "polars": "Check that query.head().collect() returns rows.",
     "duckdb": "Check that relation.limit(1).fetchall() returns rows, and that its connection is "
     "open.",
     "pyarrow": "Check that dataset.head(1) returns rows.",
 }
-#: How lazy tables are opened, by the package and class of each.
+#: Functions that open lazy tables, by package and class.
 _OPENERS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("polars", "LazyFrame"): _open_polars,
     ("duckdb", "DuckDBPyRelation"): _open_duckdb,

@@ -1,8 +1,8 @@
-"""Blocks of any values, for functions that several processes run together.
+"""Blocks of arbitrary values, for functions that several processes run together.
 
-`as_value_collection` takes what a user has (Dask Arrays, dataframes, bags, lists of delayed values,
-arrays and frames in memory) as a `ValueCollection`, whose parts become `ValueBlock`s on the workers
-that hold them. The values are neither converted nor checked: the function takes them as they are.
+`as_value_collection` converts the user's collections (Dask Arrays, dataframes, bags, lists of
+delayed values, arrays and frames in memory) to a `ValueCollection`, whose parts become
+`ValueBlock`s on the workers that hold them. The values are neither converted nor checked.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from daskml_dist.data.collection import (
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
-#: Lanes of blocks for each thread of a worker at most, each of which a newcomer may take over.
+#: Maximum lanes of blocks per worker thread; a worker that joins later can take over lanes.
 LANES_PER_THREAD = 8
-#: Rows by which a block counts where work is shared: all blocks count alike, since nothing is known
-#: of what a function does with one.
+#: Placeholder row: every block counts as one row when work is shared out, since its cost is
+#: unknown.
 _ONE_ROW = np.empty((1, 0))
 
 
 @dataclass(frozen=True, eq=False)
 class ValueBlock(Block):
-    """Values that belong together, one of each collection.
+    """Values of one block, one from each collection.
 
     Parameters
     ----------
     values : tuple
-        As the user's collections hold them.
+        In the types of the user's collections.
     """
 
     values: tuple[Any, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all values, as Dask estimates them."""
+        """Return the number of bytes of all values, as estimated by Dask."""
         return sum(sizeof(value) for value in self.values)
 
 
 def make_value_block(index: int, *values: Any, **_: Any) -> ValueBlock:
-    """Return a block of values as they are, as a block maker."""
+    """Return a block of unconverted values, as a block maker."""
     return ValueBlock(index, _ONE_ROW, values=values)
 
 
 @dataclass(frozen=True, eq=False)
 class ValueCollection(Collection):
-    """Blocks of any values.
+    """Blocks of arbitrary values.
 
     Parameters
     ----------
     is_single : bool
-        Whether the user gave one collection, and no list of several.
+        Whether the user gave a single collection instead of a list.
     """
 
     is_single: bool = False
@@ -74,12 +74,12 @@ class ValueCollection(Collection):
 
     @property
     def block_maker(self) -> Any:
-        """Return the function that makes a block of values as they are."""
+        """Return the function that makes a block of unconverted values."""
         return make_value_block
 
     @property
     def nbytes(self) -> list[float] | None:
-        """Return None: nobody knows what values take before they are made."""
+        """Return None: the size of values is unknown before they are computed."""
         return None
 
     def cut(self, n_blocks: int) -> ValueCollection:
@@ -95,20 +95,20 @@ class ValueCollection(Collection):
 
 
 def as_value_collection(blocks: Any) -> ValueCollection:
-    """Take a collection, several of them, or None as blocks; nothing is computed.
+    """Convert a collection, several of them, or None to blocks; nothing is computed.
 
     Parameters
     ----------
     blocks : Dask collection, array or frame in memory, list or tuple of these, or None
-        Of several, the nth blocks of all belong together. A list of delayed values is one
-        collection, of a block each.
+        The nth blocks of several collections belong together. A list of delayed values is one
+        collection, with a block per value.
 
     Raises
     ------
     InvalidDataError
         There are no blocks, or the collections differ in their blocks or rows.
     InvalidTypeError
-        Something has no blocks.
+        A value has no blocks.
     """
     is_single = _is_one_collection(blocks)
     inputs = () if blocks is None else (blocks,) if is_single else tuple(blocks)
@@ -140,31 +140,31 @@ def as_value_collection(blocks: Any) -> ValueCollection:
 def _make_collection(
     kind: Any, parts: list[tuple[Any, ...]], inputs: tuple[Any, ...], is_single: bool
 ) -> ValueCollection:
-    """Return a collection of parts that nothing is known of."""
+    """Return a collection of parts whose contents are unknown."""
     return ValueCollection(
         kind, parts, None, None, None, tensors=True, inputs=inputs, is_single=is_single
     )
 
 
 def _is_one_collection(blocks: Any) -> bool:
-    """Return whether something is one collection, rather than a list of several."""
+    """Return whether a value is one collection rather than a list of several."""
     if isinstance(blocks, list | tuple):
         return bool(blocks) and all(isinstance(value, Delayed) for value in blocks)
     return blocks is not None
 
 
 def _is_lazy(value: Any) -> bool:
-    """Return whether blocks of a value lie on workers."""
+    """Return whether blocks of a value are on workers."""
     return isinstance(value, list) or is_dask_collection(value)
 
 
 def _has_lazy_rows(value: Any) -> bool:
-    """Return whether a value is a Dask Array or dataframe, whose rows are to be cut alike."""
+    """Return whether a value is a Dask Array or dataframe, whose rows must be aligned."""
     return isinstance(value, da.Array) or is_dask_frame(value)
 
 
 def _check_has_blocks(value: Any, position: int) -> None:
-    """Raise `InvalidTypeError` for what cannot be cut into blocks."""
+    """Raise `InvalidTypeError` for a value that cannot be cut into blocks."""
     is_list = isinstance(value, list | tuple) and all(isinstance(v, Delayed) for v in value)
     has_rows = hasattr(value, "shape") and len(value.shape) > 0 and hasattr(value, "__getitem__")
     if is_list or has_rows or hasattr(value, "to_delayed"):
@@ -177,9 +177,10 @@ def _check_has_blocks(value: Any, position: int) -> None:
 
 
 def _cut_lazy(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the nth blocks of all collections together, lazy."""
+    """Return the nth blocks of all collections together, lazily."""
     named = {f"blocks[{i}]": value for i, value in enumerate(inputs)}
-    # Arrays and frames know rows: they are cut alike, with what is in memory, as those of fits.
+    # Arrays and frames have rows: like inputs of a fit, they are aligned, together with inputs in
+    # memory.
     rows = {n: _join_columns(v) for n, v in named.items() if _has_lazy_rows(v) or not _is_lazy(v)}
     pieces: dict[str, list[Any]] = {}
     check_equal_lengths(rows)
@@ -205,14 +206,14 @@ def _cut_lazy(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def _join_columns(value: Any) -> Any:
-    """Return an array whose chunks hold whole rows; anything else as it is."""
+    """Return an array whose chunks hold whole rows; any other value unchanged."""
     if isinstance(value, da.Array) and any(n > 1 for n in value.numblocks[1:]):
         return value.rechunk(dict.fromkeys(range(1, value.ndim), -1))
     return value
 
 
 def _delay(value: Any) -> list[Any]:
-    """Return the lazy blocks of a collection of no rows, such as a bag."""
+    """Return the lazy blocks of a collection without rows, such as a bag."""
     if isinstance(value, Delayed):
         return [value]
     found: Sequence[Any] = np.ravel(np.asarray(value.to_delayed(), dtype=object)).tolist()

@@ -1,4 +1,4 @@
-"""Entries of a row key, a column key and a value, cut into ranges of keys."""
+"""Entries of a row key, a column key and a value, partitioned by ranges of keys."""
 
 from __future__ import annotations
 

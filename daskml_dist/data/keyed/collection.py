@@ -1,14 +1,14 @@
-"""Entries of two keys and a value (ratings, edges of graphs), which lanes hold by ranges of keys.
+"""Entries of two keys and a value (ratings, edges of graphs), partitioned into lanes by key range.
 
 `read_frame_entries` and `read_matrix_entries` make a `KeyedCollection`; its method `cut` numbers
-the ids and cuts the entries into a CSR block for each lane and side, by the steps of `cut.py`. In a
-`PairCollection` rows of two numbers and a value stay where they lie: each part's own ids are
-numbered by the tables of their ranges, so that nobody holds all ids.
+the ids and splits the entries into a CSR block for each lane and side, by the steps of `cut.py`. In
+a `PairCollection`, rows of two numbers and a value stay on their workers: each part's ids are
+numbered by the tables of their ranges, so that no worker holds all ids.
 
-The cut is a shuffle, in the manner of a sample sort: (1) every part's ids become numbers of its
-own, (2) a sample of the ids tells where to cut ranges of equal load, (3) each part is split into a
-parcel for each range, and (4) a range's block is built from its parcels. Between (3) and (4) all
-workers send to all; with many groups of ranges, by two hops (`_build_side_parcels`).
+The cut is a shuffle, in the manner of a sample sort: (1) each part numbers its ids locally, (2) a
+sample of the ids determines ranges of equal load, (3) each part is split into a parcel for each
+range, and (4) a range's block is built from its parcels. Between (3) and (4) is an all-to-all
+exchange; with many groups of ranges it takes two hops (`_build_side_parcels`).
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import EntrySide
 
-#: Groups of ranges up to which parcels go from their part's worker to the group's in one hop.
-#: Beyond that the tasks, parts times groups, would cost more than a second hop.
+#: Up to this many groups of ranges, parcels are sent directly from their part's worker to the
+#: group's. With more, the number of tasks, parts times groups, would cost more than a second hop.
 _MAX_DIRECT_GROUPS = 16
-#: Most entries that one task cuts (about 16 MiB of keys and values); a single part may have more.
+#: Most entries that one task splits (about 16 MiB of keys and values); a single part may have more.
 _MAX_TASK_ENTRIES = 1 << 20
-#: Entries from which the blocks of one side are made after the blocks of the other: both at once,
-#: with the parcels that they are made of, would fill the workers' memory.
+#: With at least this many entries, the blocks of one side are made after those of the other: made
+#: together, they and their parcels would fill the workers' memory.
 _MIN_WAVE_ENTRIES = 1 << 22
 
 
 class WorkerHeldParts(Protocol):
-    """Parts of a lazy collection that workers hold."""
+    """Parts of a lazy collection, held by workers."""
 
     parts: list[Delayed]
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Return the results of a picklable function of each part."""
+        """Return the results of a picklable function on each part."""
 
     def together(self) -> list[list[int]]:
         """Return the positions of the parts that each worker holds."""
 
 
-#: Makes parts of a lazy collection, and holds them.
+#: Computes the parts of a lazy collection, and holds them on workers.
 PartHolder = Callable[[list[Delayed]], WorkerHeldParts]
 
 
@@ -68,8 +68,9 @@ PartHolder = Callable[[list[Delayed]], WorkerHeldParts]
 class KeyedCollection(Collection):
     """Entries of a fit over keys.
 
-    It begins with parts of a frame, whose ids `numbers` numbers; :meth:`cut` makes a block of them
-    for each lane and side: all sides of the first lane, then all sides of the next, and so on.
+    At first it has parts of a frame, whose ids are numbered by `numbers`; :meth:`cut` makes a block
+    of them for each lane and side: all sides of the first lane, then all sides of the next, and so
+    on.
 
     Parameters
     ----------
@@ -80,13 +81,13 @@ class KeyedCollection(Collection):
     numbers : callable
         Returns the entries of a part with numbered ids (`NumberedEntries`). Picklable.
     lanes : int or None
-        Number of lanes that it has been cut for; None before the cut.
+        Number of lanes that it has been split for; None before the split.
     cuts : dict of str to ndarray
-        Last id of each lane's range but the last one's, by space.
+        Last id of each lane's range, except the last lane's, by space.
     groups : tuple of range
         Lanes whose blocks are made together, on one worker.
     n_cut : int
-        Number of lazy entries that were cut; 0 for entries in memory.
+        Number of lazy entries that were split; 0 for entries in memory.
     """
 
     sides: tuple[EntrySide, ...] = ()
@@ -96,7 +97,7 @@ class KeyedCollection(Collection):
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
     n_cut: int = 0
-    #: Parts are whole blocks of lanes.
+    #: Each part is a whole block of a lane.
     has_lane_blocks = True
     travels_in_parts = True
 
@@ -104,7 +105,7 @@ class KeyedCollection(Collection):
     def of(
         cls, kind: Any, sources: Sequence[Any], numbers: Any, sides: Sequence[EntrySide]
     ) -> KeyedCollection:
-        """Return the entries of parts of a frame, in memory or lazy."""
+        """Return the entries in parts of a frame, in memory or lazy."""
         return cls(kind, [], (), None, None, tensors=True, sides=tuple(sides),
                    sources=tuple(sources), numbers=numbers)  # fmt: skip
 
@@ -115,14 +116,14 @@ class KeyedCollection(Collection):
 
     @property
     def nbytes(self) -> list[float] | None:
-        """Return zeros: all blocks come of one exchange, and are made together."""
+        """Return zeros: all blocks result from one exchange, and are made together."""
         return [0.0] * len(self.parts)
 
     @property
     def bundles(self) -> list[tuple[int, ...]]:
-        """Return groups of blocks that one task makes, of the same parcels."""
-        # Block i is of lane i // n and side i % n; bundles of one side come before those of the
-        # next, so that they can be made one side after the other (`bundles_at_once`).
+        """Return groups of blocks that one task makes from the same parcels."""
+        # Block i belongs to lane i // n and side i % n; bundles of one side come before those of
+        # the next, so that they can be made one side after the other (`bundles_at_once`).
         n = len(self.sides)
         return [
             tuple(range(lanes.start * n + side, lanes.stop * n, n))
@@ -132,7 +133,7 @@ class KeyedCollection(Collection):
 
     @property
     def bundles_at_once(self) -> int | None:
-        """Return the bundles of one side where both would fill the workers, else None."""
+        """Return the number of bundles of one side if both sides would fill memory, else None."""
         return len(self.groups) if self.n_cut >= _MIN_WAVE_ENTRIES else None
 
     def share(self, number: int) -> tuple[int, int] | None:
@@ -142,7 +143,7 @@ class KeyedCollection(Collection):
 
     @property
     def block_maker(self) -> Callable[..., KeyedBlock]:
-        """Return the function that makes a block of its group's parcels."""
+        """Return the function that makes a block from its group's parcels."""
         return (
             _return_block
             if self.kind == "memory"
@@ -150,7 +151,7 @@ class KeyedCollection(Collection):
         )
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> Collection:
-        """Return the collection with a part for each lane and side, cut by ranges of keys."""
+        """Return the collection split by key ranges, with a part for each lane and side."""
         assert self.numbers is not None
         n_groups = min(n_groups, n_lanes)
         # Groups of neighbouring lanes, nearly equal in number.
@@ -159,7 +160,7 @@ class KeyedCollection(Collection):
         n_cut = 0
         if self.kind == "memory":
             numbered = [self.numbers(source) for source in self.sources]
-            # The same steps as on a cluster, in one process: number, sample, cut, and build each
+            # The same steps as on a cluster, in one process: number, sample, split, and build each
             # block.
             cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in numbered], n_lanes)
             blocks: list[Any] = [None] * (n_lanes * len(self.sides))
@@ -171,10 +172,10 @@ class KeyedCollection(Collection):
                 for i in range(at, len(blocks), len(self.sides)):
                     blocks[i] = cut.build_block(i, parcels, self.sides, cuts)
         else:
-            # Workers number and hold the parts first: each part is then read once for all sides.
+            # Workers number and hold the parts first, so that each part is read once for all sides.
             held, sizes, cuts = self.numbered(n_lanes, hold)
             by_side, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
-            # All lanes of a group get the group's parcels, of which each takes its own range.
+            # All lanes of a group get the group's parcels; each block extracts its range from them.
             blocks = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in by_side]
         parts = [(block, None, None) for block in blocks]
         return replace(self, parts=parts, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
@@ -187,7 +188,7 @@ class KeyedCollection(Collection):
         assert hold is not None
         tasks = TaskBuilder(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
-        # Only samples of the ids come to the client, which chooses the cuts.
+        # The client receives only samples of the ids, and chooses the cuts.
         answers = held.ask(partial(_sample_ids, self.sides))
         cuts = cut.choose_cuts([sample for _, sample in answers], n_ranges)
         return held, [n for n, _ in answers], cuts
@@ -201,12 +202,12 @@ def _sample_ids(sides: tuple[EntrySide, ...], part: NumberedEntries) -> tuple[in
 def _make_keyed_block(
     sides: Sequence[EntrySide], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
 ) -> KeyedBlock:
-    """Return the block of a number, made of its group's parcels, as a block maker."""
+    """Return the block of a number, made from its group's parcels, as a block maker."""
     return cut.build_block(index, parcels, sides, cuts)
 
 
 def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
-    """Return a block that is made already, as a block maker."""
+    """Return an existing block, as a block maker."""
     return block
 
 
@@ -214,20 +215,20 @@ def _build_parcels(
     held: WorkerHeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
-    """Return the lazy parcels of each group, by side, each made of parts that one worker holds."""
+    """Return the lazy parcels of each group, by side; each is made from parts of one worker."""
     tasks = TaskBuilder(held.parts)
-    # A task cuts parts that one worker holds, so that no part moves whole.
+    # A task splits only parts that one worker holds, so that no part is transferred as a whole.
     batches = [batch for own in held.together() for batch in _batch_parts(own, sizes)]
     keys = [
         _build_side_parcels(tasks, held, batches, side, cuts[side.rows], groups) for side in sides
     ]
-    # Keys become delayed objects all at once, of one graph, in the same nesting.
+    # All keys become delayed objects of one graph, with the same nesting.
     lazy = iter(tasks.lazy([key for by_group in keys for group in by_group for key in group]))
     return [[[next(lazy) for _ in group] for group in by_group] for by_group in keys]
 
 
 def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Return lists of parts, each of few enough entries for one task."""
+    """Return batches of parts, each with few enough entries for one task."""
     batches: list[list[int]] = []
     room = 0
     for i in own:
@@ -243,13 +244,14 @@ def _build_side_parcels(
     tasks: TaskBuilder, held: WorkerHeldParts, batches: Sequence[list[int]], side: EntrySide,
     cuts: Any, groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
-    """Return the keys of the parcels of each group, on one side.
+    """Return the keys of each group's parcels, on one side.
 
     With one hop there are batches times groups tasks. With two hops of about sqrt(groups) each, a
-    batch is first cut for joint groups only, and further tasks cut these parcels for each group.
+    batch is first split for joint groups only, and further tasks split these parcels for each
+    group.
     """
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
-    # Neighbouring groups that are one range of lanes in the first hop.
+    # Neighbouring groups, joined to one range of lanes in the first hop.
     joint_groups = _split_in_steps(groups, step)
     ranges = [range(some[0].start, some[-1].stop) for some in joint_groups]
     parcels: list[list[Any]] = [[] for _ in ranges]
@@ -270,7 +272,7 @@ def _build_side_parcels(
 def _build_sorted_parcels(
     tasks: TaskBuilder, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
-    """Return keys of the second hop by group; each of its tasks takes the parcels of `step`."""
+    """Return the keys of the second hop by group; each task takes `step` parcels."""
     sorted_ = [tasks(cut.sort_parcels, some, groups) for some in _split_in_steps(parcels, step)]
     return [[tasks(get_item, made, at) for made in sorted_] for at in range(len(groups))]
 
@@ -281,12 +283,12 @@ def _split_in_steps(things: Sequence[Any], step: int) -> list[Any]:
 
 
 class TaskBuilder:
-    """Builder of a graph of tasks; a task's result is known by its key.
+    """Builder of a task graph; the result of a task is identified by its key.
 
     Parameters
     ----------
     sources : sequence of Delayed
-        Results that arguments may name by their keys.
+        Results that arguments may refer to by their keys.
     """
 
     def __init__(self, sources: Sequence[Any]) -> None:
@@ -295,24 +297,24 @@ class TaskBuilder:
         self._graph: dict[Any, Any] = {}
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Add a task that calls a function; return its key, which later tasks may take."""
-        # Dask's dashboard groups tasks by the part of a key before the first dash.
+        """Add a task that calls a function; return its key, which later tasks may use."""
+        # Dask's dashboard groups tasks by the key's prefix before the first dash.
         name = getattr(function, "__name__", type(function).__name__).strip("_").lower()
         key = f"{name}-{self._name}-{len(self._graph)}"
         self._graph[key] = (function, *args)
         return key
 
     def lazy(self, keys: Sequence[Any]) -> list[Delayed]:
-        """Return some results as delayed objects, which share one graph."""
+        """Return some results as delayed objects that share one graph."""
         known = {*self._graph, *(source.key for source in self._sources)}
-        # Tuples name other tasks by their keys; Dask resolves these in the format of today.
+        # Tuples refer to other tasks by key; Dask converts them to its current task format.
         tasks = convert_legacy_graph(self._graph, known)
         graph = HighLevelGraph.from_collections(self._name, tasks, dependencies=self._sources)
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
 
 def get_item(things: Sequence[Any], at: int) -> Any:
-    """Return one item of a sequence, as a task of its own."""
+    """Return one item of a sequence, as a task."""
     return things[at]
 
 
@@ -335,11 +337,11 @@ class EntryColumns:
     first, second : str
         Columns of the keys.
     value : str or None
-        Column of the values; None: all values are 1.
+        Column of the values; None if all values are 1.
     least : float or None
-        Smallest value allowed; None: any finite number.
+        Smallest value allowed; None allows any finite number.
     shared : bool
-        Whether both keys are of one space, such as the vertices of a graph.
+        Whether both keys belong to one space, such as the vertices of a graph.
     """
 
     first: Any
@@ -349,7 +351,7 @@ class EntryColumns:
     shared: bool = False
 
     def __call__(self, part: Any) -> NumberedEntries:
-        """Number a part of the frame, or keys without entries."""
+        """Number the ids in a part of the frame, or keys without entries."""
         if isinstance(part, LoneKeys):
             numbered = number_part(part.ids, part.ids[:0], None, shared=True)
             empty = np.empty(0, np.int32)
@@ -366,7 +368,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
     """Return the values of entries as float64."""
     try:
         given = np.asarray(values)
-        # Complex numbers, spans and dates would convert with a part lost, or to nanoseconds.
+        # Complex numbers would lose their imaginary part; spans and dates would become nanoseconds.
         if given.dtype.kind in "cmM":
             raise TypeError(f"they are of the type {given.dtype}")
         found = given.astype(np.float64)
@@ -416,9 +418,9 @@ def read_frame_entries(
 
 
 def _number_cells(least: float | None, part: tuple[int, Any]) -> NumberedEntries:
-    """Number the stored cells of rows of a sparse matrix; keys are positions."""
+    """Number the stored cells of rows of a sparse matrix; their positions are the keys."""
     start, matrix = part
-    # Here too: what a chunk of Dask is, is known only once it is computed.
+    # Checked here too: the type of a Dask chunk is known only once it is computed.
     _check_sparse(matrix)
     cells = matrix.tocoo()
     values = convert_values(cells.data, "value", least)
@@ -429,9 +431,9 @@ def _number_cells(least: float | None, part: tuple[int, Any]) -> NumberedEntries
 def read_matrix_entries(
     matrix: Any, sides: Sequence[EntrySide], least: float | None = None
 ) -> KeyedCollection:
-    """Return the stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
+    """Return the stored cells of a scipy.sparse matrix, or of a Dask Array with such chunks.
 
-    Keys are the positions of rows and columns that have a cell.
+    Keys are the positions of rows and columns that contain a cell.
     """
     if isinstance(matrix, da.Array):
         if matrix.ndim != 2 or np.isnan(matrix.chunks[0]).any():
@@ -439,9 +441,9 @@ def read_matrix_entries(
                 "The rows of a Dask Array with unknown chunk sizes cannot be numbered. Call "
                 "compute_chunk_sizes() first."
             )
-        # A chunk has whole rows, since columns are numbered from the left edge.
+        # Chunks must have whole rows, since columns are numbered from the left edge.
         whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
-        # Row numbers go through all chunks: each task is told where its chunk begins.
+        # Rows are numbered across all chunks: each task gets the number of its chunk's first row.
         starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
         pair = delayed(_make_pair, pure=False)
         chunks = whole.to_delayed().ravel().tolist()
@@ -452,7 +454,7 @@ def read_matrix_entries(
 
 
 def _check_sparse(matrix: Any) -> None:
-    """Raise where entries are of no sparse matrix."""
+    """Raise if entries are not in a sparse matrix."""
     if not hasattr(matrix, "tocoo"):
         raise InvalidDataError(
             f"{type(matrix).__name__} is neither a dataframe nor a sparse matrix. Give a pandas "
@@ -462,7 +464,7 @@ def _check_sparse(matrix: Any) -> None:
 
 
 def _make_pair(start: int, chunk: Any) -> tuple[int, Any]:
-    """Return a chunk with the number of its first row, as a task of its own."""
+    """Return a chunk with the number of its first row, as a task."""
     return start, chunk
 
 
@@ -471,15 +473,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class NumberedPairs(Collection):
-    """Collection whose rows are two numbers, of a first key and of a second key.
+    """Collection whose rows are two numbers: of the first key and of the second key.
 
-    Second keys are numbered after all first keys, so that a number is a row of one matrix of
-    parameters.
+    Second keys are numbered after all first keys, so that each number is a row of one parameter
+    matrix.
 
     Parameters
     ----------
     ids : tuple of (first, second)
-        Sorted ids of either kind: number i is that of the ith.
+        Sorted ids of each kind: the ith id has the number i.
     """
 
     ids: tuple[Array, Array] = field(default=(np.empty(0), np.empty(0)))
@@ -487,17 +489,17 @@ class NumberedPairs(Collection):
 
 @dataclass(frozen=True, eq=False)
 class PairCollection(KeyedCollection):
-    """Entries whose keys are numbered where they lie; its sides are those of the two keys."""
+    """Entries whose keys are numbered on their workers; its sides are those of the two keys."""
 
     def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> NumberedPairs:
-        """Number the keys, of which a part's worker has those of its own entries alone."""
+        """Number the keys; each worker holds the numbers of its own parts' keys only."""
         assert self.numbers is not None
         if self.kind == "memory":
             (source,) = self.sources
             part = self.numbers(source)
-            # Refuses a part without entries, in the words for all of them.
+            # Raises for a part without entries, with the usual message.
             cut.choose_cuts([cut.sample_ids(part, self.sides)], 1)
-            # In memory the positions of the ids are their numbers already.
+            # In memory, the positions of the ids are their numbers already.
             n, m = (len(ids) for ids in part.ids)
             rows = _number_rows(part, [np.arange(n)], [np.arange(m)], n, m)
             return _make_pair_collection("memory", [rows], [len(rows[0])], part.ids)
@@ -507,13 +509,13 @@ class PairCollection(KeyedCollection):
         side_cuts = [(side, cuts[of.rows]) for side, of in enumerate(self.sides)]
         tasks = TaskBuilder(held)
         table_tasks = [_build_table_tasks(tasks, held, *one) for one in side_cuts]
-        # Workers make and hold the tables of all ids, a range each; the client sees the ids once,
-        # for the fitted attributes.
+        # Workers make and hold the tables of all ids, one range each; the client receives the ids
+        # once, for the fitted attributes.
         kept = hold(tasks.lazy(list(chain.from_iterable(table_tasks))))
         tables, table_ids = kept.parts, kept.ask(_get_ids)
         n = len(tables) // 2
-        # A second graph, since numbers need the sizes of the tables: an id's number is its place in
-        # its table, plus the sizes of the tables before.
+        # A second graph, since numbering needs the sizes of the tables: an id's number is its
+        # position in its table plus the sizes of the preceding tables.
         tasks = TaskBuilder([*held, *tables])
         ids, numbers = [], []
         for side, own_cuts in side_cuts:
@@ -522,7 +524,7 @@ class PairCollection(KeyedCollection):
             numbers.append(
                 _build_number_tasks(tasks, held, side, own_cuts, tables[at], table_ids[at])
             )
-        # Of each part its numbered rows and its values, as two results of one task.
+        # For each part, its numbered rows and its values, as two results of one task.
         keys = []
         for part, first, second in zip(held, *numbers, strict=True):
             rows = tasks(_number_rows, part.key, first, second, len(ids[0]), len(ids[1]))
@@ -543,7 +545,7 @@ def _make_pair_collection(
 def _build_key_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
 ) -> list[list[Any]]:
-    """Return keys of each part's own first (`by` 0) or second ids, by range."""
+    """Return the keys of each part's own first (`by` 0) or second ids, by range."""
     split = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
     return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in split]
 
@@ -551,7 +553,7 @@ def _build_key_tasks(
 def _build_table_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
 ) -> list[Any]:
-    """Return keys of the first or second ids of all parts, by range."""
+    """Return the keys of the tables of first or second ids of all parts, by range."""
     return [
         tasks(cut.merge_key_tables, list(own))
         for own in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
@@ -562,7 +564,7 @@ def _build_number_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
     ids: Sequence[Array],
 ) -> list[list[Any]]:  # fmt: skip
-    """Return keys of the numbers of each part's own first or second ids, by range."""
+    """Return the keys of the numbers of each part's own first or second ids, by range."""
     first = [0, *accumulate(map(len, ids))]
     return [
         [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(own)]
@@ -576,7 +578,7 @@ def _get_ids(table: KeyTable) -> Array:
 
 
 def _number_ids(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
-    """Return the numbers of ids of a range, whose first one has the number `first`."""
+    """Return the numbers of a part's ids in a range, whose first id has the number `first`."""
     return IdLookup(table.ids)(own.ids).astype(np.int64) + first
 
 
@@ -588,7 +590,7 @@ def _number_rows(
     n_second: int,
 ) -> tuple[Array, Array]:
     """Return the numbers of the keys of a part's entries, and the values."""
-    # int32 takes half the memory of int64 where the numbers fit.
+    # int32 takes half the memory of int64 if the numbers fit.
     dtype = np.int32 if n_first + n_second < 2**31 else np.int64
     rows = np.empty((len(part.codes[0]), 2), dtype)
     rows[:, 0] = np.concatenate(first)[part.codes[0]]

@@ -1,9 +1,9 @@
-"""Entries cut into ranges of their keys: what tasks make of the parts of a frame, step by step.
+"""Entries partitioned by ranges of their keys: the functions that tasks apply to parts of a frame.
 
-A part's ids become numbers of its own (`NumberedEntries`). Some ids of each part, with how many
-entries they have, tell where ranges of keys are cut so that they have as many entries each. Then
-every part is split by the ranges of its row keys (`EntryParcel`); and of the pieces of a range,
-from all parts, come its ids and its entries. Nobody holds all ids, or all entries.
+A part numbers its ids locally (`NumberedEntries`). A sample of each part's ids, with their numbers
+of entries, determines key ranges with equal numbers of entries. Then each part is split by the
+ranges of its row keys (`EntryParcel`). The pieces of a range from all parts are merged to its ids
+and its entries. No process holds all ids, or all entries.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from daskml_dist.solvers.keyed import EntrySide
 
 Array = NDArray[Any]
 
-#: Ids of a part that are sampled to cut ranges: with a thousand, a part's share of a range is known
+#: Ids sampled per part to choose the ranges: with a thousand, a part's share of a range is accurate
 #: to a thousandth of its entries.
 _SAMPLE_IDS = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class NumberedEntries:
-    """A part's entries, with ids as positions among its own.
+    """A part's entries, with ids as positions among the part's ids.
 
     Parameters
     ----------
     ids : tuple of (first, second)
-        Sorted distinct ids of the first and second keys; of both where they share a space.
+        Sorted distinct ids of the first and of the second keys; of both together if they share a
+        space.
     codes : tuple of (first, second)
-        Positions in these, of int32.
+        Positions in `ids`, as int32.
     values : ndarray of float64 or float32, or None
-        float32 holds all of them exactly, where it is that.
+        float32 if that holds all of them exactly.
     """
 
     ids: tuple[Array, Array]
@@ -50,7 +51,7 @@ class NumberedEntries:
         return len(self.codes[0])
 
     def __sizeof__(self) -> int:
-        # Dask asks this when it budgets a worker's memory.
+        # Dask calls this to budget a worker's memory.
         return _count_bytes([*self.ids, *self.codes, self.values])
 
     def sums(self, by: int) -> NDArray[np.float64]:
@@ -65,11 +66,11 @@ class EntryPiece:
     Parameters
     ----------
     rows, columns : ndarray of int32
-        Positions among `row_ids`, which are all that the part has of the range, and `column_ids`.
+        Positions among `row_ids` (all ids of the part in the range) and `column_ids`.
     by : {0, 1}
-        Which of an entry's keys is its row.
+        Index of the key (first or second) that is the row.
     strengths : ndarray of float64 of shape (2, n), or None
-        As of `KeyTable`; None: those of `rows` tell.
+        As in `KeyTable`; None if they can be computed from `rows` and the values.
     """
 
     rows: NDArray[np.int32]
@@ -92,30 +93,30 @@ class EntryPiece:
 
 @dataclass(frozen=True, eq=False)
 class KeyTable:
-    """Ids of a range of a space, sorted, and their strengths."""
+    """Sorted ids of one range of a space, and their strengths."""
 
     ids: Array
     strengths: NDArray[np.float64]
 
     def __sizeof__(self) -> int:
-        # Dask asks this when it budgets a worker's memory.
+        # Dask calls this to budget a worker's memory.
         return _count_bytes([self.ids, self.strengths])
 
 
 @dataclass(frozen=True, eq=False)
 class EntryParcel:
-    """Pieces of some parts for some ranges, on one side: what goes from one worker to another.
+    """Pieces of some parts for some ranges, on one side: the unit sent between workers.
 
     Parameters
     ----------
     pieces : dict of int to list of (int, EntryPiece)
-        By the number of the range, with the number of each piece's part.
+        Keyed by the number of the range; each piece with the number of its part.
     """
 
     pieces: dict[int, list[tuple[int, EntryPiece]]]
 
     def __sizeof__(self) -> int:
-        # Dask asks this when it budgets a worker's memory.
+        # Dask calls this to budget a worker's memory.
         pieces = (piece for some in self.pieces.values() for _, piece in some)
         return sum(
             _count_bytes([p.rows, p.columns, p.row_ids, p.column_ids, p.values, p.strengths])
@@ -123,22 +124,22 @@ class EntryParcel:
         )
 
     def of(self, ranges: range) -> EntryParcel:
-        """Return the share of some of the ranges."""
+        """Return the pieces of some of the ranges."""
         return EntryParcel({at: some for at, some in self.pieces.items() if at in ranges})
 
 
 def _count_bytes(arrays: Sequence[Array | None]) -> int:
-    """Return the bytes of arrays together; None has none."""
+    """Return the number of bytes of arrays together; None counts 0."""
     return sum(array.nbytes for array in arrays if array is not None)
 
 
 def _sum_values(codes: Array, values: Array | None, n: int) -> NDArray[np.float64]:
-    """Return the sum of the values of each code, or their number where there are no values."""
+    """Return the sum of the values of each code, or the number of entries without values."""
     return np.bincount(codes, values, n).astype(np.float64)
 
 
 def number_part(first: Array, second: Array, values: Any, shared: bool) -> NumberedEntries:
-    """Return a part's entries with numbered ids; `shared`: both columns are of one space."""
+    """Return a part's entries with numbered ids; `shared`: both columns are in one space."""
     values = None if values is None else _narrow_values(values)
     if shared:
         ids, (a, b) = factorize_columns([first, second])
@@ -148,7 +149,7 @@ def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbe
 
 
 def _narrow_values(values: NDArray[np.float64]) -> Array:
-    """Return the values as float32 where that holds all of them exactly, else as they are."""
+    """Return the values as float32 if that holds all of them exactly, else unchanged."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
     return small if (small == values).all() else values
@@ -158,16 +159,16 @@ def _narrow_values(values: NDArray[np.float64]) -> Array:
 
 
 def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, tuple[Array, Array]]:
-    """Return some ids of each space, and how many entries each of them stands for."""
+    """Return sampled ids of each space, and the number of entries that each represents."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
-        # Entries of each id, over all sides on which its space gives the rows.
+        # Entries of each id, summed over the sides whose rows are in its space.
         counts: Any = 0.0
         for side in sides:
             if side.rows == space:
                 ids = part.ids[side.by]
                 counts = counts + np.bincount(part.codes[side.by], minlength=len(ids))
-        # A key takes work too, even without entries.
+        # A key costs work even without entries.
         total = np.cumsum(counts + 1.0)
         if not len(total):
             found[space] = ids, total
@@ -181,7 +182,7 @@ def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, t
 def choose_cuts(
     samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int
 ) -> dict[str, Array]:
-    """Return the last id of each range but the last one's, by space."""
+    """Return the last id of each range except the last, by space."""
     cuts = {}
     for space in samples[0]:
         parts = [sample[space] for sample in samples if len(sample[space][0])]
@@ -195,15 +196,15 @@ def choose_cuts(
         counts = np.concatenate([part for _, part in parts])
         order = np.argsort(ids, kind="stable")
         total = np.cumsum(counts[order])
-        # Equal shares of the entries that the sampled ids stand for, whatever the number of ids.
+        # Equal shares of the entries that the sampled ids represent, whatever the number of ids.
         wanted = total[-1] * np.arange(1, n_ranges) / n_ranges
-        # The sampled id ends what it stands for: the next range begins behind it.
+        # A sampled id is the last one that it represents: the next range begins after it.
         cuts[space] = ids[order][np.searchsorted(total, wanted)]
     return cuts
 
 
 def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
-    """Return the positions among sorted ids at which ranges begin, and the number of ids."""
+    """Return the positions among sorted ids at which ranges begin, then the number of ids."""
     inner = np.searchsorted(ids, cuts, side="right") if len(ids) else np.zeros(len(cuts), int)
     return [0, *inner.tolist(), len(ids)]
 
@@ -216,13 +217,12 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
     row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
     rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
     edges = _find_range_edges(row_ids, cuts)
-    # Of a key that may be an entry's row or column, one piece does not have all entries.
+    # If a key may be both row and column, one piece does not contain all its entries.
     shared = side.rows == side.columns
     sums = np.stack([part.sums(0), part.sums(1)]) if shared else None
     if len(edges) == 2:
         return [_make_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
-    # The range of each entry, from that of its row key: ids are sorted, so ranges are slices of
-    # them.
+    # Range of each entry, from its row key: ids are sorted, so ranges are slices of them.
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
     # A stable sort keeps the order of the part's entries within each range.
     order = np.argsort(range_of, kind="stable")
@@ -232,7 +232,7 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
     for (a, b), some in zip(pairwise(edges), np.split(order, ends[:-1]), strict=True):
         its = None if values is None else values[some]
         own = None if sums is None else sums[:, a:b]
-        # What is sent on does not hold all ids of the part.
+        # Copies, so that the ids of the whole part are not sent with the piece.
         given = rows[some] - np.int32(a), columns[some], row_ids[a:b].copy(), column_ids, its
         pieces.append(_make_piece(*given, side.by, own))
     return pieces
@@ -242,11 +242,11 @@ def _make_piece(
     rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, by: int,
     strengths: Any,
 ) -> EntryPiece:  # fmt: skip
-    """Return a piece that has the ids of its own columns alone."""
-    # A table of all columns marks those in use, without a sort.
+    """Return a piece that holds only the ids of its own columns."""
+    # A table over all columns marks the used ones, without a sort.
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
-    # Columns that the piece uses are numbered anew, so that only their ids travel with it.
+    # Used columns are renumbered, so that only their ids are sent.
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
     return EntryPiece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
 
@@ -263,7 +263,7 @@ def make_parcels(
     numbers: Sequence[int], parts: Sequence[NumberedEntries], side: EntrySide, cuts: Array,
     groups: Sequence[range],
 ) -> list[EntryParcel]:  # fmt: skip
-    """Return parcels of some parts, one for each group of ranges; `numbers` are the parts' own."""
+    """Return parcels of some parts, one per group of ranges; `numbers` are those of the parts."""
     whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for number, part in zip(numbers, parts, strict=True):
         for r, piece in enumerate(_split_into_pieces(part, side, cuts)):
@@ -272,7 +272,7 @@ def make_parcels(
 
 
 def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> list[EntryParcel]:
-    """Return several parcels as one for each group of ranges."""
+    """Merge several parcels, and return one for each group of ranges."""
     whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for parcel in parcels:
         for at, pieces in parcel.pieces.items():
@@ -284,12 +284,12 @@ def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> lis
 
 
 def merge_key_tables(parts: Sequence[KeyTable]) -> KeyTable:
-    """Return the table of a range, merged from those of all parts."""
+    """Return the table of a range, merged from the tables of all parts."""
     return _join_tables([part.ids for part in parts], parts)
 
 
 def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
-    """Return tables of some ids as one, added up one after the other."""
+    """Return the union of tables, with strengths added up in the order of the parts."""
     if len(some) == 1:
         return next(iter(parts))
     ids = merge_ids(some)
@@ -302,7 +302,7 @@ def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
 def build_block(
     index: int, parcels: Sequence[EntryParcel], sides: Sequence[EntrySide], cuts: dict[str, Array]
 ) -> KeyedBlock:
-    """Return the block of a lane and side; numbers of blocks run through the sides of each lane."""
+    """Return the block of a lane and side; block numbers enumerate the sides of each lane."""
     from daskml_dist.backends.csr_order import (
         MIN_COMPILED_ENTRIES,
         Entries,
@@ -313,7 +313,7 @@ def build_block(
     lane, at = divmod(index, len(sides))
     side = sides[at]
     found = [pair for parcel in parcels for pair in parcel.pieces[lane]]
-    # In the order of the parts, whichever way they came.
+    # Sorted by part, so that the result does not depend on the order of arrival.
     pieces = [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
     table = _join_tables([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
     touched = merge_ids([piece.column_ids for piece in pieces])
@@ -323,12 +323,12 @@ def build_block(
         for p in pieces:
             yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
 
-    # Values of columns that many entries touch lie together, where a cache holds them.
+    # Values of frequently used columns are stored together, so that they stay in the cache.
     uses = count_column_entries(some, len(touched))
     place, dtype = rank_by_use(uses), None
     if pieces[0].values is not None:
         n = sum(len(piece.rows) for piece in pieces)
-        # Of few, float32 saves little, and loops would be compiled for it too.
+        # For few values float32 saves little, and loops would have to be compiled for it too.
         dtype = (
             np.result_type(*(piece.values for piece in pieces))
             if n >= MIN_COMPILED_ENTRIES
@@ -352,31 +352,32 @@ def build_block(
 
 @dataclass(frozen=True, eq=False)
 class KeyedBlock(Block):
-    """Block of all entries of the row keys of a lane, as a CSR matrix, whose `indices` are `rows`.
+    """Block of all entries of a lane's row keys, as a CSR matrix whose `indices` are `rows`.
 
     Parameters
     ----------
     side : EntrySide
     lane : int
     column_cuts : ndarray
-        Last id of each lane's range of column keys, but the last lane's.
+        Last id of each lane's range of column keys, except the last lane's.
     ids : ndarray of shape (n,)
         Ids of the row keys, sorted.
     strengths : ndarray of float64 of shape (2, n)
-        Of each row key, the sum of the values of all entries whose first, and second, key it is.
+        For each row key, the sums of the values of all entries with it as first, and as second,
+        key.
     indptr : ndarray of int64 of shape (n + 1,)
     indices : ndarray of int32 of shape (n_entries,)
-        Where the values of column keys lie; the entries of a row are in the order of these keys.
+        Positions of the values of column keys; the entries of a row are in the order of these keys.
     touched : ndarray
         Ids of the column keys of all entries, sorted.
     place : ndarray of int32
-        Where the value of each of `touched` lies: those of most entries first, since the values of
-        all do not fit in a processor's cache.
+        Position of the value of each of `touched`: columns with the most entries first, since the
+        values of all do not fit in a processor's cache.
     values : ndarray of float64 or float32 of shape (n_entries,), or None
-        Of float32 where that holds all of them exactly, and they are many.
+        float32 if that holds all of them exactly and there are many of them.
     """
 
-    # All of them are given by name; `Block` has fields with defaults.
+    # All are passed by name; defaults are needed only because fields of `Block` have defaults.
     side: EntrySide = None  # type: ignore[assignment]
     lane: int = 0
     column_cuts: NDArray[Any] = None  # type: ignore[assignment]
@@ -389,19 +390,19 @@ class KeyedBlock(Block):
 
     @property
     def indices(self) -> NDArray[np.int32]:
-        """Return the places of the values of the columns of all entries."""
+        """Return, for each entry, the position of its column's value."""
         found: NDArray[np.int32] = self.rows
         return found
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all arrays together."""
+        """Return the number of bytes of all arrays."""
         arrays = [self.rows, self.ids, self.strengths, self.indptr, self.touched, self.place]
         arrays += [self.values]
         return sum(int(array.nbytes) for array in arrays if array is not None)
 
     def aligned(self) -> KeyedBlock:
-        """Return the block with arrays that begin at whole words: NumPy is slower over others."""
+        """Return the block with word-aligned arrays: NumPy is slower on unaligned ones."""
         names = ("rows", "strengths", "indptr", "place", "values")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name, array in found.items():
@@ -411,7 +412,7 @@ class KeyedBlock(Block):
 
 
 def rank_by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the place of each item in the order of its uses, most first."""
+    """Return the rank of each item by number of uses, most used first."""
     order = np.argsort(-uses, kind="stable")
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Ids as a user gives them, as numbers: sorted distinct ids, and positions among them."""
+"""Ids as given by users, converted to numbers: sorted distinct ids, and positions among them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from daskml_dist.errors import InvalidDataError
 
 Array = NDArray[Any]
 
-#: Integers are looked up in a table of their range where it is at most this many times as long: a
-#: look-up is one read of memory, where a search makes some twenty.
+#: Integers are looked up in a table over their range if it is at most this many times as long as
+#: the ids: a look-up is one memory read, a binary search about twenty.
 _MAX_TABLE_RATIO = 8
-#: Kinds of objects that can be sorted, in the words of pandas' `infer_dtype`.
+#: Kinds of objects that can be sorted, as named by pandas' `infer_dtype`.
 _SORTABLE_KINDS = ("string", "integer", "bytes", "boolean", "empty")
-#: Kinds of objects that are times, likewise.
+#: Kinds of objects that are times, by the same names.
 _TIME_KINDS = ("datetime", "datetime64", "date")
-#: Integers up to which float64 holds all.
+#: Largest integer up to which float64 is exact.
 _LARGEST_EXACT_FLOAT = 2**53
 
 
 def convert_ids(values: Any, name: str) -> Array:
-    """Return a column of ids as an array that can be sorted."""
+    """Return a column of ids as a sortable array."""
     array = np.asarray(values)
     if array.dtype.kind == "T":
         array = array.astype(object)
@@ -46,7 +46,7 @@ def convert_ids(values: Any, name: str) -> Array:
     if array.dtype.kind == "O":
         kind = pandas.api.types.infer_dtype(array, skipna=False)
         if kind in _TIME_KINDS:
-            # Times with a zone are compared as UTC.
+            # Times with a time zone are compared as UTC.
             return np.asarray(pandas.to_datetime(array, utc=True).tz_localize(None))
         if kind not in _SORTABLE_KINDS:
             raise InvalidDataError(
@@ -61,7 +61,7 @@ def convert_ids(values: Any, name: str) -> Array:
 
 
 def _convert_integers(array: Array, name: str) -> Array:
-    """Return objects that are integers as an array of 64 bits."""
+    """Return integer objects as an array of 64-bit integers."""
     for kind in (np.int64, np.uint64):
         with suppress(OverflowError):
             return array.astype(kind)
@@ -72,7 +72,7 @@ def _convert_integers(array: Array, name: str) -> Array:
 
 
 def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
-    """Return the sorted distinct ids of some columns together, and each entry's position there."""
+    """Return the sorted distinct ids of several columns, and the position of each entry."""
     given = [column for column in columns if len(column)]
     if not given:
         return columns[0][:0], [np.empty(0, np.int32) for _ in columns]
@@ -81,14 +81,14 @@ def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.
         return _factorize_by_table(columns, *found)
     pandas = load_pandas()
     whole = np.concatenate(given)
-    # pandas hashes ids of any type and sorts the distinct ones alone, which are often few.
+    # pandas hashes ids of any type and sorts only the distinct ones, which are often few.
     codes, ids = pandas.factorize(whole, sort=True)
     ends = np.cumsum([len(column) for column in columns])[:-1]
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
 
 
 def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
-    """Return the least of some integers and the width of their range, where it is narrow."""
+    """Return the minimum of integers and the width of their range, if it is narrow; else None."""
     if not all(part.dtype.kind in "iu" for part in parts):
         return None
     low = min(int(part.min()) for part in parts)
@@ -96,7 +96,7 @@ def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
     if high >= 2**63:
         return None
     width = high - low + 1
-    # A table of the whole range pays while it is not much larger than the ids themselves.
+    # A table over the whole range is worth it if not much larger than the ids themselves.
     return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, parts)) + 2**16 else None
 
 
@@ -111,8 +111,8 @@ def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_
 def _factorize_by_table(
     columns: Sequence[Array], low: int, width: int
 ) -> tuple[Array, list[NDArray[np.int32]]]:
-    """Return what `factorize_columns` does, of integers in a narrow range, by a table of it."""
-    # A table over the range: marks of what occurs, whose running sum numbers the ids in order.
+    """Return the result of `factorize_columns` for integers in a narrow range, by a table."""
+    # A table over the range: marks of occurring values, whose running sum numbers the ids in order.
     seen = _mark_seen(columns, low, width)
     ids = np.flatnonzero(seen) + low
     position = np.cumsum(seen, dtype=np.int32)
@@ -122,7 +122,7 @@ def _factorize_by_table(
 
 
 def merge_ids(parts: Sequence[Array]) -> Array:
-    """Return the sorted distinct ids of all parts, each of which is sorted and distinct."""
+    """Return the sorted distinct ids of all parts, which are each sorted and distinct."""
     filled = [part for part in parts if len(part)]
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
@@ -137,8 +137,8 @@ def merge_ids(parts: Sequence[Array]) -> Array:
 
 
 def check_one_kind(parts: Sequence[Array]) -> None:
-    """Check that ids of all parts can be compared."""
-    # Numbers of several widths compare; numbers and texts do not.
+    """Check that ids of all parts can be compared with each other."""
+    # Numbers of different widths can be compared; numbers and texts cannot.
     kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
     if len(kinds) > 1:
         raise InvalidDataError(
@@ -159,14 +159,14 @@ def check_one_kind(parts: Sequence[Array]) -> None:
 
 
 def _describe_kind(part: Array) -> str:
-    """Return the type of some ids, for an error."""
+    """Return the type of some ids, for an error message."""
     if part.dtype.kind != "O":
         return {"S": "bytes", "U": "str", "M": "datetime"}.get(part.dtype.kind, part.dtype.name)
     return type(part[0]).__name__
 
 
 class IdLookup:
-    """Positions in a table of sorted distinct ids, of one set of ids after another.
+    """Look-up of positions in a table of sorted distinct ids, for one set of ids after another.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class IdLookup:
             self._place[table - self._low] = np.arange(len(table), dtype=np.int32)
 
     def __call__(self, ids: Array) -> NDArray[np.int32]:
-        """Return the position of each id, all of which the table holds."""
+        """Return the position of each id; all must be in the table."""
         if self._place is not None and ids.dtype.kind in "iu":
             found: NDArray[np.int32] = self._place[ids - self._low]
             return found
@@ -191,12 +191,12 @@ class IdLookup:
 
 
 def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
-    """Return the position of each id in a table of sorted distinct ids; -1 of one not there."""
+    """Return the position of each id in a table of sorted distinct ids; -1 if absent."""
     if not len(table) or not len(ids):
         return np.full(len(ids), -1)
     if table.dtype.kind == "O" or ids.dtype.kind == "O":
         found = load_pandas().Index(table).get_indexer(load_pandas().Index(ids))
         return np.asarray(found, np.int64)
-    # Binary search, and a look whether the id found is the one asked for.
+    # Binary search, then a comparison of the id found with the one searched for.
     at = np.minimum(np.searchsorted(table, ids), len(table) - 1)
     return np.where(table[at] == ids, at, -1)
