@@ -61,7 +61,10 @@ class Apriori(Solver):
         Items of an itemset at most.
     max_candidates : int
         Candidates of a level at most.
-    with_nulls : bool, default=False
+    Whether the rows have two columns per item: first, for all items, whether a row has it; then,
+    for all items, whether that is known. The support of an itemset is then its share of the rows in
+    which all its items are known. Such supports may rise when an item is added; an itemset is found
+    only if all its subsets are frequent.
         Whether the rows have two columns an item: first of all items whether a row has it, then of
         all items whether that is known. The support of an itemset is then its share of the rows
         in which all its items are known, and only an itemset all of whose parts are frequent is
@@ -260,7 +263,7 @@ class _AprioriProgress:
         return Solution(np.empty(0), len(self.sets), not problem, problem, extra)
 
     def state(self) -> dict[str, Array]:
-        """Return the search as arrays by name, from which `of_state` makes it again."""
+        """Return the search as arrays by name, from which `of_state` restores it."""
         levels = [*zip(self.sets, self.counts, strict=True)]
         # A position above 0 tells that the last level stored is still being counted.
         if self.position:

@@ -177,11 +177,11 @@ class Statistic(ABC):
 
     def merge(self, total: Array, part: Array) -> None:
         """Reduce the sum of other rows into `total`, in place."""
-        # Overridden where parts are merged otherwise, such as maxima (`additive = False`).
+        # Overridden if parts are merged in another way, such as by maxima (`additive = False`).
         total += part
 
     def answer_shape(self, model: Any) -> tuple[int, ...]:
-        """Return the shape of the array that the solver gets."""
+        """Return the shape of the array that the solver receives."""
         # The sum itself; a `ReduceScatterStatistic` answers with the results of its ranges.
         return self.shape(model)
 
@@ -430,8 +430,8 @@ class Solver(NamedParameters, ABC):
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Solve the problem; a deterministic function of the sums.
 
-        After a loss the solver runs again, and gets the sums of its first requests from a log: it
-        must request the same ones.
+        After a loss the solver runs again, and its first requests are answered from a log: it must
+        make the same requests.
 
         Parameters
         ----------
@@ -537,8 +537,8 @@ class NestedSums:
 
     @property
     def kept(self) -> None:
-        # Snapshots are the outer solver's: an inner one that runs again starts anew, and gets the
-        # same sums.
+        # Snapshots are the outer solver's: an inner solver that runs again starts from the
+        # beginning, and gets the same sums.
         return None
 
     @property

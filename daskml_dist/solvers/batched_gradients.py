@@ -230,7 +230,7 @@ class SplitLabelWeights(Statistic):
 
 
 class ActiveCandidates:
-    """Candidates of the splits in which any row of a tile has the role asked for.
+    """Candidates of the splits in which any row of a tile has the requested role.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def iterate_candidate_tiles(
     the candidates of one split alone.
     """
     n_columns, _, width = w.shape
-    # By which splits are active, so that few copies of the parameters are made.
+    # Cached by the set of active splits, so that parameters are copied rarely.
     known: dict[bytes, ActiveCandidates] = {}
     most = (
         _KERNEL_TILE_ROWS
@@ -379,7 +379,8 @@ class BatchedGradient(Statistic):
             if kernel:
                 self._add_by_kernel(model, part, some, backend)
                 continue
-            # A step that a candidate's line search tries may overflow; it sees that by the loss.
+            # A step that a candidate's line search tries may overflow; the candidate detects it
+            # from the loss.
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = model.each.raw_prediction(some.w, part.X, backend)
                 g = self._weighted_derivatives(model, raw, part, some, backend)

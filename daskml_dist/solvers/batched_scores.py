@@ -1,6 +1,6 @@
 """Scores of many candidate models on the same rows, in few passes.
 
-:class:`BatchedScores` sums over the rows what accuracy, losses and errors are made of, with all
+:class:`BatchedScores` sums the terms of accuracy, losses and errors over the rows, with all
 candidates as columns of one matrix (`batched_gradients`). Ranking scores need the order of all
 rows: they are reduce-scattered, which brings all rows' scores of a candidate to the one process
 that owns the candidate and sorts them (:class:`BatchedRanks`; :class:`BatchedClassRanks` for more
@@ -57,7 +57,7 @@ _MAX_LOG_LOSS = -float(np.log(np.finfo(np.float64).eps))
 
 
 class ScoreParts(NamedTuple):
-    """Choice of what is computed beside the plain sums.
+    """Choice of the sums that are computed in addition to the plain ones.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class ScoreParts(NamedTuple):
     places: bool = False
 
 
-#: Plain sums alone.
+#: Only the plain sums.
 SUMS_ONLY = ScoreParts()
 
 
@@ -411,12 +411,12 @@ class BatchedRanks(ReduceScatterStatistic):
         )
 
     def _kept_columns(self, model: BatchedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
-        """Return what is kept of rows: arrays of shape (n_candidates, n), or (1, n) if shared."""
+        """Return the kept values of rows: arrays (n_candidates, n), or (1, n) if shared."""
         signs = cast(2 * codes - 1, namespace(raw).float64)
         return [raw[:, :, 0].T, (signs * weight)[None, :]]
 
     def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
-        """Return the ranking scores of a candidate from what was kept of its rows."""
+        """Return the ranking scores of a candidate from the values kept of its rows."""
         scores, signed = kept
         return ranking_scores(scores, signed)
 
@@ -430,7 +430,7 @@ class BatchedRanks(ReduceScatterStatistic):
 
 
 def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
-    """Return what was kept of the first `n` rows of candidates, or of one candidate."""
+    """Return the values kept of the first `n` rows of candidates, or of one candidate."""
     n_slots = (of_columns.shape[-1] - 1) // n_kept
     starts = range(1, 1 + n_kept * n_slots, n_slots)
     return [of_columns[..., start : start + n] for start in starts]

@@ -422,7 +422,7 @@ class WarmStarts:
         """Return the inverse Hessian of each candidate's objective, if it is well defined."""
         each, chosen = self._model.each, [i for i in leaders if leaders[i] == i]
         share = self._hessian_share(len(chosen))
-        assert share is not None  # it is not None for all groups, of which these are no more
+        assert share is not None  # not None for all groups, so not for a subset
         size = prod(each.shape)
         w = np.nan_to_num(np.stack([optima[i] for i in chosen]))
         splits = np.array([self._candidates[i].split for i in chosen])
@@ -509,7 +509,7 @@ def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) ->
     `places` are the optima, and `answers` the rows ``[loss, *gradient]`` there. The squared
     distance of two optima is the product of their difference with that of their gradients, which is
     their distance in the norm of the Hessian between them: the sum over the rows of the squared
-    difference of the predictions, times the curvature of the loss. It tells how much the Hessian
+    difference of the predictions, times the curvature of the loss. It measures how much the Hessian
     changes from one to the other.
     """
     found: dict[int, int] = {}

@@ -45,7 +45,7 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 #: is held out.
 _IsHeldOut = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _HOLDOUT_DRAW = 2
 #: Draws that are hashed at once: 8 MiB.
 _DRAWS_AT_ONCE = 1 << 20
@@ -260,16 +260,16 @@ def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return found
 
 
-#: Returns the edges of at most so many bins, given values and their weights.
+#: Returns the edges of at most the given number of bins, for values and their weights.
 _EdgeFinder = Callable[[Array, Array | None, int], Array]
 #: Rows of the sample that bins are chosen from (fewer rows are all taken), as in scikit-learn.
 SAMPLE_ROWS = 200_000
 #: Factor on the expected size of the sample, so that enough rows are drawn (by 13 standard
 #: deviations).
 _OVERDRAW = 1.03
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _SAMPLE_DRAW = 1
-#: A row's bins are padded to a multiple of so many bytes, so that few rows straddle cache lines.
+#: A row's bins are padded to a multiple of this many bytes, so that few rows straddle cache lines.
 _WORD_BYTES = 8
 #: Rows of a tile, to keep temporary arrays small: 512 KiB of float64.
 _TILE_ROWS = 2**16
@@ -300,7 +300,7 @@ def find_bins(
     if (weight == 1).all():
         weight = weight[:0]
     # Exactly SAMPLE_ROWS of them, those with the smallest draws (different numbers have different
-    # hashes); in the order of their numbers, whichever trainer had them.
+    # hashes); in the order of their numbers, whichever trainers hold them.
     if len(numbers) > SAMPLE_ROWS:
         drawn = draw_by_hash(numbers, seed, _SAMPLE_DRAW)
         at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
@@ -372,7 +372,7 @@ def _distinct_values(
         for number, j in enumerate(features):
             values = find_distinct_values(X[:, j]).astype(np.float64)
             union = _union_sorted([found[number], values[~np.isnan(values)]])
-            # Enough to see that there are too many, however many there are.
+            # One value more than the limit shows that there are too many.
             found[number] = union[: max_bins + 1]
     return found
 
@@ -405,7 +405,7 @@ def _sample_lane(
             which &= ~is_aside(first, block.y)
         X, _, weight = _select_rows(block, which)
         weight = np.empty(0) if weight is None else weight.astype(np.float64)
-        # Of rows on a GPU the sample alone comes to the host.
+        # For rows on a GPU, only the sample is copied to the host.
         found.append((fetch_rows(X), weight, numbers[which]))
     return found
 
@@ -413,7 +413,7 @@ def _sample_lane(
 class BinnedRows:
     """Binned rows with their targets and weights, in arrays allocated for `most` rows.
 
-    Rows that lie on a GPU are put into bins there, and these stay there; the host gets them when
+    Rows on a GPU are binned there, and their bins stay there; they are copied to the host when
     :attr:`rows` or :attr:`columns` are first read.
 
     Parameters
@@ -435,14 +435,14 @@ class BinnedRows:
     device_bins : DeviceBins or None
         Bins that were made on a GPU.
     y : ndarray of float64 of shape (n,), or (n, n_targets) of several
-        Of complex128 where targets are bounds of times (`losses.AFT`).
+        complex128 if targets are bounds of times (`losses.AFT`).
     weight : ndarray of float64 of shape (n,) or None
     salt : ndarray of uint32 of shape (n,)
         Hash of each row's number among all rows.
     numbers : ndarray of int64 of shape (n,) or None
         These numbers, if they are kept.
     queries : ndarray of int64 of shape (n,)
-        Codes of the rows' queries; empty where targets come without.
+        Codes of the rows' queries; empty if targets have none.
     extra : dict
         Further arrays of the solver.
     """
@@ -457,7 +457,7 @@ class BinnedRows:
         self.device_bins: Any = None
         self._missing = np.zeros(bins.n_features, np.uint8)
         self._most = most
-        # Allocated with the first rows, behind their bins: what is allocated first stays in memory.
+        # Allocated with the first rows, after their bins: arrays allocated first stay in memory.
         self._y = np.empty((0,) if n_targets == 1 else (0, n_targets))
         self._weight: NDArray[Any] | None = None
         self._salt = np.empty(0, np.uint32)
@@ -474,7 +474,7 @@ class BinnedRows:
         bins, at = self.bins, slice(self.n, self.n + len(X))
         if not self.n and lie_on_device(X):
             self.device_bins = open_device_bins(bins)
-        # Where the first rows lie, those of all blocks are put into bins.
+        # The bins of all blocks are made on the device of the first rows.
         if self.device_bins is not None:
             self.device_bins.add(X)
         else:
@@ -482,7 +482,7 @@ class BinnedRows:
                 np.ascontiguousarray(fetch_rows(X)), bins.table, bins.n_edges, bins.categorical,
                 bins.max_bins, self._host_rows[at], self.columns[:, at], self._missing,
             )  # fmt: skip
-        if y.ndim > self._y.ndim:  # with the codes of queries beside the targets
+        if y.ndim > self._y.ndim:  # targets come with query codes
             if self._queries is None:
                 self._queries = self.allocate_zeros((self._most,), np.int64)
             self._queries[at] = read_codes(y)
@@ -527,8 +527,8 @@ class BinnedRows:
     def columns(self) -> NDArray[np.uint8]:
         """Return the bins of each feature, (n_features, most), for loops over all rows.
 
-        What lies behind the last row is of none: cut off, the array would not be in one piece, and
-        loops would be compiled for both layouts.
+        Positions after the last row are unused. They are not cut off: the array would not be
+        contiguous, and loops would be compiled for both layouts.
         """
         columns = self.allocate_zeros((self.bins.n_features, self._most), np.uint8)
         if self.device_bins is not None:
@@ -614,7 +614,7 @@ def _deal_columns(
 def _deal_sparse_columns(
     rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
 ) -> Callable[[int, Array], Array]:
-    """Return what `_deal_columns` does, exchanging CSC matrices."""
+    """Return the result of `_deal_columns`, exchanging CSC matrices."""
     n_features = ranges[-1].stop
     blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
     X = sparse.csc_array(sparse.vstack(blocks))

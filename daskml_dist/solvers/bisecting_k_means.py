@@ -1,8 +1,9 @@
 """Bisecting k-means: the leaves of a tree of centroids are split in two, one at a time.
 
 Each split is a k-means with two centroids whose requests are restricted to the rows of one leaf
-(:class:`LeafStatistic`). The tree is small and known to all; each row's leaf is a state of the rows
-(:class:`LeafAssignment`), which a trainer that loses it finds by sending its rows down the tree.
+(:class:`LeafStatistic`). The tree is small and known to all trainers. Each row's leaf is a state of
+the rows (:class:`LeafAssignment`); a trainer that has lost it recomputes it by sending its rows
+down the tree.
 
 References
 ----------
@@ -73,7 +74,7 @@ class LeafAssignment(RowState):
     def descend(self, state: Any, rows: BatchRows, number: int, backend: Backend) -> Any:
         """Move the rows at the node of a split to the child with the nearer centroid.
 
-        Return the rows' squared distances to it, which mean nothing for rows of other nodes.
+        Return the rows' squared distances to it, which have no meaning for rows of other nodes.
         """
         shift, centroids = None, self.centroids[number]
         if self.shifts is not None:
@@ -81,7 +82,7 @@ class LeafAssignment(RowState):
             shift = to_rows_dtype(self.shifts[number], rows.X, backend)
         centroids, node = to_rows_dtype(centroids, rows.X, backend), int(self.split[number])
         if not _supports_row_selection(rows.X):
-            # Distances of all rows, which are used for those at the node.
+            # Distances are computed for all rows, but used only for those at the node.
             labels, squares = backend.nearest(rows.X, shift, centroids)
             child = cast(labels + (2 * number + 1), state.dtype)
             state[:] = namespace(state).where(state == node, child, state)
@@ -143,7 +144,7 @@ class LeafStatistic(Statistic):
 
     @property
     def state(self) -> LeafAssignment:
-        """Return the leaf assignment; the inner statistic's state is made anew for each sum."""
+        """Return the leaf assignment; the inner statistic's state is made again for each sum."""
         return self.leaves
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -153,7 +154,7 @@ class LeafStatistic(Statistic):
         loss = 0.0
         for some in self._select_leaf_rows(rows):
             # Rows have one state at a time, here their leaf. That of the inner statistic (bounds,
-            # distances to candidates) is made anew in each pass.
+            # distances to candidates) is made again in each pass.
             if self.asked.state is not None:
                 some.state = self.asked.state.make(model, some, backend)
             loss = loss + known_loss(self.asked.add(model, some, out, backend))
@@ -168,7 +169,7 @@ class LeafStatistic(Statistic):
         for first, at, X in _iterate_node_rows(rows.state, self.leaf, rows.X):
             weight = None if rows.weight is None else rows.weight[first + at]
             place = rows.block, rows.first + first
-            # With the places, a row draws the same random numbers as in its block.
+            # With `places`, a row draws the same random numbers as in its whole block.
             yield BatchRows(X, None, weight, rows.key, *place, places=at)
 
     def merge(self, total: Array, part: Array) -> None:
@@ -273,7 +274,7 @@ class BisectingSolver(Solver):
         return replace(self.two, k=1, init=origin, n_init=1, max_iter=2, tol=0.0)
 
     def _split_leaf(self, tree: _CentroidTree, leaf: int, model: Any, sums: Sums) -> None:
-        """Split a leaf, or record that its rows are all alike."""
+        """Split a leaf, or record that all its rows are equal."""
         two = replace(self.two, seed=self.two.seed + leaf)
         found = two.solve(model, _LeafSums(sums, tree.leaves, leaf), None)
         if found.extra["n_found"] < 2:
@@ -321,7 +322,7 @@ class _CentroidTree:
         return cls(leaves, shift, centroid[None], facts)
 
     def next_leaf(self, by_weight: bool) -> int | None:
-        """Return the leaf to split next, or None where no leaf has rows that differ."""
+        """Return the leaf to split next, or None if no leaf has differing rows."""
         nodes = self.leaf_nodes()
         weight, error, splittable = self.facts[nodes].T
         score = np.where((splittable > 0) & (error > 0), weight if by_weight else error, 0.0)
@@ -351,7 +352,7 @@ class _CentroidTree:
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
     def state(self) -> dict[str, Array]:
-        """Return the tree as arrays by name, from which `of_state` makes it again."""
+        """Return the tree as arrays by name, from which `of_state` restores it."""
         shifts = {"shift": self.shift, "shifts": self.leaves.shifts}
         given = {name: array for name, array in shifts.items() if array is not None}
         split = self.leaves.split.astype(np.float64)

@@ -86,10 +86,10 @@ def sum_values_exactly(
     ----------
     rows : OwnRows
     parts : sequence of ndarray of float64 of shape (m, n)
-        No more values in all, of each sum, than there are rows.
+        Over all trainers, each sum has at most `n_rows` values.
     m : int
     largest : ndarray of shape (m,), optional
-        Largest size of the own values, where it is known.
+        Largest absolute value of the own values, if known.
     """
     if largest is None:
         largest = np.max(
@@ -122,7 +122,7 @@ def group_quantiles(
     ----------
     rows : OwnRows
     given : sequence of GroupedValues
-        Of each own lane.
+        Values of each own lane.
     n_groups : int
     share : float
         The quantile, from 0 to 1.
@@ -148,13 +148,13 @@ def group_quantiles(
     targets = [np.maximum(share * totals, 0.5)]
     fraction = np.zeros(n_groups)
     if middle:
-        # Linear interpolation between two order statistics, as numpy.quantile has it.
+        # Linear interpolation between two order statistics, as in numpy.quantile.
         at = share * np.maximum(totals - 1, 0)
         fraction = at - np.floor(at)
         targets = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
     found = [_values_of_keys(_select_keys(rows, keys, groups, weights, one)) for one in targets]
     low, high = found[0], found[-1]
-    # From the nearer end, as numpy.quantile does against cancellation.
+    # From the nearer end, as numpy.quantile does to avoid cancellation.
     between = np.where(
         fraction < 0.5, low + (high - low) * fraction, high - (high - low) * (1 - fraction)
     )
@@ -180,8 +180,8 @@ def _select_keys(
 ) -> NDArray[np.uint64]:
     """Return each group's least key whose cumulated weight reaches the group's target."""
     n, found, targets = len(targets), np.zeros(len(targets), np.uint64), targets.copy()
-    # Radix select: a byte at a time, from the most significant; one histogram of 256 weights a
-    # group is all that trainers exchange.
+    # Radix select: a byte at a time, from the most significant. Trainers exchange only one
+    # histogram of 256 weights per group.
     for shift in range(56, -8, -8):
         digits = [((k >> np.uint64(shift)) & np.uint64(255)).astype(np.int64) for k in keys]
         own = np.zeros(n * 256)
@@ -220,26 +220,26 @@ def exact_exponential(x: Array) -> Array:
 
 
 class BoostLoss(ABC):
-    """Base class of what boosting needs of a loss, as functions of targets and raw predictions.
+    """Base class of losses for boosting, as functions of targets and raw predictions.
 
     Attributes
     ----------
     constant_hessian : bool
         Whether the hessian of every row is 1, before it is multiplied by the row's weight.
     kernel : str
-        Name of the loss's gradient in tree_gradients.cu, or another name where the host makes it.
+        Name of the loss's gradient in tree_gradients.cu; any other name if the host computes it.
     quantile : float or None
         A leaf's value is this quantile of the residuals of its rows (Friedman 2001, algorithm 3,
         for the median); None: it is a Newton step.
     n_outputs : int
         Columns of a raw prediction.
     n_targets : int
-        Columns of the targets; 1 of one dimension.
+        Columns of the targets; 1 for one-dimensional targets.
     of_sets : bool
         Whether the loss is of sets of rows, such as those of a query or those at risk: gradients
         and scores are then made by the four methods below, and not row by row.
     overflow_remedy : str
-        What to do where gradients overflow: the last sentence of the error.
+        Remedy if gradients overflow: the last sentence of the error.
     """
 
     constant_hessian: bool = False
@@ -251,7 +251,7 @@ class BoostLoss(ABC):
     overflow_remedy: str = "Scale the targets and the weights, or lower learning_rate."
 
     def of_target(self, y: Array) -> Array:
-        """Return the terms of shape (n, n_outputs) whose means :meth:`start` is given."""
+        """Return the terms, of shape (n, n_outputs), whose means are passed to :meth:`start`."""
         return y[:, None]
 
     @abstractmethod
@@ -269,16 +269,16 @@ class BoostLoss(ABC):
         raise NotImplementedError("gradients are made set by set")
 
     def losses(self, y: Array, raw: Array) -> Array:
-        """Return the loss of each row, up to terms of `y` alone; arguments as of `gradients`."""
+        """Return the loss of each row, up to terms of `y` alone; arguments as in `gradients`."""
         raise NotImplementedError("losses are of sets of rows")
 
     def write_gradients(
         self, y: Array, raw: Array, weight: Array | None, g: Array, h: Array
     ) -> NDArray[np.float64] | None:
-        """Write weighted gradients and hessians in float32, of a loss that devices know not.
+        """Write weighted gradients and hessians in float32, for a loss unknown to devices.
 
-        `h` is empty where hessians are 1. The result is their largest sizes, of shape (2, 1); None
-        for a loss whose gradients are made by the device.
+        `h` is empty if hessians are 1. The result has their largest absolute values, of shape (2,
+        1); None for a loss whose gradients the device computes.
         """
         return None
 
@@ -287,33 +287,33 @@ class BoostLoss(ABC):
     def gather_sets(
         self, rows: OwnRows, parts: Sequence[BinnedRows], within: RowRange | None = None
     ) -> Any:
-        """Return rows set by set, those of a range of numbers or all (collective)."""
+        """Return the rows in a range of numbers (None: all), grouped by set (collective)."""
         raise NotImplementedError
 
     def check_held_sets(self, rows: OwnRows, own: Any, held: Sequence[BinnedRows]) -> None:
-        """Raise on all trainers if held-out rows have sets of the others (collective)."""
-        return  # sets of rows that are told apart by nothing overlap nowhere
+        """Raise on all trainers if a set has both held-out and training rows (collective)."""
+        return  # without ids of sets, sets cannot overlap
 
     def make_set_gradients(self, sets: Any, seed: int) -> SetGradients:
-        """Return what makes the gradients of gathered rows."""
+        """Return the object that computes the gradients of gathered rows."""
         raise NotImplementedError
 
     def make_set_scores(self, sets: Any, parts: Sequence[BinnedRows]) -> SetScores:
-        """Return what scores gathered rows."""
+        """Return the object that scores gathered rows."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RowBoostLoss(BoostLoss):
-    """Loss of `daskml_dist.losses`, the user's own among them, as boosting needs it.
+    """Wrapper of a loss of `daskml_dist.losses` (also a user-defined one) for boosting.
 
     Parameters
     ----------
     loss : Loss
-        The user's, of classification, are of two classes, which they see as -1 and 1.
+        User-defined losses for classification have two classes, encoded as -1 and 1.
     n_outputs : int, default=1
-        Classes of the log loss of more than two; of regression the columns of the targets, whose
-        losses are averaged.
+        Number of classes of the log loss with more than two; for regression the columns of the
+        targets, whose losses are averaged.
     """
 
     loss: Loss
@@ -326,18 +326,18 @@ class RowBoostLoss(BoostLoss):
 
     @property
     def kernel(self) -> str:  # type: ignore[override]
-        """Return the name of the kernel, of which classes have two: of two, and of more."""
+        """Return the name of the kernel; for classes it depends on whether there are two."""
         name = self.loss.tree_kernel or "own"
         return ("multinomial" if self.n_outputs > 1 else "binomial") if name == "log_loss" else name
 
     @property
     def constant_hessian(self) -> bool:  # type: ignore[override]
-        """Return whether second derivatives are 1, or none are there: leaves take means."""
+        """Return whether second derivatives are 1 or absent: leaves then take means."""
         return self.loss.unit_hessian or not self.loss.has_hessian
 
     @property
     def quantile(self) -> float | None:  # type: ignore[override]
-        """Return the quantile that leaves take of their residuals."""
+        """Return the quantile of its rows' residuals that a leaf takes as value."""
         return self.loss.leaf_quantile
 
     @property
@@ -348,11 +348,11 @@ class RowBoostLoss(BoostLoss):
 
     @property
     def _is_known(self) -> bool:
-        """Flag: devices make the gradients, by the operations of :meth:`Loss.derive`."""
+        """Flag: devices compute the gradients, with the operations of :meth:`Loss.derive`."""
         return self.loss.tree_kernel is not None
 
     def _targets(self, y: Array) -> Array:
-        """Return targets as the loss sees them."""
+        """Return targets as the loss expects them."""
         signs = self.loss.kind == "classification" and not self._is_known
         return 2.0 * y - 1.0 if signs else y
 
@@ -361,11 +361,11 @@ class RowBoostLoss(BoostLoss):
             return y
         if self.n_outputs > 1:
             return np.asarray(y[:, None] == np.arange(self.n_outputs), np.float64)
-        # Bounds of times are complex numbers, of which the real part is in the middle.
+        # Bounds of times are complex numbers; the real part is the middle.
         return self._targets(y).real[:, None]
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        # Of signs a loss says by `constant` where it begins.
+        # For two classes, a loss gives its start by `constant`.
         start = self.loss.start if self._is_known else partial(Loss.start, self.loss)
         means = mean[:, None] if self.n_targets > 1 else [mean]
         found = np.concatenate([np.asarray(start(of_target)) for of_target in means])
@@ -397,7 +397,7 @@ class RowBoostLoss(BoostLoss):
             return np.asarray(total / self.n_targets)
         if self.n_outputs > 1:
             return np.asarray(self.loss.value(y.astype(np.intp), raw.T))
-        # A margin is of -1 and 1.
+        # Margin losses take targets of -1 and 1.
         y = 2.0 * y - 1.0 if self.loss.kind == "classification" else y
         return np.asarray(self._checked("value", self.loss.value(y, raw[0]), y)[0])
 
@@ -421,7 +421,7 @@ class RowBoostLoss(BoostLoss):
                 g[at] = of_g[0] * times
                 if len(h):
                     h[at] = (1.0 if of_h is None else of_h[0]) * times
-        # NaN is the largest of all.
+        # The maximum is NaN if any number is.
         largest = largest_sizes(g, h)
         if not np.isfinite(largest).all():
             raise DivergedError(
@@ -441,7 +441,7 @@ class RowBoostLoss(BoostLoss):
         return type(self.loss).__name__
 
     def _checked(self, what: str, found: Any, y: Array) -> Array:
-        """Return numbers of rows with an axis of outputs; raise unless there is one a row."""
+        """Return numbers of rows with an axis of outputs; raise unless there is one per row."""
         values = np.asarray(found)
         if values.shape != y.shape or values.dtype.kind not in "fiu":
             raise InvalidParameterError(
@@ -452,23 +452,23 @@ class RowBoostLoss(BoostLoss):
         return values.astype(np.float64)[None]
 
 
-#: Salt of the hash that draws the scored rows, so that its draws are independent of others' of the
-#: same seed.
+#: Salt of the hash that draws the scored rows, so that its draws are independent of other draws
+#: with the same seed.
 _SCORE_DRAW = 5
 #: Takes raw predictions of shape (n, n_outputs), targets, and weights or None; returns a score.
 Scorer = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None], float]
 #: Half-open range of indices among all rows.
 RowRange = tuple[int, int]
-#: Expected number of training rows that a scorer is given (scikit-learn draws as many); a mean
-#: loss is of all rows.
+#: Expected number of training rows passed to a scorer (as in scikit-learn); a mean loss uses all
+#: rows.
 _MAX_SCORED_ROWS = 10_000
 
 
 class SetGradients(Protocol):
-    """Gradients of rows that are not made row by row, such as those of a ranking."""
+    """Gradients of rows that are not computed row by row, such as those of a ranking."""
 
     def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
-        """Make the gradients of the tree `number`, and hand them to the lanes (collective).
+        """Compute the gradients of the tree `number`, and pass them to the lanes (collective).
 
         Returns
         -------
@@ -484,7 +484,7 @@ class SetScores(Protocol):
         """Return the score of the current predictions, the same in all trainers (collective)."""
 
 
-#: Makes the scores of the rows of each own lane, of which those in a range count.
+#: Makes the scores of the rows of each own lane; only rows in the range count.
 MakeSetScores = Callable[[Sequence[BinnedRows], RowRange | None], SetScores]
 
 

@@ -1,8 +1,8 @@
-"""Values of rows, dealt to the trainers that work on sets of these, and handed back.
+"""Values of rows, sent to the trainers that process sets of these rows, and returned.
 
 A loss of sets of rows (those of a query, those at risk at a time) needs all rows of a set in one
-trainer, and in an order of its own, wherever the rows lie. :class:`DealtRows` remembers who works
-on which rows; each iteration 8 bytes a row are sent, of the rows that do not stay.
+trainer, in a particular order. :class:`DealtRows` stores which trainer processes which rows; each
+iteration sends 8 bytes for each row that is processed elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_scores import RowRange
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Rows that a run of neighbours has on average, at least, for slices to be copied faster than rows.
+#: Minimum average length of runs of neighbouring rows, from which copying slices is faster than
+#: copying rows.
 _MIN_RUN_ROWS = 64
 
 
@@ -44,14 +45,14 @@ class RowSelection:
         return len(self._at)
 
     def take(self, values: Array) -> Array:
-        """Return the values of the selected rows; of a single run a view."""
+        """Return the values of the selected rows; for a single run this is a view."""
         if self._runs is None:
             return values[self._at]
         parts = [values[run] for run in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def put(self, values: Array, into: Array) -> None:
-        """Write values of the selected rows to where these are."""
+        """Write values of the selected rows to their positions."""
         if self._runs is None:
             into[self._at] = values
             return
@@ -63,19 +64,19 @@ class RowSelection:
 
 
 class DealtRows:
-    """Rows that one trainer works on, of all trainers' rows.
+    """Rows of all trainers that one trainer processes.
 
-    Collective: all trainers make theirs at the same time. A subclass sets `_places`, the places of
-    the own rows that go to each trainer (None: all stay), before it sends any, and `_order`, the
-    order of the received rows (None: as they come).
+    Collective: all trainers create theirs at the same time. Before it sends any rows, a subclass
+    sets `_places`, the positions of the own rows that go to each trainer (None: all stay), and
+    `_order`, the order of the received rows (None: as received).
 
     Parameters
     ----------
     rows : OwnRows
     parts : sequence of BinnedRows
-        Of each own lane, with the numbers of their rows.
+        Rows of each own lane, with their numbers.
     within : RowRange or None, default=None
-        Numbers of the rows that count; None: all.
+        Numbers of the rows that are used; None: all.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class DealtRows:
         self._order: RowSelection | None = None
 
     def _join(self, parts: Sequence[Array | None], dtype: type = np.float64) -> Array:
-        """Return the values of the chosen rows of all own lanes, one lane's behind another's."""
+        """Return the values of the chosen rows of all own lanes, concatenated by lane."""
         chosen: list[Array] = [np.empty(0, dtype)]
         for values, at in zip(parts, self._at, strict=True):
             assert values is not None
@@ -96,14 +97,14 @@ class DealtRows:
         return np.concatenate(chosen)
 
     def _join_weights(self, parts: Sequence[BinnedRows]) -> Array:
-        """Return the weights of the chosen rows, 1 where rows have none."""
+        """Return the weights of the chosen rows, or ones if rows have no weights."""
         return self._join([np.ones(p.n) if p.weight is None else p.weight for p in parts])
 
     def _send(self, values: Array) -> Array:
-        """Return the values of the rows that this trainer works on."""
+        """Return the values of the rows that this trainer processes."""
         if self._places is None:
             return values
-        # Rows that stay are not sent: an all-to-all of no rows to oneself.
+        # Rows that stay are not sent: this trainer sends itself no rows in the all-to-all.
         rank, none = self.rows.rank, values[:0]
         sent = [none if i == rank else at.take(values) for i, at in enumerate(self._places)]
         found = self.rows.exchange_arrays(sent)
@@ -112,29 +113,29 @@ class DealtRows:
         return np.concatenate(found)
 
     def _sort(self, values: Array) -> Array:
-        """Return received values in the order of this trainer's work."""
+        """Return received values in the order in which this trainer processes them."""
         return values if self._order is None else self._order.take(values)
 
     def collect(self, values: Sequence[Array]) -> Array:
-        """Return values of the rows of each own lane, for the rows worked on (collective)."""
+        """Return values of the own lanes' rows for the rows processed here (collective)."""
         return self._sort(self._send(self._join(values)))
 
     def collect_predictions(self, lanes: Sequence[TreeRows]) -> Array:
-        """Return the raw predictions of the rows worked on (collective)."""
-        # On a GPU predictions lie there; sets of rows are worked on by the host.
+        """Return the raw predictions of the rows processed here (collective)."""
+        # Predictions may be on a GPU, but sets of rows are processed on the host.
         self.rows.map_lanes(lambda lane: lane.fetch_raw_predictions(), lanes)
         return self.collect([b.extra["raw"][0] for lane in lanes for b in lane.binned_rows])
 
     def give_back(self, values: Array) -> list[Array]:
-        """Return values of the rows worked on to the lanes that the rows are of (collective)."""
-        # The steps of `collect`, undone from the last to the first.
+        """Return values of the processed rows to the lanes that own the rows (collective)."""
+        # The steps of `collect`, reversed.
         if self._order is not None:
             received = np.empty_like(values)
             self._order.put(values, received)
             values = received
         if self._places is not None:
             rank, n = self.rows.rank, sum(map(len, self._places))
-            # Each trainer gets the values of the rows that came from it, in their order.
+            # Each trainer gets back the values of its rows, in their original order.
             back = np.split(values, np.cumsum(self._n_received)[:-1])
             own, back[rank] = back[rank], values[:0]
             found = self.rows.exchange_arrays([np.ascontiguousarray(part) for part in back])
@@ -148,7 +149,7 @@ class DealtRows:
         return np.split(values, np.cumsum(counts)[:-1])
 
     def hand_gradients(self, lanes: Sequence[TreeRows], g: Array, h: Array) -> list[Array]:
-        """Hand gradients and hessians of the rows worked on to the lanes (collective).
+        """Pass gradients and hessians of the processed rows to the lanes (collective).
 
         Returns
         -------
@@ -156,7 +157,7 @@ class DealtRows:
             Largest gradient and hessian of each lane.
         """
         back = self.give_back(g), self.give_back(h)
-        # A device may work on the rows of several lanes as one.
+        # A device may process the rows of several lanes as one.
         counts = [len(lane.binned_rows) for lane in lanes]
         ends = np.cumsum(counts).tolist()
         given: list[Any] = [

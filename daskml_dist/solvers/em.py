@@ -85,7 +85,7 @@ class ExpectedMoments(_ComponentMoments):
     Parameters
     ----------
     means, shift, whole
-        As of the base class.
+        As in the base class.
     constants : ndarray of shape (k,)
         Logarithms of the densities' constant factors times the components' weights.
     factors : ndarray of shape (k, d, d), or (k, d) of diagonals
@@ -144,7 +144,7 @@ class DrawnMoments(_StartingMoments):
     Parameters
     ----------
     means, shift, whole
-        As of the base class.
+        As in the base class.
     seed, run : int
         Seed of the draws.
     """
@@ -156,8 +156,8 @@ class DrawnMoments(_StartingMoments):
         self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
     ) -> Any:
         k = means.shape[0]
-        # A stream a block; a row skips to its own k numbers (64 bits each), so that the draws do
-        # not depend on how the block is cut.
+        # One stream per block; a row skips to its own k numbers (64 bits each), so that the draws
+        # do not depend on how the block is cut.
         stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
         stream.advance((rows.first + at.start) * k)
         shares = np.random.Generator(stream).random((near.shape[0], k))
@@ -344,7 +344,7 @@ class _MixtureRuns:
         self.number, self.n_iter, self.mixture = self.number + 1, 0, None
 
     def state(self) -> dict[str, Array]:
-        """Return the runs as arrays by name, from which `of_state` makes them again."""
+        """Return the runs as arrays by name, from which `of_state` restores them."""
         assert self.mixture is not None
         numbers = np.array([self.number, self.n_iter, self.best_n_iter], dtype=np.float64)
         return {

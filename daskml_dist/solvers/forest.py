@@ -104,7 +104,7 @@ class _ForestRun:
             growth.balanced,
         )  # fmt: skip
         first = self._binned_lanes[0]
-        # Medians are found on the host alone.
+        # Only the host computes medians.
         self._device = open_forest_device("cpu" if growth.criterion.needs_rows else rows.device)
         self._growing = ForestContext(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
@@ -198,7 +198,7 @@ class _ForestRun:
         """Return the trees of all trainers, in the order of their numbers."""
         parts = [_pack_trees(own, self._bins)] if own else []
         if self._rows.size > 1:
-            # With more trainers than trees some send nothing.
+            # With more trainers than trees, some trainers send nothing.
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
             every = self._rows.gather_arrays(arrays)
             parts = [dict(zip(_TREE_ARRAYS, found, strict=True)) for found in every if found]

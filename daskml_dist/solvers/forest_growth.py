@@ -26,7 +26,7 @@ from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array
 
-#: Hashed with the seed, so that draws of rows and of nodes repeat no draws of another kind.
+#: Hashed with the seed, so that draws of rows and of nodes are independent of other kinds of draws.
 _ROW_DRAWS, _NODE_DRAWS = 11, 12
 #: Numbers of draws of a row (0, 1, ...) whose probabilities are tabulated: with a mean of 1, more
 #: draws have a probability below 2**-64.

@@ -57,7 +57,7 @@ def _find_best_cuts(
 ) -> NDArray[np.int64]:
     """Return the best cut of each of `n` nodes, by histograms of `most` bytes at once.
 
-    Rows of `ForestDevice.choose_best_cuts`: the feature (-1: there is no cut), the facts of the cut
+    Rows of `ForestDevice.choose_best_cuts`: the feature (-1: no cut), the facts of the cut
     (`N_CUT_FACTS`), and the sums of the left child.
     """
     found = np.zeros((n, 1 + N_CUT_FACTS + facts.n_sums + 1), np.int64)

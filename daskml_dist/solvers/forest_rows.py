@@ -1,4 +1,4 @@
-"""Rows as forests grow on them: bins, and targets and weights as integers.
+"""Rows in the form that forests need: bins, and targets and weights as integers.
 
 Sums of floating-point numbers depend on their order, so the trees would depend on the number of
 workers. Weights and weighted targets are therefore scaled by powers of two and rounded to integers,
@@ -28,7 +28,7 @@ from daskml_dist.models.criteria import Criterion
 from daskml_dist.solvers.binning import iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: A row's bins are padded to a multiple of so many bytes, so that few rows straddle cache lines.
+#: A row's bins are padded to a multiple of this many bytes, so that few rows straddle cache lines.
 _WORD_BYTES = 8
 #: Most and fewest rows that are binned together, and most of their dense entries (64 MiB).
 _MAX_TILE_ROWS, _MIN_TILE_ROWS, _MAX_TILE_ENTRIES = 16_384, 64, 1 << 23
@@ -51,7 +51,7 @@ class ForestRows:
     Parameters
     ----------
     host_rows : ndarray of uint8 of shape (n, width) or None
-        Bins in host memory, padded with zeros; None until they are asked for.
+        Bins in host memory, padded with zeros; None until they are requested.
     numbers : ndarray of int64 of shape (n,)
         Indices of the rows among all rows.
     y : ndarray of float64 of shape (n,), or (n, n_outputs) with several outputs
@@ -67,7 +67,7 @@ class ForestRows:
     more : ndarray of int64 of shape (n, n_line - 2)
         Rest of a drawn row's line; see `backends.forest_kernels`.
     device_bins : DeviceBins or None
-        Bins that were made on a GPU, where the rows lie.
+        Bins that were made on the GPU that holds the rows.
     allocate_zeros : callable
         As `OwnRows.allocate_zeros`.
     """
@@ -145,7 +145,7 @@ def bin_forest_rows(
     put, stop = _TileWriter(made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.iterate_blocks(lane):
         if not stop:
-            # Where the first rows lie, those of all blocks are put into bins.
+            # The bins of all blocks are made on the device of the first rows.
             if lie_on_device(block.X):
                 made.device_bins = open_device_bins(bins)
             else:
@@ -155,7 +155,7 @@ def bin_forest_rows(
         n_rows, rows_of_block = block.X.shape[0], block.X
         if made.device_bins is None:
             rows_of_block = fetch_rows(rows_of_block)
-        # A GPU takes a block at once.
+        # A GPU bins a whole block in one step.
         for at in row_slices(n_rows, n_rows if lie_on_device(rows_of_block) else tile):
             X = rows_of_block[at]
             X = X.toarray() if isinstance(X, SparseRows) else X
@@ -216,8 +216,8 @@ def scale_to_integers(
     bootstrap: bool, factors: bool,
 ) -> ForestScales:  # fmt: skip
     """Write the integer weights and targets of all trainers' rows; return the factors."""
-    # A threshold lies between the largest value of a bin and the smallest one of the next: those of
-    # all rows. Minima are maxima of the negative values.
+    # A threshold lies between the largest value of a bin and the smallest value of the next, over
+    # all rows. Minima are computed as maxima of the negative values.
     shape = binned_lanes[0].low.shape if binned_lanes else (0, 256)
     reach = np.full((2, *shape), -np.inf)
     for binned in binned_lanes:
@@ -280,7 +280,7 @@ def _scale_weights(rows: OwnRows, binned_lanes: Sequence[ForestRows], bits: int)
             f"The weights are too small: the largest is {largest:g}. Multiply all of them by one "
             "number, since only their ratios matter."
         )
-    # Integer weights stay as they are, so that a weight of 2 is the row twice.
+    # Integer weights are not scaled, so that a weight of 2 equals a repeated row.
     if not fractional and scale >= 1:
         scale = 1.0
     for binned in binned_lanes:

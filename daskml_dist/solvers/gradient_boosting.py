@@ -8,7 +8,7 @@ mean, and histograms take half the time (Shi et al., "Quantized training of grad
 decision trees", NeurIPS 2022).
 
 Trees may be grown on a sample of the rows (`daskml_dist.solvers.row_sampling`); the rows that were
-left out then go down the tree. Trees may be dropped for an iteration
+left out are then sent down the tree. Trees may be dropped for an iteration
 (`daskml_dist.solvers.tree_dropout`).
 
 References
@@ -59,14 +59,14 @@ from daskml_dist.solvers.row_sampling import RowSampler, RowSampling
 from daskml_dist.solvers.tree_dropout import TreeDropout, ValueGrid, sum_largest
 from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
-#: Bits of a gradient and of a hessian: all digits of float32, or few where there are many rows.
+#: Bits of a gradient and of a hessian: all digits of float32, or fewer if there are many rows.
 _EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
 #: Mean squared gradient, and mean hessian, in units of the last bit, from which few bits suffice.
 _MIN_MEAN_SQUARE, _MIN_MEAN_HESSIAN = 256, 4
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _ROUNDING_DRAW = 4
-#: Number of trees of rows whose raw predictions are to be made anew: those of an iteration in which
-#: trees were dropped, and whose end they have not seen.
+#: Marks rows whose raw predictions must be recomputed: an iteration dropped trees for them, and
+#: they did not see its end.
 _NO_SUCH_NUMBER = 2**62
 
 
@@ -92,14 +92,14 @@ class GradientBoostingSolver(RowSolver):
     watching : WatchedScores or None
         Scores of held-out rows for the fit's history.
     begin : mapping of str to ndarray, or None
-        State of a fit that is continued (a warm start).
+        State of a fit to continue (a warm start).
     sampling : RowSampling or None
-        Rule by which the rows of each iteration are drawn; None: all are taken.
+        Rule by which the rows of each iteration are drawn; None: all rows are used.
     dropout : TreeDropout or None
         Rule by which earlier iterations are dropped; None: none is.
     vector_leaves : bool
-        Whether an iteration grows one tree, whose leaves have a value of each of several outputs;
-        else a tree for each. Such trees have no dropout, and no monotonic constraints.
+        Whether an iteration grows one tree whose leaves have a value for each of several outputs,
+        instead of a tree per output. Such trees have no dropout, and no monotonic constraints.
     """
 
     loss: BoostLoss
@@ -142,9 +142,9 @@ class _BoostingRun:
     def __init__(self, solver: GradientBoostingSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
         k, on_host = self._loss.n_outputs, solver.vector_leaves or self._loss.n_targets > 1
-        #: Outputs that each tree of an iteration has values of.
+        #: Outputs that each tree of an iteration predicts.
         self._outputs = [range(k)] if solver.vector_leaves else [range(i, i + 1) for i in range(k)]
-        # Kernels of GPUs take one target a row, and leaves of one value.
+        # GPU kernels support one target per row, and leaves with one value.
         self._device = open_tree_device("cpu" if on_host else rows.device)
         self._aside = None if solver.aside is None else solver.aside.located(rows)
         kept = rows.kept or solver.begin
@@ -162,7 +162,7 @@ class _BoostingRun:
         self._check_row_counts()
         bins = self._binned_lanes[0].bins
         self._bins = bins
-        # Weights that are all 1 are as good as none, and hessians may then be constant.
+        # If all weights are 1 they are dropped, and hessians may then be constant.
         weights = [binned.weight for binned in self._binned_lanes if binned.weight is not None]
         weighted = float(any((weight != 1).any() for weight in weights))
         self._weighted = bool(rows.max_trainers(np.array([weighted]))[0])
@@ -194,7 +194,7 @@ class _BoostingRun:
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
-        # Scorers are given rows in the order of their numbers.
+        # Scorers get rows in the order of their numbers.
         stopping = solver.stopping
         numbered = solver.watching is not None or self._loss.of_sets
         if stopping is not None:
@@ -220,11 +220,12 @@ class _BoostingRun:
             )
 
     def _find_sets(self) -> Any:
-        """Return the rows that are trained on, set by set; None for a loss of single rows."""
+        """Return the training rows by set; None for a loss of single rows."""
         if not self._loss.of_sets:
             return None
         sets = self._loss.gather_sets(self._rows, self._binned_lanes)
-        # Rows that the user gave may have sets of the fit; those drawn from it have none.
+        # Validation rows given by the user may belong to sets of the fit; held-out rows drawn from
+        # it may not.
         if self._aside is not None and not self._aside.of_fit:
             self._loss.check_held_sets(self._rows, sets, self._held)
         return sets
@@ -233,7 +234,7 @@ class _BoostingRun:
         self, parts: Sequence[BinnedRows], within: tuple[int, int] | None
     ) -> SetScores:
         """Return the scores of a set of rows that are not scored row by row."""
-        # The rows that are trained on are gathered once for gradients and scores.
+        # Training rows are gathered once for gradients and scores.
         sets = self._sets if parts is self._binned_lanes else None
         if sets is None:
             sets = self._loss.gather_sets(self._rows, parts, within)
@@ -246,8 +247,8 @@ class _BoostingRun:
     def _update_predictions(self, binned: BinnedRows) -> None:
         """Bring the raw predictions of a lane's rows up to date with all trees so far."""
         k, extra = self._loss.n_outputs, binned.extra
-        # New rows, or rows with trees after the iteration from which the fit resumes: start from
-        # the baseline.
+        # New rows, or rows that include trees after the iteration from which the fit resumes: start
+        # from the baseline.
         if "raw" not in extra or extra["n_trees"] > len(self._trees):
             extra["raw"] = binned.allocate_zeros((k, binned.n), np.float64)
             extra["raw"] += self._baseline[:, None]
@@ -374,7 +375,8 @@ class _BoostingRun:
             if not self._grid.unit:
                 self._choose_grid([tree])
             tree = self._grid.scale_tree(tree)
-        # The grower knows the rows of each leaf: only rows that were left out go down the tree.
+        # The grower knows the rows of each leaf: only rows that were left out are sent down the
+        # tree.
         others = None
         if solver.sampling is not None:
             others = self._grower.place_rows(tree, others=True)
@@ -396,24 +398,24 @@ class _BoostingRun:
     # -- dropped trees -------------------------------------------------------------------------
 
     def _start_dropout(self, kept: Mapping[str, Array] | None) -> None:
-        """Bring the trees so far to the grid of their values, where a fit goes on."""
+        """Round the existing trees to the grid of values when a fit is continued."""
         unit = 0.0 if kept is None else float(kept.get("value_unit", np.zeros(1))[0])
         self._grid = ValueGrid(unit) if unit else ValueGrid.choose(self._trees, self._baseline)
-        # Those of a fit without dropout are rounded here; others are on the grid.
+        # Trees of a fit without dropout are rounded here; others are on the grid already.
         self._baseline = self._grid.round(self._baseline)
         self._trees = [self._grid.scale_tree(tree) for tree in self._trees]
         self._largest_sum = float(np.abs(self._baseline).max()) + sum_largest(self._trees)
         for binned in (*self._binned_lanes, *self._held):
-            # Rows that are an iteration behind had the trees as they were then.
+            # Rows that are an iteration behind include the trees before rounding.
             if binned.extra.get("n_trees") != len(self._trees):
                 binned.extra["n_trees"] = _NO_SUCH_NUMBER
 
     def _choose_grid(self, trees: Sequence[Tree]) -> None:
-        """Choose the grid by the first trees, and bring the start to it."""
+        """Choose the grid by the first trees, and round the start to it."""
         self._grid = ValueGrid.choose(trees, self._baseline)
         start = self._grid.round(self._baseline)
-        # Trees before have answered zero, and all raw predictions are the start: the difference of
-        # two near numbers is exact, and so is the sum.
+        # Earlier trees predict zero, and all raw predictions are the start: the difference of two
+        # near numbers is exact, and so is the sum.
         moves, self._baseline = start - self._baseline, start
         for output, move in enumerate(moves):
             for lane in self._grower.lanes:
@@ -422,11 +424,11 @@ class _BoostingRun:
             binned.extra["raw"] += moves[:, None]
 
     def _drop_trees(self, n_iter: int) -> list[int]:
-        """Draw iterations, subtract their trees from the rows that are trained on; return them."""
+        """Draw iterations, subtract their trees from training rows' predictions; return them."""
         dropout = self._solver.dropout
         if dropout is None:
             return []
-        # What follows is undone or gone on from at the end of the iteration alone.
+        # Changes from here on are undone or completed only at the end of the iteration.
         for binned in (*self._binned_lanes, *self._held):
             binned.extra["n_trees"] = _NO_SUCH_NUMBER
         dropped = dropout.draw(n_iter, self._solver.seed)
@@ -435,14 +437,15 @@ class _BoostingRun:
         return dropped
 
     def _restore_trees(self, dropped: Sequence[int], new: Sequence[Tree]) -> None:
-        """Add dropped trees again, as much as is left of them beside the new ones."""
+        """Add dropped trees back, scaled down to make room for the new ones."""
         trees, k = list(self._trees), self._loss.n_outputs
         for number in self._list_trees(dropped):
             before, output = trees[number], number % k
             tree = self._grid.scale_tree(before, len(dropped) / (len(dropped) + 1))
             trees[number] = tree
             self._grower.add_tree(tree, output)
-            # Held-out rows have kept the tree: they get the difference, which is on the grid too.
+            # Held-out rows still include the tree: they get the difference, which is on the grid
+            # too.
             change = replace(tree, value=tree.value - before.value)
             add_change = partial(_add_tree_values, tree=change, outputs=(output,))
             self._rows.map_lanes(add_change, self._held)
@@ -460,7 +463,7 @@ class _BoostingRun:
         return [iteration * k + output for iteration in iterations for output in range(k)]
 
     def _state(self) -> Any:
-        """Return a function that packs the state of this moment, for a checkpoint."""
+        """Return a function that packs the current state, for a checkpoint."""
         scores = {name: list(values) for name, values in self._scores.found.items()}
         return partial(
             _pack_boosting_state,
@@ -484,7 +487,7 @@ def _add_tree_values(binned: BinnedRows, tree: Tree, outputs: Sequence[int]) -> 
     from daskml_dist.backends.tree_predict import add_binned_values
 
     tables = np.stack([tree.goes_left(i, binned.bins) for i in range(len(tree.feature))])
-    # Of several outputs rows go down the tree for each: this is of few rows, those held out.
+    # With several outputs, rows are sent down the tree for each: acceptable for few, held-out rows.
     for output, values in zip(outputs, tree.value.T, strict=True):
         add_binned_values(
             binned.rows, tree.feature, tree.left, tables, np.ascontiguousarray(values),
@@ -505,7 +508,7 @@ def _pack_boosting_state(
 
 
 class _GradientPacker:
-    """Packer of gradients and hessians into the integers that trees are grown on.
+    """Packer of gradients and hessians into the integers from which trees are grown.
 
     Parameters
     ----------
@@ -519,11 +522,11 @@ class _GradientPacker:
     n_rows : int
         Rows of all trainers to train on.
     sets : object
-        These rows set by set, for a loss of sets of rows; None: of single rows.
+        These rows by set, for a loss of sets of rows; None for a loss of single rows.
     sampler : RowSampler or None
-        Of the rows that trees are grown on.
+        Draws the rows from which trees are grown.
     vector : bool
-        Whether a tree is grown on the gradients of all outputs together.
+        Whether a tree is grown from the gradients of all outputs together.
     """
 
     def __init__(
@@ -560,7 +563,7 @@ class _GradientPacker:
         return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
 
     def _find_largest(self, found: Sequence[Array]) -> Array:
-        """Return the largest gradients and hessians of all trainers, which give the units."""
+        """Return the largest gradients and hessians over all trainers, which give the units."""
         largest = self._rows.max_trainers(np.max(found, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
@@ -570,7 +573,7 @@ class _GradientPacker:
         return np.asarray(largest.reshape(2, -1))
 
     def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
-        """Pack the gradients of an output, into few bits if they suffice; return how, and units."""
+        """Pack the gradients of an output, into few bits if they suffice; return mode and units."""
         if not self._constant and self._n_rows > SAMPLE_ROWS:
             # Few bits are tried first; they suffice if gradients are many units on average, so that
             # rounding adds little to their variance.
@@ -612,6 +615,6 @@ class _GradientPacker:
 
 
 def _packing_units(units: Array, bits: tuple[int, int]) -> tuple[float, float]:
-    """Return the units, powers of two, of gradients and hessians packed into so many bits."""
+    """Return the units (powers of two) of gradients and hessians packed into some bits."""
     g, h = (float(np.ldexp(1.0, int(np.frexp(u)[1]) - b)) for u, b in zip(units, bits, strict=True))
     return g, h

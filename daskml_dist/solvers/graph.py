@@ -31,11 +31,11 @@ from daskml_dist.solvers.keyed import (
     KeyRange,
 )
 
-#: Most rounds of FastSV. None takes so many: the number of trees falls geometrically.
+#: Maximum rounds of FastSV. It never needs this many: the number of trees falls geometrically.
 _MAX_ROUNDS = 1000
 #: Name of the only space of keys.
 _SPACE = "vertex"
-#: How messages are combined, and the total of a vertex without messages.
+#: Functions that combine messages, and the total of a vertex without messages.
 COMBINE_FUNCTIONS: dict[str, tuple[Any, float]] = {
     "sum": (np.add, 0.0),
     "min": (np.minimum, np.inf),
@@ -181,7 +181,7 @@ class _MessageGatherer:
 
 
 def _check_user_numbers(found: Any, n: int, method: str) -> Array:
-    """Return what a user's method returned, as an array of `n` numbers; a scalar stands for all."""
+    """Return a user method's result as an array of `n` numbers; a scalar is repeated."""
     try:
         if np.iscomplexobj(found):
             raise TypeError("they are complex")
@@ -199,7 +199,7 @@ def _check_user_numbers(found: Any, n: int, method: str) -> Array:
 
 def _count_changes(old: Array, new: Array, tol: float) -> int:
     """Return how many values change by more than `tol`."""
-    # An infinite value that stays is no change, though infinity minus infinity is NaN.
+    # An infinite value that stays is not a change, though infinity minus infinity is NaN.
     with np.errstate(invalid="ignore"):
         return int(np.count_nonzero((new != old) & ~(np.abs(new - old) <= tol)))
 
@@ -374,7 +374,7 @@ class ConnectedComponentsSolver(KeyedSolver):
             # Stochastic hooking: the parent of a vertex points at the smallest grandparent among
             # the vertex's neighbours.
             _hook_roots(keyed, parent, least, grand)
-            # Aggressive hooking: the vertex itself does, too.
+            # Aggressive hooking: the vertex itself points there too.
             np.minimum(parent, least, out=parent)
             # Shortcutting: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
@@ -410,7 +410,7 @@ def _hook_roots(
     least: NDArray[np.int64],
     grand: NDArray[np.int64],
 ) -> None:
-    """Point the parents of vertices at smaller indices found by these, wherever they are owned."""
+    """Point the parents of vertices at the smaller indices found, on whichever trainer they are."""
     # Only vertices whose `least` is below their grandparent can lower a parent.
     lower = np.flatnonzero(least < grand)
     parents, order = parent[lower], np.argsort(parent[lower], kind="stable")

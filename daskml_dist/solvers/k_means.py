@@ -1,9 +1,9 @@
 """k-means by Lloyd's algorithm: each centroid becomes the mean of the rows nearest to it.
 
-:class:`KMeansSolver` is the whole fit. Fits by mini-batches make one pass before them
-(:class:`RowSampleSolver`, initial centroids) and one after them (:class:`InertiaSolver`). Samples
-do not depend on the order in which rows are read: each row draws a random key, and the rows with
-the largest keys are the sample (:class:`_TopKRows`). :class:`SeedSample` draws candidates with
+:class:`KMeansSolver` is the whole fit. Mini-batch fits make one pass before the batches
+(:class:`RowSampleSolver`, initial centroids) and one after the batches (:class:`InertiaSolver`).
+Samples do not depend on the order in which rows are read: each row draws a random key, and the rows
+with the largest keys are the sample (:class:`_TopKRows`). :class:`SeedSample` draws candidates with
 probabilities proportional to their squared distance to the candidates so far (k-means||), and
 :func:`choose_centroids` clusters the weighted candidates (k-means++).
 
@@ -364,7 +364,7 @@ class CentroidAssignment(Statistic):
 
     @property
     def state(self) -> RowBounds | None:
-        """Return bounds of the distances, by which most rows keep their centroid without any."""
+        """Return bounds of the distances; with them most rows need no distance computations."""
         return RowBounds(len(self.centroids), self.shift) if len(self.centroids) > 1 else None
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -521,7 +521,7 @@ class KMeansSolver(Solver):
         return sums(CentroidAssignment(at.centroids, at.shift, before))
 
     def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
-        """Return each cluster's mean; an empty one moves to the row farthest from its centroid."""
+        """Return each cluster's mean; an empty cluster gets the row farthest from its centroid."""
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         # As in scikit-learn: a second pass, which is rare.
@@ -580,7 +580,7 @@ class KMeansSolver(Solver):
         self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
     ) -> Array:
         """Return rows drawn by :class:`SeedSample`, with the shift subtracted."""
-        # Each round of each run has a number of its own, so that draws are independent.
+        # Each round of each run has a different number, so that draws are independent.
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
         found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
         return at.subtract_shift(found[found[:, 0] > 0, 1:])
@@ -635,7 +635,7 @@ class _KMeansRuns:
     best: Array = field(default_factory=lambda: np.empty((0, 0)))
     #: Of the best run: inertia, steps, and number of centroids that have rows.
     best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
-    #: Centroids that rows were last assigned to. Not in the snapshot, since bounds are not either.
+    #: Centroids of the last assignment. Not in the snapshot, since the bounds are not either.
     asked: Array | None = None
 
     def subtract_shift(self, rows: Array) -> Array:

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EntrySide:
-    """Orientation of the matrix of entries: as it is, or transposed.
+    """Orientation of the matrix of entries: unchanged, or transposed.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class KeyRange:
     own : slice
         Position of the range's values in the trainer's own array of the space.
     ids : ndarray of shape (n,)
-        The keys as they stand in the user's data (their labels), sorted.
+        The keys as in the user's data (their labels), sorted.
     strengths : ndarray of float64 of shape (2, n)
         Weighted degrees: for each key, the sum of the values of the entries whose first key it is,
         and of those whose second key it is; without values, the number of the entries.
@@ -256,7 +256,7 @@ class KeyedSolution(Solution):
     values : dict of str to ndarray of shape (n, ...)
         By space, the values of a trainer's own keys; after :meth:`join`, of all keys.
     ids : dict of str to ndarray of shape (n,)
-        The keys as they stand in the user's data; filled by the engine.
+        The keys as in the user's data; filled by the engine.
     lanes : dict of str to dict of int to slice
         By space and lane, the position of the lane's keys in `values`; filled by the engine.
     """
@@ -279,7 +279,7 @@ class KeyedSolution(Solution):
             first.ids[space] = _join_lane_values(
                 [one.ids[space] for one in some], space, places, True
             )
-        # Positions in a trainer's own arrays mean nothing in the joined ones.
+        # Positions in a trainer's own arrays are not valid in the joined ones.
         first.lanes = {}
         return first
 
@@ -294,7 +294,7 @@ def _join_lane_values(
         for lane, at in of[space].items()
         if at.stop > at.start or not filled
     }
-    # Lanes own adjacent ranges of the sorted keys: in their order the keys are sorted again.
+    # Lanes own adjacent ranges of the sorted keys, so concatenation by lane sorts the keys.
     return np.concatenate([parts[lane] for lane in sorted(parts)])
 
 

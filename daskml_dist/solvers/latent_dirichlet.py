@@ -1,9 +1,9 @@
 """Latent Dirichlet allocation by variational Bayes: sums over documents, given the topics.
 
 The E-step of Hoffman et al. is the sum (:class:`TopicWords`): it infers each document's topics and
-adds up how often each topic makes each word. The M-step is the solver's, from all documents (their
-algorithm 1) or from a part of them (algorithm 2, online). :class:`DocumentBounds` sums the
-variational bound, of which the perplexity is made.
+sums how often each topic generates each word. The solver computes the M-step, from all documents
+(their algorithm 1) or from a part of them (algorithm 2, online). :class:`DocumentBounds` sums the
+variational bound, from which the perplexity follows.
 
 References
 ----------
@@ -63,7 +63,7 @@ class _DocumentStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class TopicWords(_DocumentStatistic):
-    """Expected number of times that each topic makes each word, divided by `topics`.
+    """Expected number of times that each topic generates each word, divided by `topics`.
 
     A last row holds the number of documents.
 
@@ -94,8 +94,8 @@ class TopicWords(_DocumentStatistic):
         # short blocks fill all batches alike.
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
         at = np.arange(turn, len(indices), self.n_batches)
-        # The variational parameters of a document start at random, by its position alone: the same
-        # on any worker.
+        # The variational parameters of a document start at random, drawn by its position only: the
+        # same on any worker.
         stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
         gamma = np.empty((len(at), self.topics.shape[1]))
         topic_kernels.draw_gamma(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
@@ -257,7 +257,7 @@ class _TopicState:
         Parameters of the topics' Dirichlet distributions (lambda).
     n_updates : int
     perplexity : float
-        The one that was evaluated last.
+        The value that was evaluated last.
     """
 
     def __init__(self, components: Array, n_updates: int = 0, perplexity: float = np.inf) -> None:
@@ -265,7 +265,7 @@ class _TopicState:
         self.set_components(components)
 
     def set_components(self, components: Array) -> None:
-        """Replace the parameters, and what is derived from them."""
+        """Replace the parameters, and the values derived from them."""
         self.components = np.ascontiguousarray(components)
         #: E[log beta], of shape (n_words, k).
         self.log_topics = np.ascontiguousarray(log_expectations(self.components).T)

@@ -208,7 +208,7 @@ def _minimize_lbfgsb(
         callback=callback,
         options={"maxiter": maxiter, **options},
     )
-    # A fit that the user stops counts as converged: there is nothing to warn of.
+    # A fit that the user stops counts as converged: no warning is due.
     return Solution(
         found.x,
         min(int(found.nit), maxiter),
@@ -359,8 +359,8 @@ def _search_orthant(
     """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
     direction = -_multiply_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
-    # Constrain the direction to the signs of steepest descent: the approximate Hessian knows
-    # nothing of the l1 penalty.
+    # Constrain the direction to the signs of steepest descent: the approximate Hessian does not
+    # include the l1 penalty.
     direction[penalised & (direction * pseudo >= 0)] = 0.0
     if not space.largest(direction):
         return None
@@ -487,7 +487,7 @@ def _search_batch(
 ) -> tuple[Array, Array, Array]:
     """Backtrack until Armijo's condition holds; return the points, values and gradients.
 
-    A function that finds no such step stays where it is.
+    If it finds no such step, a function's point is unchanged.
     """
     moved, new_value, new_slope = v[at], value[at], slope[at]
     derivative, step = (slope[at] * direction).sum(axis=1), np.ones(len(at))

@@ -146,7 +146,7 @@ class ReducedProblem:
     y_mean : ndarray of shape (n_targets,)
         Zero without an intercept.
     n_looks : int
-        Passes over the rows.
+        Number of passes over the rows.
     """
 
     R: Array
@@ -404,7 +404,7 @@ class OrdinaryLeastSquares(LeastSquaresSolver):
     positive : bool
         No coefficient is negative.
     mean_weight : float
-        What the rows' weights were divided by to have mean 1.
+        Number by which the rows' weights were divided to have mean 1.
 
     Examples
     --------
@@ -438,7 +438,7 @@ class OrdinaryLeastSquares(LeastSquaresSolver):
             coef, _, rank, values = linalg.lstsq(reduced.R, reduced.z, cond=self.tol)
             singular[: len(values)] = values[:n_values]
         extra = {"rank": int(rank), "singular": singular * np.sqrt(self.mean_weight)}
-        # scikit-learn knows neither of sparse rows; here small values would have too few digits.
+        # scikit-learn has neither for sparse rows; here small values would have too few digits.
         return coef, {"n_iter": reduced.n_looks, "extra": {} if self.sparse else extra}
 
 
@@ -451,7 +451,7 @@ class RidgeLeastSquares(LeastSquaresSolver):
     alpha : ndarray of float64 of shape (n_targets,)
         Penalty of the sum over rows, for each target.
     method : {"auto", "cholesky", "svd"}
-        ``"auto"``: Cholesky, unless the rows had to be looked at again.
+        ``"auto"``: Cholesky, unless the reduction needed more than one pass.
     positive : bool
         No coefficient is negative.
 
@@ -523,9 +523,10 @@ class RidgeLeastSquares(LeastSquaresSolver):
 
 
 def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
-    """Return `R` with zeros for features of which centring has left only rounding.
+    """Return `R` with zeros for features whose column is only rounding error after centring.
 
-    A constant feature's column is some 1e-16, and a coefficient of 1e13 would fit it to the rest.
+    A constant feature's column is about 1e-16, and a coefficient of 1e13 would fit it to the
+    remainder.
     """
     left = np.einsum("ij,ij->j", reduced.R, reduced.R)
     told = left > SINGULAR_CUTOFF**2 * (left + n_rows * reduced.x_mean**2)
@@ -534,7 +535,7 @@ def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
 
 def solve_nonnegative(R: Array, z: Array) -> Array:
     """Solve least squares with non-negative coefficients for each column of `z`."""
-    if not R.any():  # no row tells anything; SciPy's result is then what was in memory
+    if not R.any():  # no row has information; SciPy would return uninitialised memory
         return np.zeros((R.shape[1], z.shape[1]))
     try:
         found = [
@@ -641,15 +642,15 @@ def follow_elastic_path(
     By scikit-learn's `enet_path` and its `options`, of a mean problem given by X'X / n, X'y / n and
     y'y / n.
     """
-    # Slow to import, and other solvers do without.
+    # Slow to import, and not needed by other solvers.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import enet_path
 
     with warnings.catch_warnings():
         # The estimator warns, in the user's process.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        # Beside the products it reads only the number of rows and the squares of y: one row whose
-        # target is the root of y'y / n stands for all.
+        # Besides the products it reads only the number of rows and the squares of y: one row with
+        # the root of y'y / n as target is enough.
         _, coefs, gaps, n_iters = enet_path(
             np.zeros((1, len(xy)), order="F"),
             np.array([np.sqrt(square)]),

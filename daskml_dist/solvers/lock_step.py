@@ -1,4 +1,4 @@
-"""Solvers that run side by side, each as if alone, and whose requests are answered together.
+"""Solvers that run concurrently, each as if alone, and whose requests are answered together.
 
 Each solver is a generator of the statistics that it requests (:func:`iterate_requests`), and one
 loop answers all of them (:func:`run_in_lock_step`). :class:`PerTargetSolver` solves for
@@ -26,17 +26,17 @@ from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, 
 Q = TypeVar("Q")
 A = TypeVar("A")
 R = TypeVar("R")
-#: A solver under way: it yields the statistics that it requests, is sent their sums, and returns
-#: its solution.
+#: A running solver: it yields the statistics that it requests, receives their sums, and returns its
+#: solution.
 SolverRun = Generator[Statistic, Array, Solution]
 
 
 class _AbandonedError(BaseException):
-    """End of a solver that gets no more answers; a BaseException, so that no handler stops it."""
+    """Raised in a solver that gets no more answers; a BaseException, so no handler stops it."""
 
 
 class _QueuedSums:
-    """Sums of a solver in a thread of its own, which waits here until its request is answered."""
+    """Sums for a solver in a separate thread, which waits here until its request is answered."""
 
     kept = None
 
@@ -69,12 +69,12 @@ def iterate_requests(
 ) -> SolverRun:
     """Run a solver on rows of weight `n_rows`; yield its requests, and return its solution."""
     # A solver calls its sums from deep within its loops, and from within SciPy's L-BFGS-B, which
-    # only a thread can suspend. It and the caller take turns, so the requests do not depend on
-    # scheduling. A turn costs 30 to 70 us, while a pass over the rows takes milliseconds.
+    # only a thread can suspend. It and the caller run alternately, so the requests do not depend on
+    # scheduling. A switch costs 30 to 70 us; a pass over the rows takes milliseconds.
     sums = _QueuedSums(n_rows, should_stop)
 
     def solve() -> None:
-        # Errors too are passed on: in a thread they would only be printed.
+        # Errors are passed on too: an error in a thread would only be printed.
         try:
             sums.messages.put(solver.solve(model, sums, start))
         except BaseException as error:
@@ -97,9 +97,9 @@ def iterate_requests(
 def run_in_lock_step(
     runs: Sequence[Generator[Q, A, R]], answer_together: Callable[[list[int], list[Q]], Sequence[A]]
 ) -> list[R]:
-    """Run generators to their ends; in each round the requests of all are answered at once."""
+    """Run generators to their ends; each round answers the requests of all of them together."""
     results: dict[int, R] = {}
-    # The answer to each run that is still under way; None starts it.
+    # The answer to each run that has not finished; None starts it.
     answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
     try:
         while answers:
@@ -112,7 +112,7 @@ def run_in_lock_step(
             found = answer_together(list(requests), list(requests.values())) if requests else []
             answers = dict(zip(requests, found, strict=True))
     finally:
-        # After an error in one of them, the threads of the others must not stay.
+        # After an error in one run, the threads of the others must end too.
         for run in runs:
             run.close()
     return [results[i] for i in range(len(runs))]
@@ -140,7 +140,7 @@ class PerTargetStatistic(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return whether any inner statistic shows what is not finite."""
+        """Return whether any inner statistic becomes non-finite if X has NaN or infinity."""
         return any(one.shows_not_finite for one in self.each)
 
     def _target_shapes(self, model: LinearModel) -> list[tuple[int, ...]]:
@@ -170,13 +170,13 @@ class PerTargetStatistic(Statistic):
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
             )
             loss = loss + known_loss(one.add(model.of_target(target), of_one, part, backend))
-        # Once some targets are solved, the sum is no loss of the whole model.
+        # Once some targets are solved, the sum is not the loss of the whole model.
         return loss if len(self.each) == model.width else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class PerTargetSolver(Solver):
-    """Solver of several targets, each by a solver of its own that runs as if alone.
+    """Solver of several targets, each by a separate solver that runs as if alone.
 
     ``extra["targets"]`` has the `extra` of each one's solution.
 

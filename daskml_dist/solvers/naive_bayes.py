@@ -31,7 +31,7 @@ class ClassCounts(Statistic):
     Parameters
     ----------
     threshold : float or None
-        Entries above it count as 1 and others as 0; None: X is added as it is.
+        Entries above it count as 1 and others as 0; None: X is added unchanged.
     signed : bool
         Whether X may hold negative numbers.
     of : str
@@ -120,7 +120,7 @@ def _find_present_classes(y: Any, n_classes: int) -> tuple[Any, Any]:
     """Return the classes that some rows may have, and each row's position among them."""
     if n_classes <= _MAX_DIRECT_CLASSES or not is_host(y):
         return slice(0, n_classes), y
-    # A tile has few rows, so it meets few of many classes.
+    # A tile has few rows, so it contains few of many classes.
     return np.unique(y, return_inverse=True)
 
 
@@ -228,7 +228,7 @@ class CategoryCountSolver(Solver):
 def merge_category_counts(
     parts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
-    """Return the categories and counts of several fits together, which may know different ones."""
+    """Return the merged categories and counts of several fits, whose categories may differ."""
     sizes = tuple(max(each) for each in zip(*(sizes for sizes, _ in parts), strict=True))
     total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
     for own, counts in parts:

@@ -36,8 +36,8 @@ from daskml_dist.solvers.objective import SmoothObjective
 from daskml_dist.solvers.rows import to_rows_dtype
 
 #: Widths of the rounding, in units of the targets' spread: from 1 to 1e-5 by factors of sqrt(10).
-#: With larger factors Newton's method fails: after a step other rows are inside the parabola than
-#: those that its Hessian was made of.
+#: With larger factors Newton's method fails: after a step, the rows inside the parabola differ from
+#: those that contributed to the Hessian.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
 #: Most iterations for each width but the last, whose solution alone must be exact.
 _MAX_STEPS_PER_WIDTH = 10
@@ -80,7 +80,7 @@ class LossHessian(Statistic):
             model = replace(model, loss=self.loss)
         gradient = xp.reshape(out[2 : 2 + w.size], w.shape)
         hessian = xp.reshape(out[2 + w.size :], w.shape * 2)
-        # A step that a line search tries may be far too long; it sees that by the loss.
+        # A step that a line search tries may be far too long; the search detects it from the loss.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             loss, flat = add_curvature(model, w, rows, gradient, hessian, backend)
         out[0] += loss
@@ -100,7 +100,7 @@ class _NewtonPoint:
 
     @property
     def slope(self) -> float:
-        """Return the largest component of the gradient."""
+        """Return the largest absolute component of the gradient."""
         return float(np.abs(self.gradient).max())
 
 
@@ -370,7 +370,7 @@ class RoundedTube(EpsilonInsensitive):
 
 @dataclass(frozen=True)
 class TubeNewton(PenalisedSolver):
-    """Newton's method for the epsilon-insensitive loss, on less and less rounded losses in turn.
+    """Newton's method for the epsilon-insensitive loss, through a sequence of less rounded losses.
 
     The last rounding is 1e-5 of the targets' spread, and the solution's error is about as large.
 

@@ -750,7 +750,7 @@ class MultiplicativeNMF(NonnegativeSolver):
     def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
         """Return the components after a multiplicative step."""
         d = len(H)
-        # beta 2: H W'W; beta 1: the sums of each component's weights; else it is summed as it is.
+        # beta 2: H W'W; beta 1: the sums of each component's weights; otherwise the sum itself.
         if self.beta == 2:
             denominator = H @ found[d:-2]
         elif self.beta == 1:

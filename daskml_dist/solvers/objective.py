@@ -27,7 +27,7 @@ class LossGradient(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """Return whether `w` is zero: elsewhere an infinitely right row may cost nothing."""
+        """Return whether `w` is zero; otherwise, a row with infinite margin may have loss zero."""
         return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -36,10 +36,10 @@ class LossGradient(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         w = to_rows_dtype(self.w, rows.X, backend)
         gradient = namespace(out).reshape(out[1:], self.w.shape)
-        # A step that a line search tries may be far too long; it sees that by the loss.
+        # A step that a line search tries may be far too long; the search detects it from the loss.
         with np.errstate(over="ignore", invalid="ignore"):
             loss = model.add_gradient(w, rows, gradient, backend)
-        # By a view: ``out[0] += loss`` would write a device's entry twice.
+        # As a view: ``out[0] += loss`` would write a device's entry twice.
         first = out[:1]
         first += loss
         return loss

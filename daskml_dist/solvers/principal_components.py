@@ -264,7 +264,7 @@ class PowerIterations(Solver):
         # For an error of eps a Krylov space needs O(1 / sqrt(eps)) passes, power iterations
         # O(1 / eps) (Musco and Musco).
         n_passes = min(self.n_iter, 2 + self.n_iter // 3)
-        # Where memory does not hold all blocks, plain power iterations keep the last one.
+        # If memory does not hold all blocks, plain power iterations keep only the last one.
         if (n_passes + 1) * width * d > _MAX_KEPT_NUMBERS or (n_passes + 1) * width > d:
             return self.n_iter, 1
         return n_passes, n_passes + 1
@@ -283,7 +283,7 @@ class PowerIterations(Solver):
         values, vectors = kept.best(found[:-1, :-1], k)
         best = _fix_vector_signs(vectors.T)
         squares = float(found[-1, 0])
-        # Of shifted rows: a correction for the rounding of the shift.
+        # The mean of shifted rows: a correction for the rounding of the shift.
         mean = found[:-1, -1]
         # The trace of the covariance: mean square minus the square of the mean.
         variance = max(0.0, squares - float(mean @ mean))
@@ -358,7 +358,7 @@ class _KrylovBlocks:
         self.last, least = _orthonormalize(image)
         if self._blocks:
             self._products.append(products)
-        # Digits were lost: orthogonalise once more ("twice is enough", Kahan and Parlett).
+        # Digits were lost: orthogonalise again ("twice is enough", Kahan and Parlett).
         if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
             self.last, _ = _orthonormalize(self.last)

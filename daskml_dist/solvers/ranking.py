@@ -1,10 +1,10 @@
-"""Ranking within queries on the rows of all trainers: gradients and NDCG, whoever has which rows.
+"""Ranking within queries on the rows of all trainers: gradients and NDCG.
 
-A query's gradients need the scores of all its rows, which may lie in several lanes and trainers.
-:class:`QueryRows` gives each query to one of the trainers that have rows of it. Where data is
-sorted by query, only the rows of the queries that are cut by the end of a trainer's rows are sent,
-8 bytes a row each iteration. The gradients of a query follow from its rows in the order of their
-numbers, so they are the same to the bit for any chunks and workers.
+A query's gradients need the scores of all its rows, which may be in several lanes and trainers.
+:class:`QueryRows` gives each query to one of the trainers that have rows of it. If data is sorted
+by query, only the rows of queries that are split between trainers are sent, 8 bytes per row and
+iteration. The gradients of a query depend only on its rows in the order of their numbers, so they
+have the same bits for any chunks and workers.
 
 References
 ----------
@@ -35,14 +35,14 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 #: Objectives of :class:`RankingLoss`.
 OBJECTIVES = ("lambdarank", "rank_xendcg", "pairwise")
-#: Rows whose gradients one thread makes at once (some queries of them): their arrays stay in its
+#: Rows (of whole queries) whose gradients one thread computes together: their arrays stay in its
 #: cache.
 _ROWS_AT_ONCE = 1 << 14
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _HOLDOUT_DRAW, _TARGET_DRAW = 6, 7
-#: Beyond it powers of two are infinite, or 0.
+#: Beyond this exponent, powers of two are infinite or 0.
 _MAX_EXPONENT = 1 << 12
-#: Stands for no bound on the places that count.
+#: Stands for no limit on the counted places.
 ALL_PLACES = np.iinfo(np.int64).max
 
 
@@ -54,13 +54,14 @@ class RankingLoss(BoostLoss):
     ----------
     objective : {"lambdarank", "rank_xendcg", "pairwise"}
     truncation : int or None
-        Pairs have a row among the first so many of their query; None: all pairs count.
+        Only pairs with a row among the first `truncation` rows of their query count; None: all
+        pairs count.
     sigmoid : float
         Steepness of the probability that a pair is in the wrong order.
     normalizes : bool
-        Whether gradients of a query are divided by the sum of their sizes.
+        Whether gradients of a query are divided by the sum of their absolute values.
     label_gain : "exponential", "linear" or tuple of float
-        Gain of a label: ``2**label - 1``, the label, or by the label's number.
+        Gain of a label: ``2**label - 1``, the label itself, or the entry at the label's index.
     """
 
     objective: str = "lambdarank"
@@ -72,7 +73,7 @@ class RankingLoss(BoostLoss):
     of_sets: ClassVar[bool] = True
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        # Only differences of scores within a query count: no constant is better than another.
+        # Only differences of scores within a query count: all constants are equally good.
         return np.zeros_like(mean)
 
     def gather_sets(
@@ -101,8 +102,8 @@ def compute_gains(labels: NDArray[np.float64], kind: str) -> NDArray[np.float64]
     if kind == "linear":
         return labels
     whole = np.clip(labels, -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int32)
-    with np.errstate(over="ignore"):  # too large a gain is infinite
-        # Powers of whole numbers are exact; those of others may differ by a bit between machines.
+    with np.errstate(over="ignore"):  # a gain that is too large becomes infinite
+        # Powers with integer exponents are exact; others may differ by a bit between machines.
         if (whole == labels).all():
             return np.asarray(np.ldexp(1.0, whole) - 1.0)
         return np.asarray(np.exp2(labels) - 1.0)
@@ -124,7 +125,7 @@ class NdcgScorer:
     Parameters
     ----------
     k : int or None
-        Places that count; None: all.
+        Number of counted places; None: all.
     """
 
     k: int | None
@@ -132,7 +133,7 @@ class NdcgScorer:
 
 @dataclass(frozen=True, eq=False)
 class QueryHoldout(HoldoutMask):
-    """Mask of the rows of random queries, which are held out whole.
+    """Mask of the rows of random queries; a query is held out as a whole.
 
     Parameters
     ----------
@@ -154,18 +155,18 @@ class QueryHoldout(HoldoutMask):
 
 
 class QueryRows(DealtRows):
-    """Rows of the queries that one trainer works on, in the order of query and row number.
+    """Rows of the queries that one trainer processes, sorted by query and row number.
 
-    Collective: all trainers make theirs at the same time.
+    Collective: all trainers create theirs at the same time.
 
     Parameters
     ----------
     rows : OwnRows
     parts : sequence of BinnedRows
-        Of each own lane, with the numbers and the queries of their rows.
+        Rows of each own lane, with their numbers and queries.
     loss : RankingLoss
     within : RowRange or None, default=None
-        Numbers of the rows that count; None: all.
+        Numbers of the rows that are used; None: all.
 
     Attributes
     ----------
@@ -204,14 +205,15 @@ class QueryRows(DealtRows):
     # -- who works on which query --------------------------------------------------------------
 
     def _divide(self, codes: Array) -> list[RowSelection] | None:
-        """Return the places of the own rows that go to each trainer; None if all stay here."""
+        """Return the positions of the own rows that go to each trainer; None if all stay here."""
         rows, size = self.rows, self.rows.size
         if size == 1:
             return None
         starts = find_query_starts(codes)
         of_run, run = np.unique(codes[starts[:-1]], return_inverse=True)
-        # A directory: the trainer at a code's hash is told who has rows of the query, and answers
-        # who works on it: one of these, so that rows of queries that lie in one trainer stay there.
+        # A distributed directory: the trainer chosen by a code's hash learns which trainers have
+        # rows of the query, and assigns one of them to process it, so that queries within one
+        # trainer stay there.
         mixed = hash_numbers(of_run.view(np.uint64))
         place = (mixed % np.uint64(size)).astype(np.int64)
         sent = [np.flatnonzero(place == rank) for rank in range(size)]
@@ -245,7 +247,7 @@ class QueryRows(DealtRows):
 
     @property
     def n_queries(self) -> int:
-        """Return the number of queries that this trainer works on."""
+        """Return the number of queries that this trainer processes."""
         return len(self.starts) - 1
 
     @cached_property
@@ -258,7 +260,8 @@ class QueryRows(DealtRows):
         return np.unique(self._codes)
 
     def map_queries(self, function: Callable[[int, int], None]) -> None:
-        """Call a function of ranges of queries, of some rows each, in the compute threads."""
+        """Call a function on ranges of queries, of a limited number of rows each, in the compute
+        threads."""
         ends = np.searchsorted(
             self.starts, np.arange(_ROWS_AT_ONCE, self.starts[-1] + _ROWS_AT_ONCE, _ROWS_AT_ONCE)
         )
@@ -268,7 +271,7 @@ class QueryRows(DealtRows):
     # -- NDCG ----------------------------------------------------------------------------------
 
     def best_gains(self, k: int | None) -> Array:
-        """Return the discounted gain of each query's best order, of its first `k` rows."""
+        """Return the discounted gain of each query's ideal order, over its first `k` rows."""
         from daskml_dist.backends.ranking_kernels import sum_best_gains
 
         found = np.zeros(self.n_queries)
@@ -289,7 +292,8 @@ class QueryRows(DealtRows):
                 last, found,
             )
         )  # fmt: skip
-        # Of equal order the quotient is 1 to the last bits; a sum of others cannot be larger.
+        # For the ideal order the quotient is 1 up to rounding; other orders cannot have a larger
+        # sum.
         found = np.divide(found, best, out=np.zeros_like(found), where=best > 0)
         total, weight = sum_values_exactly(
             self.rows, [np.stack([found * self.weight, self.weight])], 2
@@ -304,7 +308,7 @@ class QueryScores:
     ----------
     queries : QueryRows
     parts : sequence of BinnedRows
-        Of each own lane, whose raw predictions are scored.
+        Rows of each own lane, whose raw predictions are scored.
     """
 
     def __init__(self, queries: QueryRows, parts: Sequence[BinnedRows]) -> None:
@@ -326,10 +330,10 @@ class QueryGradients:
     Parameters
     ----------
     queries : QueryRows
-        Rows that are trained on.
+        The training rows.
     loss : RankingLoss
     seed : int
-        Of the draws of "rank_xendcg".
+        Seed of the draws of "rank_xendcg".
     """
 
     def __init__(self, queries: QueryRows, loss: RankingLoss, seed: int) -> None:
@@ -340,7 +344,7 @@ class QueryGradients:
         self._g, self._h = np.zeros(len(queries.gains)), np.zeros(len(queries.gains))
 
     def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
-        """Make the gradients of the tree `number`, and hand them to the lanes (collective).
+        """Compute the gradients of the tree `number`, and pass them to the lanes (collective).
 
         Returns
         -------
@@ -357,7 +361,7 @@ class QueryGradients:
         return self._loss.objective == "rank_xendcg"
 
     def _make_pairs(self, scores: Array, number: int) -> None:
-        """Make the gradients of LambdaRank or RankNet."""
+        """Compute the gradients of LambdaRank or RankNet."""
         from daskml_dist.backends.ranking_kernels import make_pair_gradients
 
         queries, loss = self._queries, self._loss
@@ -370,11 +374,11 @@ class QueryGradients:
         )  # fmt: skip
 
     def _make_cross_entropy(self, scores: Array, number: int) -> None:
-        """Make the gradients of XE-NDCG, whose targets are drawn anew for each tree."""
+        """Compute the gradients of XE-NDCG, whose targets are drawn again for each tree."""
         from daskml_dist.backends.ranking_kernels import make_cross_entropy_gradients
 
         queries = self._queries
-        # Hashed from the number of a row: the same draws wherever the row lies.
+        # Hashed from the number of a row: the same draws on any trainer.
         drawn = draw_by_hash(queries.numbers, self._seed, _TARGET_DRAW, number)
         targets = queries.gains + 1.0 - (drawn >> np.uint64(11)) * 2.0**-53
         queries.map_queries(
@@ -385,10 +389,10 @@ class QueryGradients:
 
 
 def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
-    """Raise on all trainers if a query is trained on, and in a validation set (collective)."""
+    """Raise on all trainers if a query has training rows and validation rows (collective)."""
 
     def deal(codes: Array) -> Array:
-        """Return the codes of all trainers whose hash is this trainer's."""
+        """Return the codes of all trainers whose hash selects this trainer."""
         place = hash_numbers(codes.view(np.uint64)) % np.uint64(rows.size)
         sent = [codes[place == np.uint64(rank)] for rank in range(rows.size)]
         return np.concatenate(rows.exchange_arrays(sent))
@@ -405,14 +409,14 @@ def _check_disjoint(rows: OwnRows, own: QueryRows, held: QueryRows) -> None:
 
 
 def _choose_workers(asked: Sequence[Array]) -> list[Array]:
-    """Return, for the codes that each trainer has rows of, the trainer that works on the query."""
+    """Return, for the codes that each trainer has rows of, the trainer that processes the query."""
     codes = np.concatenate(asked)
     source = np.repeat(np.arange(len(asked)), [len(part) for part in asked])
-    # Trainers come in the order of their ranks within a code.
+    # Within a code, trainers are sorted by rank.
     order = np.argsort(codes, kind="stable")
     starts = find_query_starts(codes[order])
     counts = np.diff(starts)
-    # Of several the hash chooses one, so that queries whose rows lie everywhere spread evenly.
+    # If several have rows of a query the hash chooses one, which spreads such queries evenly.
     pick = hash_numbers(codes[order][starts[:-1]].view(np.uint64) + np.uint64(1))
     chosen = source[order][starts[:-1] + (pick % counts.astype(np.uint64)).astype(np.int64)]
     worker = np.empty(len(codes), np.int64)
@@ -421,9 +425,9 @@ def _choose_workers(asked: Sequence[Array]) -> list[Array]:
 
 
 def _find_order(codes: Array, numbers: Array) -> RowSelection | None:
-    """Return an order in which queries lie whole, with their rows by number; None if they do.
+    """Return an order that groups rows by query, sorted by number; None if they are in that order.
 
-    Queries come by their first row: where most rows lie so already, they stay neighbours.
+    Queries are sorted by their first row: if most rows are grouped already, they stay neighbours.
     """
     starts = find_query_starts(codes)[:-1]
     is_start = np.zeros(len(codes), bool)

@@ -1,8 +1,8 @@
-"""Cox's partial likelihood on the rows of all trainers: the same bits, whoever has which rows.
+"""Cox's partial likelihood on the rows of all trainers: the same bits for any partition.
 
 Each row's gradient needs sums over all rows at risk, and over all events up to its time. Rows are
-dealt to the trainers by ranges of time once (:class:`RiskRows`), and each trainer cumulates its own
-and adds what the others have in front or behind. The sums are of fixed-point integers
+sent to the trainers by ranges of time once (:class:`RiskRows`). Each trainer cumulates its own rows
+and adds the totals of the ranges before or after. The sums are of fixed-point integers
 (:func:`cumulate_exactly`), so they do not depend on where ranges end or blocks begin.
 
 References
@@ -33,16 +33,17 @@ from daskml_dist.solvers.boosting_scores import (
 from daskml_dist.solvers.dealt_rows import DealtRows, RowSelection
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Times of each trainer's rows from which the ends of the ranges of time are chosen.
+#: Times sampled from each trainer's rows, to choose the ends of the ranges of time.
 _SAMPLE_TIMES = 256
-#: Integers that a number is cut into, each with as many bits as sums of all rows leave room for:
-#: together more than 100 for up to 2**27 rows, so that small hazards count beside large ones.
+#: Integers into which a number is split, each with as many bits as sums over all rows allow:
+#: together more than 100 for up to 2**27 rows, so that small hazards are not lost beside large
+#: ones.
 _N_LIMBS = 3
 
 
 @dataclass(frozen=True)
 class CoxBoostLoss(BoostLoss):
-    """Cox's partial likelihood as boosting needs it; targets are signed times.
+    """Cox's partial likelihood as a boosting loss; targets are signed times.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ class CoxBoostLoss(BoostLoss):
     overflow_remedy: str = Cox.overflow_remedy
 
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        # A constant cancels in each event's share.
+        # A constant cancels in the likelihood of each event.
         return np.zeros_like(mean)
 
     def gather_sets(
@@ -71,12 +72,12 @@ class CoxBoostLoss(BoostLoss):
 
 
 class RiskRows(DealtRows):
-    """Rows of the range of times that one trainer works on, sorted by time.
+    """Rows of the range of times that one trainer processes, sorted by time.
 
     Attributes
     ----------
     order : RiskOrder
-        Rows of one time are in one trainer.
+        Rows of equal time are in one trainer.
     """
 
     def __init__(
@@ -90,23 +91,24 @@ class RiskRows(DealtRows):
         self.order = RiskOrder.of_sorted(self._sort(y), self._sort(weight))
 
     def _divide(self, times: Array) -> list[RowSelection] | None:
-        """Return the places of the own rows that go to each trainer, in the order of times."""
+        """Return the positions of the own rows that go to each trainer, in the order of times."""
         rows = self.rows
         if rows.size == 1:
             return None
-        # Any ends of ranges give the same sums. Those by samples give trainers as many rows.
+        # Any ends of ranges give the same sums. Ends chosen by samples give trainers similar
+        # numbers of rows.
         at = np.linspace(0, max(len(times) - 1, 0), _SAMPLE_TIMES).astype(np.intp)
         own = np.sort(times)[at] if len(times) else np.empty(0)
         sample = np.sort(np.concatenate([part for (part,) in rows.gather_arrays([own])]))
         if not len(sample):
             return None
         cuts = sample[np.arange(1, rows.size) * len(sample) // rows.size]
-        # Equal times lie on one side of a cut.
+        # Equal times are on the same side of a cut.
         place = np.searchsorted(cuts, times, side="right")
         return [RowSelection(np.flatnonzero(place == rank)) for rank in range(rows.size)]
 
     def have_events(self) -> bool:
-        """Return whether an event of any trainer's rows has a weight (collective)."""
+        """Return whether any trainer has an event of positive weight (collective)."""
         own = (self.order.is_event & (self.order.weight > 0)).any(keepdims=True)
         return bool(self.rows.max_trainers(own.astype(np.float64))[0])
 
@@ -123,14 +125,14 @@ class RiskRows(DealtRows):
 def cumulate_exactly(rows: OwnRows, values: Array, backwards: bool) -> NDArray[np.float64]:
     """Return cumulated sums of numbers >= 0 over all trainers' rows (collective).
 
-    Each number is rounded to a fixed-point number of some integers, whose sums are exact: the
-    result of a row follows from the rows before it, whatever trainers have them.
+    Each number is rounded to a fixed-point number of several integers, whose sums are exact: the
+    result of a row depends only on the rows before it, not on their trainers.
 
     Parameters
     ----------
     rows : OwnRows
     values : ndarray of float64 of shape (n,)
-        In order: all of a trainer's rows come before those of the next.
+        Sorted: all of a trainer's rows precede those of the next.
     backwards : bool
         Whether sums run from the last row, rather than from the first.
 
@@ -144,7 +146,7 @@ def cumulate_exactly(rows: OwnRows, values: Array, backwards: bool) -> NDArray[n
         return np.full(len(values), np.nan)
     bits = 61 - int(rows.n_rows).bit_length()
     exponent = int(np.frexp(largest)[1])
-    # Of [0, 1). Products with powers of two, and differences to the whole part, are exact.
+    # In [0, 1). Products with powers of two, and differences to the integer part, are exact.
     rest = np.ldexp(values, -exponent)
     limbs = np.empty((_N_LIMBS, len(values)), np.int64)
     for k in range(_N_LIMBS):
@@ -175,13 +177,13 @@ class _CoxGradients:
     """
 
     def __init__(self, risks: RiskRows, loss: Cox) -> None:
-        # Events of no weight, or of held-out rows alone, would leave all gradients 0.
+        # If all events have weight 0 or are held out, all gradients would be 0.
         if not risks.have_events():
             raise make_no_event_error()
         self._risks, self._loss = risks, loss
 
     def make(self, lanes: Sequence[TreeRows], number: int) -> list[Array]:
-        """Make the gradients of a tree, and hand them to the lanes (collective)."""
+        """Compute the gradients of a tree, and pass them to the lanes (collective)."""
         risks = self._risks
         raw = risks.collect_predictions(lanes)
         g, h = self._loss.derive_sorted(
@@ -198,11 +200,11 @@ class _CoxScores:
     risks : RiskRows
     loss : Cox
     parts : sequence of BinnedRows
-        Of each own lane, whose raw predictions are scored.
+        Rows of each own lane, whose raw predictions are scored.
     """
 
     def __init__(self, risks: RiskRows, loss: Cox, parts: Sequence[BinnedRows]) -> None:
-        # Without events the likelihood is 1 whatever the model, and a fit would stop for nothing.
+        # Without events the likelihood is 1 for any model, and early stopping would end the fit.
         if not risks.have_events():
             raise InvalidDataError(
                 "The rows that are scored after each iteration have no events, so they have no "

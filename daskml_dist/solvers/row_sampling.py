@@ -1,9 +1,9 @@
-"""Samples of the rows that the trees of an iteration of boosting are grown on.
+"""Samples of the rows from which the trees of a boosting iteration are grown.
 
-Rows (or queries, whole) are drawn alike (Friedman 2002), or by the sizes of their gradients
+Rows (or whole queries) are drawn uniformly (Friedman 2002), or by the sizes of their gradients
 (gradient-based one-side sampling, GOSS: Ke et al. 2017). A draw is a hash of the seed, the
-iteration and the number of the row, and sizes are compared over all trainers: the sample is the
-same for any chunks and workers.
+iteration and the number of the row, and sizes are compared across all trainers, so the sample is
+the same for any chunks and workers.
 
 References
 ----------
@@ -26,12 +26,12 @@ from daskml_dist.models.bins import draw_by_hash, hash_numbers
 from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _ROW_DRAW, _TIE_DRAW = 11, 12
 #: Bits of a digit by which the k-th largest key is found: 65,536 counts are summed four times.
 _DIGIT_BITS = 16
-#: Keys up to which a loop is not worth compiling. Of more, `numpy.bincount` would keep the threads
-#: of other lanes waiting, since it holds Python's lock.
+#: Up to this many keys a compiled loop is not worth it. For more, `numpy.bincount` would block the
+#: threads of other lanes, since it holds Python's lock.
 _MAX_KEYS_IN_NUMPY = 1 << 12
 
 
@@ -46,7 +46,7 @@ class RowSampling(ABC):
         self, rows: OwnRows, lanes: Sequence[TreeRows], salts: Sequence[Array], seed: int,
         n_rows: int, iteration: int,
     ) -> list[Array] | None:  # fmt: skip
-        """Choose the rows that an iteration's trees are grown on (collective).
+        """Choose the rows from which an iteration's trees are grown (collective).
 
         Parameters
         ----------
@@ -54,22 +54,22 @@ class RowSampling(ABC):
         lanes : sequence of TreeRows
             With their gradients.
         salts : sequence of ndarray of uint32
-            A hash of each row (or of its query), of each `BinnedRows` of the lanes in turn.
+            A hash of each row (or of its query), for each `BinnedRows` of the lanes in turn.
         seed : int
         n_rows : int
-            Rows of all trainers.
+            Number of rows of all trainers.
         iteration : int
 
         Returns
         -------
         list of ndarray of shape (2, n_outputs), or None
-            Largest gradients and hessians of each lane, where these were multiplied.
+            Largest gradients and hessians of each lane, if gradients were multiplied.
         """
 
 
 @dataclass(frozen=True)
 class UniformSampling(RowSampling):
-    """Sampling of rows, or of queries, that all have the same probability.
+    """Sampling of rows, or of queries, with equal probability.
 
     Parameters
     ----------
@@ -94,16 +94,16 @@ class UniformSampling(RowSampling):
 
 @dataclass(frozen=True)
 class GradientSampling(RowSampling):
-    """Gradient-based one-side sampling: rows of large gradients, and a draw of the others.
+    """Gradient-based one-side sampling: rows with large gradients, and a draw from the others.
 
-    Those drawn of the others stand for all of these: their gradients are multiplied.
+    The drawn rows represent all the others: their gradients are multiplied.
 
     Parameters
     ----------
     top_rate : float
-        Share of the rows, those of the largest gradients (of several outputs, of the largest sum).
+        Share of the rows with the largest gradients (with several outputs, the largest sum).
     other_rate : float
-        Share of all rows that is drawn of the others.
+        Share of all rows that is drawn from the others.
     """
 
     top_rate: float
@@ -147,7 +147,7 @@ class RowSampler:
         The own rows.
     seed : int
     n_rows : int
-        Rows of all trainers.
+        Number of rows of all trainers.
     by_query : bool
         Whether rows of a query are drawn together.
     """
@@ -158,7 +158,7 @@ class RowSampler:
     ) -> None:  # fmt: skip
         self._rule, self._rows, self._lanes = rule, rows, lanes
         self._seed, self._n_rows = seed, n_rows
-        # Rows of large gradients are chosen row by row, whatever their query.
+        # Rows with large gradients are chosen row by row, whatever their query.
         whole_queries = by_query and not rule.has_factors
         self._salts = [
             _salt_queries(binned) if whole_queries else binned.salt
@@ -196,12 +196,12 @@ def make_key(*seed: int) -> np.uint32:
 
 
 def _find_bound(share: float) -> np.uint32:
-    """Return the draw below which a share of the rows lies."""
+    """Return the bound below which the draws of a share of the rows lie."""
     return np.uint32(min(int(share * 2.0**32), 2**32 - 1))
 
 
 def draw_rows(salt: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
-    """Return 32 random bits of each row, by the finaliser of MurmurHash3 (A. Appleby, 2011)."""
+    """Return 32 random bits for each row, by the finaliser of MurmurHash3 (A. Appleby, 2011)."""
     x = salt ^ key
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
@@ -212,7 +212,7 @@ def draw_rows(salt: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
 
 
 def _draw_mask(salt: NDArray[np.uint32], key: np.uint32, bound: np.uint32) -> NDArray[np.bool_]:
-    """Return a mask of the rows whose draws are below a bound, or all where it is the largest."""
+    """Return a mask of the rows whose draws are below a bound; all rows if it is the maximum."""
     found = np.empty(len(salt), bool)
     for at in iterate_tiles(len(salt)):
         drawn = draw_rows(salt[at], key)
@@ -221,7 +221,7 @@ def _draw_mask(salt: NDArray[np.uint32], key: np.uint32, bound: np.uint32) -> ND
 
 
 def _make_keys(lane: TreeRows, salts: Sequence[Array], ties: np.uint32) -> list[Array]:
-    """Return a key of each row that sorts like the size of its gradient, equal ones by a draw."""
+    """Return keys that sort rows by the size of their gradient, with ties broken by a draw."""
     found = []
     parts = zip(lane.binned_rows, lane.fetch_gradients(), salts, strict=True)
     for binned, g, salt in parts:
@@ -233,7 +233,7 @@ def _make_keys(lane: TreeRows, salts: Sequence[Array], ties: np.uint32) -> list[
             # A loop, since the order of the additions in numpy.sum depends on the number of rows.
             for other in g[1:, at]:
                 sizes += np.abs(other)
-            # Numbers that are not negative sort like their bits.
+            # Non-negative floats sort like their bits.
             keys[at] = sizes.view(np.uint32)
             keys[at] <<= np.uint64(32)
             keys[at] |= draw_rows(salt[at], ties)
@@ -248,13 +248,13 @@ def select_kth_largest(rows: OwnRows, keys: Sequence[Array], k: int) -> np.uint6
     ----------
     rows : OwnRows
     keys : sequence of ndarray of uint64
-        In parts, for a thread each.
+        In parts, one per thread.
     k : int
-        From 1, and no more than there are keys.
+        Counted from 1; at most the number of keys.
     """
     found, mask = 0, (1 << _DIGIT_BITS) - 1
     parts: list[Array] = list(keys)
-    # Radix select, from the most significant digit; only keys with the digits found so far stay.
+    # Radix select, from the most significant digit; only keys with the digits found so far remain.
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
 
         def count(part: Array, shift: int = shift) -> NDArray[np.int64]:

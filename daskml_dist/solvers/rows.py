@@ -20,7 +20,7 @@ _CACHE_BYTES = 1 << 18
 def request_finite_sum(sums: Sums, statistic: Statistic) -> Array:
     """Return the sum of a statistic of the rows' squares; raise if it is not finite.
 
-    Trainers have refused NaN and infinity in X by then, so it can only be an overflow.
+    Trainers have already refused NaN and infinity in X, so the cause can only be an overflow.
     """
     found = sums(statistic)
     check_squares_finite(found)
@@ -28,7 +28,7 @@ def request_finite_sum(sums: Sums, statistic: Statistic) -> Array:
 
 
 def check_squares_finite(sums: Any) -> None:
-    """Raise `DivergedError` where sums of squares of the rows are NaN or infinite."""
+    """Raise `DivergedError` if sums of squares of the rows are NaN or infinite."""
     if not np.isfinite(sums).all():
         raise DivergedError(
             "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
@@ -38,9 +38,9 @@ def check_squares_finite(sums: Any) -> None:
 def row_tiles(
     X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHE_BYTES, at_least: int = 1
 ) -> Iterator[slice]:
-    """Yield slices of X to work on in turn; sparse rows are one slice, unless made dense."""
+    """Yield slices of X to process in turn; sparse rows are one slice, unless made dense."""
     n_rows, n_features = X.shape
-    # A GPU takes large tiles; a CPU those that its cache holds.
+    # A GPU takes large tiles; a CPU takes tiles that fit in its cache.
     entries = backend.entries_at_once or cached // 8
     at_once = is_sparse(X) and not dense
     step = n_rows if at_once else max(entries // max(1, n_features), at_least)
@@ -48,12 +48,12 @@ def row_tiles(
 
 
 def to_rows_dtype(array: Array, X: Any, backend: Backend) -> Any:
-    """Copy a statistic's array to where the rows are, in the dtype of their arithmetic."""
+    """Copy a statistic's array to the rows' device, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
 
 
 def to_float64(X: Any) -> Any:
-    """Return the rows in float64, dense or sparse as they are."""
+    """Return the rows in float64; sparse rows stay sparse."""
     if is_sparse(X):
         return X.with_values(to_float64(X.values))
     return cast(X, namespace(X).float64)
@@ -73,7 +73,7 @@ def to_dense_float64(X: Any) -> Any:
 
 
 def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
-    """Return the weighted sum of all entries of some rows, in float64, where they are."""
+    """Return the weighted sum of all entries of some rows, in float64, on their device."""
     if weight is None and not is_sparse(X):
         return total(X, dtype=namespace(X).float64)
     values = X.values if is_sparse(X) else X
@@ -85,5 +85,5 @@ def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
 
 
 def sum_of_squares(X: Any, weight: Any | None, backend: Backend) -> Any:
-    """Return the weighted sum of all squares of some rows, in float64, where they are."""
+    """Return the weighted sum of all squares of some rows, in float64, on their device."""
     return sum_of_rows(map_entries(lambda entries: entries * entries, X), weight, backend)

@@ -1,7 +1,7 @@
 """Growth of a boosted tree, leaf by leaf or level by level, on the rows of all trainers.
 
 Histograms are integers, so their sums do not depend on the order. Each trainer owns a range of the
-features: it gets their summed histograms and finds their best split; then all trainers learn the
+features: it gets their summed histograms and finds their best split; then all trainers exchange the
 best split of all features, and grow the same tree. Of two children only the smaller one's histogram
 is computed from rows: the other one is the difference from the parent's.
 
@@ -41,25 +41,27 @@ from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
-#: Hashed with the seed, so that these draws repeat no draws of another kind.
+#: Hashed with the seed, so that these draws are independent of other kinds of draws.
 _NODE_DRAW, _TREE_DRAW, _LEVEL_DRAW = 3, 9, 10
-#: The first numbers of `Leaf.found` of a node that is not split.
+#: First numbers of `Leaf.found` for a node that is not split.
 _NO_SPLIT = [-1] * 3
-#: int64 numbers of a best split beside the sums of the left child: the bits of its gain, 4 of
-#: `Leaf.found`, and 4 of categories.
+#: int64 numbers of a best split in addition to the sums of the left child: the bits of its gain, 4
+#: of `Leaf.found`, and 4 of categories.
 _SPLIT_FIELDS = 9
 #: Bins are bytes.
 _BIN_NUMBERS = np.arange(256)
 #: Stands for no limit on leaves or on depth.
 _NO_LIMIT = 2**31
 #: With a limit on leaves, the children of the best leaves are computed together, though some may
-#: not become part of the tree: of 8 leaves, or of 1 / 16 of the splits left if that is more, most
-#: of which will be made.
+#: not become part of the tree: for 8 leaves, or for 1 / 16 of the remaining splits if that is more,
+#: most of which will be made.
 _MIN_SPLITS_AT_ONCE, _LIKELY_SHARE = 8, 16
-#: Near the limit of at most half of the splits left, or of 4 leaves: a sum over all trainers, or a
-#: reply of a GPU, takes longer than to partition a few rows in vain.
+#: Near the limit, children are computed for at most half of the remaining splits, or for 4 leaves:
+#: a sum over all trainers, or a reply from a GPU, takes longer than partitioning a few rows in
+#: vain.
 _MIN_SPECULATIVE_SPLITS = 4
-#: Most bytes of the histograms that are computed at once (4 MiB): a processor's cache holds them.
+#: Maximum bytes of the histograms that are computed together (4 MiB): a processor's cache holds
+#: them.
 _HISTOGRAM_BYTES = 2**22
 
 
@@ -73,7 +75,7 @@ class TreeParams:
     min_samples_leaf : int
     l2_regularization : float
     max_features : float
-        Share of the features that a split may use, drawn anew at each node.
+        Share of the features that a split may use, drawn for each node.
     monotonic_signs : ndarray of int8 of shape (n_features,)
         Monotonic constraints: 1 rising, -1 falling, 0 none.
     interaction_groups : tuple of tuple of int, or None
@@ -81,9 +83,10 @@ class TreeParams:
     min_hessian : float
         Least sum of hessians in a leaf.
     by_level : bool
-        Whether leaves are split level by level; else that of the largest gain is split first.
+        Whether leaves are split level by level; otherwise the leaf with the largest gain is split
+        first.
     tree_features, level_features : float
-        Share of the features that a tree may use, and of these a level of it.
+        Share of the features that a tree may use, and share of those that a level may use.
     """
 
     max_leaf_nodes: int | None
@@ -109,7 +112,7 @@ class Leaf:
     at : list of slice
         Range of its rows in each of `TreeGrower.lanes`.
     totals : ndarray of int64 of shape (2 * n_outputs + 1,)
-        Sums of gradients of each output, of hessians, and rows.
+        Sums of the gradients and of the hessians of each output, and the number of rows.
     value : float, or list of float of several outputs
         Its prediction.
     low, high : float
@@ -133,7 +136,7 @@ class Leaf:
     number : int
         Index among the tree's nodes.
     level : int
-        Its depth where a tree grows level by level, else 0.
+        Its depth if a tree grows level by level, else 0.
     """
 
     depth: int
@@ -160,12 +163,12 @@ class Leaf:
         return 0 if left.totals[-1] < right.totals[-1] else 1
 
     def __lt__(self, other: Leaf) -> bool:
-        """Order leaves for a heap by level and falling gain; of equal ones the older is first."""
+        """Order leaves for a heap by level and decreasing gain; of equal ones, older first."""
         return (self.level, -self.gain, self.number) < (other.level, -other.gain, other.number)
 
 
 class _TreeBuilder:
-    """Builder of a `Tree` from the nodes of a growing one, in the order in which they are added."""
+    """Builder of a `Tree` from the nodes of a growing one, in the order of their addition."""
 
     def __init__(self, bins: Bins) -> None:
         self._bins = bins
@@ -231,7 +234,7 @@ class TreeGrower:
         Whether all hessians are 1; their sums are then the numbers of rows.
     device : TreeDevice
     n_outputs : int, default=1
-        Outputs that a leaf has a value of.
+        Number of outputs that a leaf predicts.
 
     Attributes
     ----------
@@ -247,20 +250,21 @@ class TreeGrower:
         self._n_outputs = n_outputs
         d = bins.n_features
         self._own = rows.split_ranges(d)[rows.rank]
-        #: Whether histograms stay on the device that computed them; else trainers exchange them
-        #: in host memory, and splits are found there.
+        #: Whether histograms stay on the device that computed them; otherwise trainers exchange
+        #: them in host memory, and splits are found there.
         self._histograms_stay = rows.size == 1 or rows.sums_on_device
         self._finder = device if self._histograms_stay else HostTrees()
         self._constant = constant
-        #: How rows are packed is of no account where they are parted without a histogram.
+        #: If rows are only partitioned, without a histogram, the packing of gradients does not
+        #: matter.
         self._parting_mode = CONSTANT if n_outputs == 1 else VECTOR
         self._missing = missing
         self._split_facts = SplitFacts(
             bins.counts, missing, bins.categorical.astype(np.uint8), growth.monotonic_signs,
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
-        # A spare bin of vectors: without it the same bin of all features would lie a multiple of
-        # 4 KiB apart, and fall into the same few sets of a processor's cache.
+        # A spare bin for vectors: without it, the same bin of all features would be at multiples of
+        # 4 KiB, and map to the same few cache sets.
         n_bins = bins.n_bins + (n_outputs > 1)
         shape = d, n_bins, count_channels(n_outputs, constant)
         self.lanes = device.open_rows(binned_lanes, shape)
@@ -272,10 +276,10 @@ class TreeGrower:
     def grow(
         self, output: int, mode: int, scales: Any, seed: int, number: int
     ) -> tuple[Tree, list[Leaf]]:
-        """Grow the tree of a number on an output's gradients, or those of all, on the chosen rows.
+        """Grow a tree on the chosen rows, from the gradients of one output or of all.
 
-        `scales` are the units of gradients and hessians: two numbers, or two arrays of a number for
-        each output. Return the tree before shrinkage, and its leaves.
+        `scales` are the units of gradients and hessians: two numbers, or two arrays with a number
+        for each output. Return the tree before shrinkage, and its leaves.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), (seed, number)
         self._of_tree = self._draw_features(
@@ -285,20 +289,22 @@ class TreeGrower:
             return self._grow_best_first()
 
     def place_rows(self, tree: Tree, *, others: bool = False) -> list[list[slice]]:
-        """Part the rows of the own lanes by a tree that is grown.
+        """Partition the rows of the own lanes by a finished tree.
 
         Parameters
         ----------
         tree : Tree
         others : bool, default=False
-            Only the rows that the tree was not grown on, while the others stay in its leaves.
+            Whether to place only the rows that the tree was not grown on; the others stay in its
+            leaves.
 
         Returns
         -------
         list of list of slice
-            Of each lane, where the rows of each node are.
+            For each lane, the range of rows of each node.
         """
-        # By parts without a histogram: the loops and kernels that part the rows of a growing tree.
+        # By partitions without histograms: the loops and kernels that partition the rows of a
+        # growing tree.
         tables = [tree.goes_left(node, self._bins) for node in range(len(tree.feature))]
 
         def place(lane: TreeRows) -> list[slice]:
@@ -322,7 +328,7 @@ class TreeGrower:
         return self._rows.map_lanes(place, self.lanes)
 
     def add_tree(self, tree: Tree, output: int, sign: float = 1.0) -> None:
-        """Add the values of a tree that is grown to an output of all rows, or subtract them."""
+        """Add the values of a finished tree to an output of all rows, or subtract them."""
         leaves = np.flatnonzero(tree.feature < 0)
         values = sign * tree.value[leaves, 0]
 
@@ -337,18 +343,20 @@ class TreeGrower:
         open_ = [self._make_root()]
         leaves: list[Leaf] = []
         most = self._growth.max_leaf_nodes or _NO_LIMIT
-        # Without a limit every split with a gain is made: the order below only numbers the nodes.
+        # Without a limit, every split with a gain is made: the order only affects the numbers of
+        # nodes.
         if most == _NO_LIMIT:
             self._split_all_leaves(open_[0])
         while open_:
-            # The leaf of the largest gain.
+            # The leaf with the largest gain.
             leaf = heapq.heappop(open_)
             left = most - len(open_) - len(leaves) - 1
             if leaf.gain <= 0 or not left:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
-                # One sum over trainers serves the children of other likely leaves too.
+                # One sum over trainers also includes the children of other leaves that are likely
+                # to be split.
                 self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
             self._tree.split_leaf(leaf)
             for child in leaf.children:
@@ -356,7 +364,7 @@ class TreeGrower:
         return self._tree.build_tree(leaves), leaves
 
     def _split_all_leaves(self, root: Leaf) -> None:
-        """Compute the children of all leaves whose split has a gain, with no limit on leaves."""
+        """Compute the children of all leaves whose split has a gain, without a limit on leaves."""
         waiting = [root] if root.gain > 0 else []
         while waiting:
             # Depth first: the newest leaves are split first, so that few histograms are kept.
@@ -366,13 +374,13 @@ class TreeGrower:
             waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
 
     def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
-        """Return the leaves that will be split next, or probably will; the first is the next.
+        """Return leaves that will probably be split next; the first of them certainly is.
 
         `left` is the number of splits that the tree may still make.
         """
         open_ = [leaf for leaf in some if leaf.gain > 0 and not leaf.children]
         if self._growth.by_level:
-            # All of a level are split before any of the next one.
+            # All leaves of a level are split before those of the next one.
             open_ = [leaf for leaf in open_ if leaf.level == open_[0].level]
             return heapq.nsmallest(min(left, self._max_splits_at_once), open_)
         most = min(
@@ -417,7 +425,7 @@ class TreeGrower:
         growth, depths = self._growth, self._growth.max_depth or _NO_LIMIT
         self._make_children(some)
         tables = self._make_bin_tables(some)
-        # With all rows in one lane, the sums of a split have the number of rows that go left.
+        # If all rows are in one lane, the sums of a split include the number of rows that go left.
         has_all_rows = self._rows.size == len(self.lanes) == 1
         tasks = []
         for leaf, table in zip(some, tables, strict=True):
@@ -461,7 +469,8 @@ class TreeGrower:
     def _partition_lane(
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
-        """Partition a lane's rows of some leaves; return histograms, and where right ones begin."""
+        """Partition a lane's rows of some leaves; return histograms, and where right children
+        begin."""
         some = [
             LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
         ]
@@ -475,7 +484,7 @@ class TreeGrower:
         return total if self._histograms_stay else self._device.copy_to_host(total)
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
-        """Create the children of leaves, with what follows from the splits alone."""
+        """Create the children of leaves, with the values that follow from the splits alone."""
         k = self._n_outputs
         totals = np.empty((len(some), 2, 2 * k + 1), np.int64)
         totals[:, 0] = [leaf.found[3:-1] for leaf in some]
@@ -484,14 +493,14 @@ class TreeGrower:
         g_units, h_units = self._scales.reshape(2, k)
         g, h = totals[:, :, :k] * g_units, totals[:, :, k : 2 * k] * h_units
         # Newton step of a leaf: -G / (H + l2) (Chen and Guestrin, equation 5), within the monotonic
-        # bounds. As in scikit-learn, 1e-15 against a division by zero.
+        # bounds. As in scikit-learn, 1e-15 avoids a division by zero.
         values = -g / (h + self._growth.l2_regularization + 1e-15)
         values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
         if k == 1:
             values = values[:, :, 0]
         else:
-            # An output that is all but certain in a leaf has no curvature to step by, and stays; of
-            # one output no split makes such a leaf.
+            # An output that is nearly certain in a leaf has no curvature for a step, and is not
+            # changed; with one output, no split makes such a leaf.
             values[h < self._growth.min_hessian] = 0.0
         for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
             depth, path = leaf.depth + 1, 2 * leaf.path
@@ -516,7 +525,8 @@ class TreeGrower:
                 )
                 left.groups = right.groups = kept
             if not self._missing[feature]:
-                # In training the feature has no missing values: later ones go with most rows.
+                # The feature has no missing values in training: later ones go to the child with
+                # more rows.
                 leaf.found[2] = int(left.totals[-1] > right.totals[-1])
 
     def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
@@ -535,7 +545,7 @@ class TreeGrower:
     # -- splits --------------------------------------------------------------------------------
 
     def _find_best_splits(self, some: Sequence[Leaf]) -> None:
-        """Find the best split of some leaves by any trainer's features."""
+        """Find the best split of some leaves over all trainers' features."""
         n_fields = _SPLIT_FIELDS + 2 * self._n_outputs + 1
         splits = np.zeros((self._rows.size, len(some), n_fields), np.int64)
         leaves = [
@@ -555,7 +565,7 @@ class TreeGrower:
         if self._rows.size > 1:
             splits = self._rows.sum_trainers(splits)
         gains = np.ascontiguousarray(splits[:, :, 0]).view(np.float64)
-        # Of equal gains that of the first feature: ranges are in the order of the ranks.
+        # Of equal gains, the first feature's is chosen: ranges are in the order of the ranks.
         best = gains.argmax(axis=0)
         for i, leaf in enumerate(some):
             found = splits[best[i], i]
@@ -563,9 +573,9 @@ class TreeGrower:
             leaf.bitset = found[-4:].copy().view(np.uint64) if leaf.found[-1] else None
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
-        """Return a mask of the features that a leaf may be split by."""
+        """Return a mask of the features that may split a leaf."""
         growth, number = self._growth, self._seed[1]
-        # Shares of shares, as in XGBoost: of the tree, of the level, of the node.
+        # Nested shares, as in XGBoost: of the tree, of the level, of the node.
         allowed = self._draw_features(
             self._of_tree, growth.level_features, _LEVEL_DRAW, number, leaf.depth
         )
@@ -579,12 +589,12 @@ class TreeGrower:
     def _draw_features(
         self, allowed: NDArray[np.uint8], share: float, *place: int
     ) -> NDArray[np.uint8]:
-        """Return a mask of a share of some features, at least one, drawn for a place of a tree."""
+        """Return a mask of a share of some features, at least one, drawn for a place in a tree."""
         if share == 1 or not allowed.any():
             return allowed
         (features,) = np.nonzero(allowed)
         n = max(1, math.ceil(share * len(features)))
-        # Hashed from the seed, the tree and the place in it: the same on any trainer.
+        # Hashed from the seed, the tree and the position in it: the same on any trainer.
         drawn = draw_by_hash(features, self._seed[0], *place)
         found = np.zeros_like(allowed)
         found[features[np.argsort(drawn, kind="stable")[:n]]] = 1
