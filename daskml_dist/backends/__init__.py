@@ -1,4 +1,4 @@
-"""Array libraries: where a block lies and the few operations that the models need on it."""
+"""Array libraries: the device of a block, and the few operations that models need there."""
 
 from __future__ import annotations
 

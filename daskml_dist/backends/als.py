@@ -1,4 +1,4 @@
-"""Least squares of each user or item: solves and losses of rows of ratings."""
+"""Least squares for each user or item: solutions and losses from rows of ratings."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from numpy.typing import NDArray
 from daskml_dist.backends.host_memory import CACHE_LINE_BYTES, allocate_aligned
 
 #: Factors are padded with zeros to a multiple of this number, a 64-byte vector of float32, so that
-#: compiled loops have no rest.
+#: compiled loops have no remainder.
 _FACTORS_PER_VECTOR = 16
-#: Ratings of a row above which its system is summed in float64, in pieces of as many ratings, whose
+#: A row with more ratings has its system summed in float64, in pieces of this many ratings, whose
 #: factors are copied.
 MAX_RATINGS_AT_ONCE = 1 << 15
-#: By the bytes of a number: smallest pivot, as a part of its diagonal entry, and largest entry of
-#: the inverse, scaled to a unit diagonal, of systems that are solved in such numbers. An entry of
-#: 1e3 came with errors of 2e-4 of the solution's size in float32; such rows go to float64.
+#: By itemsize: smallest pivot, relative to its diagonal entry, and largest entry of the inverse
+#: (scaled to a unit diagonal), for which a system is solved in that dtype. In float32, an entry of
+#: 1e3 came with relative errors of 2e-4 in the solution; such rows are solved in float64.
 _SOLVE_LIMITS = {4: (1e-3, 1e3), 8: (1e-13, np.inf)}
-#: By the bytes of a number: squared norm of the residual, relative to the first one's, at which
-#: conjugate gradients end, about the square of the dtype's precision.
+#: By itemsize: squared norm of the residual, relative to the first one's, at which conjugate
+#: gradients end, about the square of the dtype's precision.
 _GRADIENT_TOLERANCES = {4: 1e-13, 8: 1e-30}
 
 
-#: Matrix, its upper triangle, and right side (of one row) of a row's normal equations.
+#: Normal equations of a row: the matrix (upper triangle) and the right side (one row).
 System = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Ratings(NamedTuple):
-    """Ratings of neighbouring rows, users or items, in CSR form.
+    """Ratings of neighbouring rows (users or items) in CSR form.
 
     Parameters
     ----------
     indptr : ndarray of int64 of shape (n_rows + 1,)
     indices : ndarray of int of shape (n_ratings,)
-        Position of the other side's factors.
+        Positions of the other side's factors.
     values : ndarray of float of shape (n_ratings,)
     """
 
@@ -46,15 +46,15 @@ class Ratings(NamedTuple):
 
 
 class Regressors(NamedTuple):
-    """Factors of the other side, by which the ratings of a side are explained.
+    """Factors of the other side, which are the regressors of the ratings.
 
     Parameters
     ----------
     factors : ndarray of float32 or float64 of shape (n_others, width)
     offsets : ndarray of shape (n_others,) or (0,)
-        What is taken from the ratings of each; none: nothing.
+        Subtracted from the ratings of each; empty: nothing is subtracted.
     gram : ndarray of float64 of shape (width, width)
-        Implicit ratings: sum of the squares of all others' factors; else zeros.
+        Implicit ratings: Gram matrix of all factors of the other side; otherwise zeros.
     """
 
     factors: NDArray[Any]
@@ -63,7 +63,7 @@ class Regressors(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the number of factors of a user or an item, with the zeros that pad them."""
+        """Return the number of factors of a user or an item, including padding zeros."""
         return int(self.factors.shape[1])
 
     @property
@@ -72,11 +72,11 @@ class Regressors(NamedTuple):
         return -(-self.width // _FACTORS_PER_VECTOR) * _FACTORS_PER_VECTOR
 
     def padded(self, dtype: Any) -> Regressors:
-        """Return the factors in a dtype, with zeros up to whole vectors; copies what is not so.
+        """Return the factors in a dtype, padded to whole vectors; copy only if needed.
 
-        The sum of squares keeps its float64 digits: systems that float32 cannot solve need them.
+        The Gram matrix stays in float64: systems that float32 cannot solve need its digits.
         """
-        # Padded factors are zeros: they change no product.
+        # Padded factors are zeros: they do not change products.
         width = self.whole_width
         factors, gram = self.factors, self.gram
         if factors.dtype != dtype or width > self.width or factors.ctypes.data % CACHE_LINE_BYTES:
@@ -90,17 +90,18 @@ class Regressors(NamedTuple):
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Penalised least squares of the factors of a user or an item, the other side's being given.
+    """Penalised least squares for the factors of a user or an item, given the other side's.
 
     Parameters
     ----------
     reg : float
-        Penalty of the squared factors; explicit: times the number of the row's ratings.
+        Penalty on the squared factors; for explicit ratings it is multiplied by the number of
+        ratings.
     implicit : bool
     alpha : float
-        Confidence that a unit of an implicit rating adds.
+        Confidence added per unit of an implicit rating.
     steps : int or None
-        Steps of conjugate gradients; None: Cholesky.
+        Conjugate gradient steps; None: Cholesky.
     """
 
     reg: float
@@ -116,13 +117,12 @@ class LeastSquares:
         ratings : Ratings
         by : Regressors
         out : ndarray of the dtype of the factors, of shape (n_rows, width)
-            Conjugate gradients begin with what it holds.
+            Holds the start of the conjugate gradients.
         """
         if self.steps is not None:
             self._improve_by_conjugate_gradients(ratings, by, out)
             return np.empty(0, np.intp)
-        # Rows of very many ratings are summed in float64, a piece at a time; all others in one
-        # loop.
+        # Rows with very many ratings are summed in float64, piece by piece; all others in one loop.
         sizes = np.diff(ratings.indptr)
         long = np.flatnonzero(sizes > MAX_RATINGS_AT_ONCE)
         starts, stops = [0, *(long + 1).tolist()], [*long.tolist(), len(sizes)]
@@ -137,10 +137,10 @@ class LeastSquares:
     def errors(
         self, ratings: Ratings, by: Regressors, rows: NDArray[Any], out: NDArray[np.float64]
     ) -> None:
-        """Add to each row's entry of `out` what its ratings add to the loss.
+        """Add the loss of each row's ratings to its entry of `out`.
 
-        Squared errors of explicit ones, the rows having the factors `rows`; of implicit ones
-        ``c (p - s)**2 - s**2``, since a pair without a rating has ``s**2``.
+        For explicit ratings the squared errors, given the factors `rows`; for implicit ones ``c (p
+        - s)**2 - s**2``, since a pair without a rating has the loss ``s**2``.
         """
         kernels, by = _load_kernels(), by.padded(rows.dtype)
         told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
@@ -149,10 +149,10 @@ class LeastSquares:
     def contributions(
         self, ratings: Ratings, by: Regressors, wanted: int, width: int
     ) -> NDArray[np.float64]:
-        """Return what each rating of one row adds to its product with another's factors.
+        """Return the contribution of each rating of a row to its product with another's factors.
 
         The factors of a row are the solution of its normal equations, which is linear in its
-        ratings. In float64, whatever the factors are.
+        ratings. Computed in float64, whatever the dtype of the factors.
 
         Returns
         -------
@@ -163,7 +163,7 @@ class LeastSquares:
         rows = by.factors[ratings.indices, :width].astype(np.float64)
         values = ratings.values.astype(np.float64)
         if self.implicit:
-            # Confidence 1 + alpha r of a preference, of which the matrix has the 1 in `gram`.
+            # Confidence 1 + alpha r of a preference; the 1 is included in `gram`.
             weights, targets = self.alpha * values, (1 + self.alpha * values) * (values > 0)
         else:
             taken = by.offsets[ratings.indices] if len(by.offsets) else 0.0
@@ -184,11 +184,11 @@ class LeastSquares:
         return A, b
 
     def add(self, system: System, ratings: Ratings, by: Regressors, width: int) -> None:
-        """Add ratings of one row, in float64 whatever the factors are.
+        """Add ratings of one row, in float64 whatever the dtype of the factors.
 
-        In float32 a sum of so many products is wrong by some parts in a million, which a system
-        that is nearly singular makes thousands of times as large in its solution. Of a piece of
-        the ratings at a time the factors that these touch are copied.
+        In float32, a sum of so many products has a relative error of some parts in a million, which
+        a nearly singular system amplifies a thousandfold. The factors used by one piece of the
+        ratings are copied at a time.
         """
         kernels, (A, b) = _load_kernels(), system
         start, stop = ratings.indptr.tolist()
@@ -216,13 +216,11 @@ class LeastSquares:
     def _cholesky(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int]
     ) -> NDArray[np.intp]:
-        """Solve some rows by Cholesky, in float64 where float32 has too few digits; return singular
-        rows.
-        """
+        """Solve rows by Cholesky, in float64 if float32 is not enough; return singular rows."""
         failed = self._solve_rows(ratings, by, out, at, out.dtype)
         if out.dtype == np.float64 or not len(failed):
             return failed
-        # Their ratings, and the factors that these touch, are copied: a piece's worth at a time.
+        # Their ratings, and the factors that these use, are copied, one piece at a time.
         ends = np.cumsum(np.diff(ratings.indptr)[failed])
         parts = np.split(failed, np.flatnonzero(np.diff(ends // MAX_RATINGS_AT_ONCE)) + 1)
         return np.concatenate([self._solve_in_float64(rows, ratings, by, out) for rows in parts])
@@ -230,15 +228,15 @@ class LeastSquares:
     def _solve_in_float64(
         self, rows: NDArray[np.intp], ratings: Ratings, by: Regressors, out: NDArray[Any]
     ) -> NDArray[np.intp]:
-        """Solve for some rows in float64; those that are singular in it too."""
-        # Ratings of the failed rows alone, renumbered to the factors that they touch.
+        """Solve some rows in float64; return those that are singular in it too."""
+        # Ratings of the failed rows only, renumbered to the factors that they use.
         starts, sizes = ratings.indptr[rows], np.diff(ratings.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
         touched, indices = np.unique(ratings.indices[at], return_inverse=True)
         own = Ratings(indptr, indices.astype(np.int32), ratings.values[at])
         offsets = by.offsets[touched] if len(by.offsets) else by.offsets
-        # All of float64, as in a fit of this dtype: one compiled loop does for both.
+        # All in float64, as in a float64 fit: one compiled loop is enough for both.
         its = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
         solved = out[rows].astype(np.float64)
         singular = self._solve_rows(own, its, solved, (0, len(rows)), np.float64)
@@ -248,7 +246,7 @@ class LeastSquares:
     def _solve_rows(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
     ) -> NDArray[np.intp]:
-        """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
+        """Solve some rows in the arithmetic of a dtype; return those whose pivots are too small."""
         kernels, by = _load_kernels(), by.padded(dtype)
         failed, system = np.empty(at[1] - at[0], np.intp), _make_system(by, dtype)
         gram = by.gram.astype(dtype, copy=False)
@@ -262,7 +260,7 @@ class LeastSquares:
     def _solve_long_row(
         self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]
     ) -> bool:
-        """Solve for a row of many ratings."""
+        """Solve for a row with many ratings."""
         system, bounds = self.make_empty_equations(by), ratings.indptr[row : row + 2]
         self.add(system, ratings._replace(indptr=bounds), by, out.shape[1])
         return self.solve_equations(system, int(bounds[1] - bounds[0]), out[row])
@@ -270,7 +268,7 @@ class LeastSquares:
     def _improve_by_conjugate_gradients(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any]
     ) -> None:
-        """Improve the factors `out` of each row by steps of conjugate gradients, in place."""
+        """Improve the factors `out` of each row by conjugate gradient steps, in place."""
         kernels, by = _load_kernels(), by.padded(out.dtype)
         vectors, room = np.zeros((4, 1, by.width), out.dtype), _make_scratch(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
@@ -297,6 +295,6 @@ def _make_system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def _make_scratch(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Return scratch for the terms of ratings and pivots, and the numbers from 0."""
+    """Return scratch arrays for terms of ratings and for pivots, and the numbers 0, 1, ..."""
     room = np.zeros((4, max(_load_kernels().RATINGS_PER_CHUNK, by.width)), dtype)
     return room, np.arange(by.width, dtype=np.int32)

@@ -1,11 +1,11 @@
 """Compiled normal equations of alternating least squares: a small system for each user or item.
 
 Importing this module loads numba, so it is imported at first use. A rating `v` of an entity adds
-``w y y'`` to its matrix and ``t y`` to its right side, `y` the factors of the other side: explicit
-ratings have ``w = 1, t = v - offset``, implicit ones ``w = alpha v, t = 1 + w`` (0 where v is 0).
-Factors are padded with zeros to whole vectors. Of the matrix the upper triangle is
-made, 8 rows by a vector at a time, which stay in registers while some ratings go by; it is
-factored by the same sums, with rows of itself in place of ratings.
+``w y y'`` to its matrix and ``t y`` to its right side, where `y` are the factors of the other side:
+explicit ratings have ``w = 1, t = v - offset``, implicit ones ``w = alpha v, t = 1 + w`` (0 where v
+is 0). Factors are padded with zeros to whole vectors. Only the upper triangle of the matrix is
+computed, in tiles of 8 rows by a vector, which stay in registers during a loop over ratings. The
+factorisation uses the same sums, with rows of the matrix in place of ratings.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from numba.core import cgutils
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.intrinsics import copy_rows, emitted
 
-#: float32 entries of a 64-byte vector, to a multiple of which rows are padded.
+#: float32 entries of a 64-byte vector; rows are padded to a multiple of it.
 FLOATS_PER_VECTOR = 16
-#: LLVM's fast-math flags of the sums: fused multiply-adds, any order of a sum, either sign of zero.
+#: LLVM's fast-math flags for sums: fused multiply-adds, any order of a sum, either sign of zero.
 _FAST_FLAGS = ("contract", "reassoc", "nsz")
 _INT64 = ir.IntType(64)
 
 
 class _Row:
-    """Rows of a matrix, or a vector, in the code that is being made."""
+    """Rows of a matrix, or a vector, in generated code."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
         array = context.make_array(kind)(context, builder, value)
         self._builder, self._data = builder, array.data
         self.number = context.get_value_type(kind.dtype)
         size = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
-        #: Entries from one row to the next.
+        #: Number of entries from one row to the next.
         self.step = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], size)
         is_float = isinstance(self.number, ir.FloatType)
         self.vector = ir.VectorType(
@@ -75,9 +75,7 @@ def _emit_broadcast(builder: Any, number: Any, vector: Any) -> Any:
 
 
 def _emit_multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-    """Emit ``a * b + total``, which LLVM contracts to one instruction where the
-    processor has it.
-    """
+    """Emit ``a * b + total``, which LLVM contracts to one instruction if the processor has it."""
     return builder.fadd(builder.fmul(a, b, flags=_FAST_FLAGS), total, flags=_FAST_FLAGS)
 
 
@@ -98,11 +96,10 @@ def _emit_lane_sum(builder: Any, parts: Any) -> Any:
 def _emit_loop(
     builder: Any, bounds: Sequence[Any], totals: Sequence[Any], more: Callable[[Any, Any], Any]
 ) -> list[Any]:
-    """Emit a loop over the numbers between two bounds whose totals stay in registers; return the
-    totals.
-    """
-    # A loop in SSA form: each total is a phi node of its value before the loop and after a turn, so
-    # that LLVM keeps it in a register. The loop is tested at its end, and once before its begin.
+    """Emit a loop between two bounds whose totals stay in registers; return the totals."""
+    # A loop in SSA form: each total is a phi node of its value before the loop and after an
+    # iteration, so that LLVM keeps it in a register. The condition is tested at the end of the
+    # loop, and once before it.
     before = builder.block
     body, after = (builder.append_basic_block(name) for name in ("rows", "rows.end"))
     start, stop = bounds
@@ -129,7 +126,7 @@ def _emit_loop(
 
 
 def _make_add_outer(height: int) -> Any:
-    """Return the intrinsic `add_outer_rows` that updates `height` rows of the matrix at once."""
+    """Return the intrinsic `add_outer_rows` that updates `height` rows of the matrix together."""
 
     @emitted(
         lambda A, j, k, Y, rows, weights, start, stop: types.void(
@@ -145,8 +142,9 @@ def _make_add_outer(height: int) -> Any:
         steps = [ir.Constant(_INT64, r) for r in range(height)]
         places = [A.place(A.at(builder.add(j, r), k)) for r in steps]
 
-        # A tile of `height` rows by a vector is held while all ratings go by, as in a register
-        # tile of a matrix product: a rating costs a load of a vector and `height` of a number.
+        # A tile of `height` rows by a vector stays in registers during the loop over ratings, like
+        # a register tile of a matrix product: each rating costs a vector load and `height` scalar
+        # loads.
         def more(i: Any, totals: Any) -> Any:
             row = builder.sext(rows.entry(i), _INT64)
             weight = _emit_broadcast(builder, weights.entry(i), Y.vector)
@@ -168,7 +166,7 @@ def _make_add_outer(height: int) -> Any:
 
 
 def _make_add_rows(width: int) -> Any:
-    """Return the intrinsic `add_vector_rows` that updates `width` vectors at once."""
+    """Return the intrinsic `add_vector_rows` that updates `width` vectors together."""
 
     @emitted(
         lambda out, k, Y, rows, scales, start, stop: types.void(
@@ -205,7 +203,7 @@ def _make_add_rows(width: int) -> Any:
 
 @emitted(lambda out, i, X, j, scale, start, stop: types.void(out, i, X, j, X.dtype, start, stop))
 def add_scaled_row(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-    """Add ``scale X[j, start:stop]`` to the same of ``out[i]``; whole vectors."""
+    """Add ``scale X[j, start:stop]`` to ``out[i, start:stop]``; whole vectors."""
     out, X = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
     scale = _emit_broadcast(builder, given[4], X.vector)
     step = ir.Constant(_INT64, X.vector.count)
@@ -218,9 +216,7 @@ def add_scaled_row(context: Any, builder: Any, signature: Any, given: Any) -> An
 
 @emitted(lambda X, i, Y, j, start, stop: X.dtype(X, i, Y, j, start, stop))
 def dot_vectors(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-    """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``, both of
-    whole vectors.
-    """
+    """Return the product of ``X[i, start:stop]`` and ``Y[j, start:stop]``; whole vectors."""
     X, Y = (_Row(context, builder, signature.args[i], given[i]) for i in (0, 2))
     count = ir.Constant(_INT64, X.vector.count)
     bounds = [builder.sdiv(one, count) for one in given[4:]]
@@ -240,7 +236,7 @@ def dot_vectors(context: Any, builder: Any, signature: Any, given: Any) -> Any:
 def dot_four_rows(context: Any, builder: Any, signature: Any, given: Any) -> Any:
     """Write products of ``x[0, :width]`` and the rows y of the i below `stop` to ``out[i]``.
 
-    Whole vectors, and four rows at a time: `stop` is a multiple of 4. The bits are those of
+    Whole vectors, and four rows at a time: `stop` is a multiple of 4. Results have the same bits as
     `dot_vectors`.
     """
     x, Y, rows, out = (_Row(context, builder, signature.args[i], given[i]) for i in range(4))
@@ -274,14 +270,15 @@ add_vector_rows: Any = _make_add_rows(1)
 add_vector_rows_wide: Any = _make_add_rows(4)
 
 
-#: Ratings of a chunk, whose factors stay in a core's cache while all tiles of the matrix pass over
-#: them.
+#: Ratings of a chunk: their factors stay in a core's cache while all tiles of the matrix are
+#: updated.
 RATINGS_PER_CHUNK = 128
-#: Padded factors up to which conjugate gradients make a row's matrix; wider ones multiply by the
-#: ratings' factors in each step instead, which is less work for few steps.
+#: Up to this many padded factors, conjugate gradients form a row's matrix; with more, each step
+#: multiplies by the ratings' factors instead, which is less work for few steps.
 _MAX_DENSE_WIDTH = 2 * FLOATS_PER_VECTOR
-#: Part of its diagonal entry above which no pivot asks for an estimate of the inverse: its scaled
-#: entries were then 450 at most (ranks 4 to 32, as many ratings or fewer, also positive factors).
+#: If all pivots exceed this part of their diagonal entries, the inverse need not be estimated: its
+#: scaled entries were then 450 at most (ranks 4 to 32, as many ratings or fewer, also positive
+#: factors).
 _SAFE_PIVOT = 0.05
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
@@ -296,10 +293,10 @@ def solve_rows(
 ) -> int:  # fmt: skip
     """Solve the systems of the rows ``at[0]`` to ``at[1]``; return how many were nearly singular.
 
-    `A` and `b` (of one row) are room for one system, and their dtype is that of its arithmetic;
-    `Y` and `gram` are of the same. `room` has four rows of `RATINGS_PER_CHUNK` entries and those of
-    a vector of factors at least; `order` counts from 0. Rows whose systems `solve_system` leaves,
-    by `least` and `most`, are named in `failed`.
+    `A` and `b` (one row) are scratch for one system, and their dtype is that of the arithmetic; `Y`
+    and `gram` have the same dtype. `room` has four rows, each of at least `RATINGS_PER_CHUNK`
+    entries and of a padded vector of factors; `order` counts from 0. Rows that `solve_system`
+    rejects, by `least` and `most`, are written to `failed`.
     """
     n_failed, n = 0, out.shape[1]
     for row in range(at[0], at[1]):
@@ -346,7 +343,7 @@ def add_ratings(
 
 @_inside
 def _vector_entries(matrix: Any) -> int:
-    """Return how many entries of a matrix's dtype fill a vector of 64 bytes."""
+    """Return the number of entries of a matrix's dtype in a vector of 64 bytes."""
     return FLOATS_PER_VECTOR if matrix.itemsize == 4 else FLOATS_PER_VECTOR // 2
 
 
@@ -354,9 +351,9 @@ def _vector_entries(matrix: Any) -> int:
 def _add_outer_products(
     A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m: int
 ) -> None:
-    """Add ``weights[i] y y'`` of m rows y to the rows `top` to `bottom` of A, from the diagonal."""
+    """Add ``weights[i] y y'`` for m rows y to rows `top` to `bottom` of A's upper triangle."""
     lanes = _vector_entries(A)
-    # Blocks of 8 rows by a vector, of the upper triangle alone; the last block may have 4 rows.
+    # Blocks of 8 rows by a vector, only in the upper triangle; the last block may have 4 rows.
     for j in range(top, bottom - 4, 8):
         for k in range(j - j % lanes, A.shape[1], lanes):
             add_outer_rows(A, j, k, Y, rows, weights, 0, m)
@@ -368,7 +365,7 @@ def _add_outer_products(
 
 @_inside
 def _add_scaled_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
-    """Add ``scales[i] y`` of m rows y."""
+    """Add ``scales[i] y`` for m rows y."""
     lanes, k = _vector_entries(out), 0
     while k + 4 * lanes <= out.shape[1]:
         add_vector_rows_wide(out, k, Y, rows, scales, 0, m)
@@ -382,9 +379,7 @@ def _add_scaled_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
 def _rating_terms(
     value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any
 ) -> Any:
-    """Return a rating's weight in the matrix and its target in the right side, in the dtype of
-    `like`.
-    """
+    """Return a rating's weight in the matrix and its target, in the dtype of `like`."""
     kind = type(like)
     one, v = kind(1), kind(value)
     if implicit:
@@ -397,19 +392,18 @@ def _rating_terms(
 def solve_system(
     A: Any, b: Any, shift: float, least: float, most: float, room: Any, order: Any, n: int
 ) -> bool:  # fmt: skip
-    """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; return False if too few digits would
-    be right.
+    """Solve ``(A + shift I) x = b`` by ``U' D U``, in place; return False if too inaccurate.
 
     The upper triangle of `A` is read and becomes ``D U``, and `b` the solution. `room` and `order`
-    as of `solve_rows`. A system is left where a pivot is below `least` of its diagonal entry, or
-    where the inverse, scaled to a unit diagonal of `A`, has entries above `most`. The inverse is
-    estimated only where a pivot is below `_SAFE_PIVOT` of its diagonal entry, and `most` is finite.
+    as in `solve_rows`. A system is rejected if a pivot is below `least` of its diagonal entry, or
+    if the inverse, scaled to a unit diagonal of `A`, has entries above `most`. The inverse is
+    estimated only if a pivot is below `_SAFE_PIVOT` of its diagonal entry and `most` is finite.
     """
     width, number = A.shape[1], A.dtype.type
-    # Rows are updated from the vector that holds their diagonal entry: the sums of products fill
-    # whole vectors from there on, and nothing in front of them.
+    # Row updates start at the vector with the diagonal entry: products are summed in whole vectors
+    # from there, and skipped before it.
     lanes = _vector_entries(A)
-    # Minus the inverse pivots, and the diagonal.
+    # Negative inverse pivots, and the diagonal.
     inverse, diagonal = room[0], room[2]
     smallest = number(1)
     for j in range(n):
@@ -418,11 +412,10 @@ def solve_system(
         diagonal[j] = A[j, j]
     for top in range(0, n, FLOATS_PER_VECTOR):
         bottom = min(top + FLOATS_PER_VECTOR, n)
-        # Left-looking blocked factorisation: a block of rows first loses the products of all rows
-        # above.
+        # Left-looking blocked factorisation: first subtract the products of all rows above a block.
         _add_outer_products(A, A, order, inverse, top, bottom, top)
         for j in range(top, bottom):
-            # A pivot this small has lost its digits; the caller takes the row in float64.
+            # A pivot this small has lost its digits; the caller solves the row in float64.
             if not A[j, j] > number(least) * diagonal[j]:
                 return False
             smallest = min(smallest, A[j, j] / diagonal[j])
@@ -442,7 +435,7 @@ def solve_system(
 
 @_inside
 def _substitute_back(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
-    """Solve ``D U x = right`` of a factored matrix: `out`, of one row, becomes x."""
+    """Solve ``D U x = right`` for a factored matrix: `out` (one row) becomes x."""
     for j in range(n - 1, -1, -1):
         total = right[j]
         for k in range(j + 1, n):
@@ -452,11 +445,11 @@ def _substitute_back(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None
 
 @_inside
 def _estimate_inverse_size(A: Any, room: Any, n: int) -> float:
-    """Estimate the largest entry of the inverse of a factored matrix, scaled to a unit diagonal.
+    """Estimate the largest entry of a factored matrix's inverse, scaled to a unit diagonal.
 
     LINPACK's estimate (Cline, Moler, Stewart and Wilkinson, 1979): the right side has entries of 1
-    whose signs make the solution grow. Pivots alone tell too little: with none below a hundredth of
-    its diagonal entry a part in 200 of a solution's size was wrong in float32.
+    whose signs make the solution grow. Pivots alone are not sufficient: with none below a hundredth
+    of its diagonal entry, a solution in float32 had a relative error of 1 in 200.
     """
     width, lanes = A.shape[1], _vector_entries(A)
     inverse, right, diagonal, x = room[0], room[1], room[2], room[3:4]
@@ -479,10 +472,10 @@ def conjugate_gradient_rows(
 ) -> None:  # fmt: skip
     """Take some steps of conjugate gradients for each row, in place.
 
-    They begin with what `out` holds and end early at `enough` of the first residual's square.
+    They start from `out`, and end early once the squared residual is `enough` times the first one.
     `vectors` has four matrices of one row of padded factors, whose dtype is that of the arithmetic.
-    The matrix `A` of a row that has more ratings than unknowns is made, where these are few: that
-    takes less time than going over its ratings in each step.
+    If there are few unknowns, the matrix `A` of a row with more ratings than unknowns is formed:
+    that takes less time than a loop over its ratings in each step.
     """
     x, r, p, q = vectors[0], vectors[1], vectors[2], vectors[3]
     width, n, none = x.shape[1], out.shape[1], np.int64(0)
@@ -496,7 +489,7 @@ def conjugate_gradient_rows(
         for j in range(n):
             x[0, j] = out[row, j]
         shared, made, last = gram, implicit, stop
-        # Making the matrix costs ratings * width, a product with it width squared.
+        # Forming the matrix costs ratings * width; a product with it, width squared.
         if width <= _MAX_DENSE_WIDTH and stop - start > n:
             copy_rows(A, gram)
             r[:, :] = 0
@@ -540,7 +533,7 @@ def conjugate_gradient_rows(
 
 @_inside
 def _mirror_triangle(A: Any, n: int) -> None:
-    """Copy the upper triangle of a matrix to its lower one."""
+    """Copy the upper triangle of a matrix to the lower one."""
     for j in range(1, n):
         for k in range(j):
             A[j, k] = A[k, j]
@@ -550,14 +543,14 @@ def _mirror_triangle(A: Any, n: int) -> None:
 def _add_shared_product(
     gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, room: Any, order: Any
 ) -> None:
-    """Add ``sign * (gram + shift I) x`` to `out`; without `made`, the shift's part alone."""
+    """Add ``sign * (gram + shift I) x`` to `out`; only the shift's part if not `made`."""
     width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
     scale = signed * x.dtype.type(shift)
     for j in range(width):
         out[0, j] += scale * x[0, j]
         scales[j] = signed * x[0, j]
     if made:
-        # A symmetric matrix: the sum of its rows, which stays in registers.
+        # A symmetric matrix: the product is a sum of its rows, which stays in registers.
         _add_scaled_rows(out, gram, order, scales, width)
 
 
@@ -566,13 +559,13 @@ def _add_rating_products(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
     sign: float, x: Any, out: Any, room: Any, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """Add ``sign w (y x) y`` of some ratings, and ``t y`` where they are `aimed` at."""
+    """Add ``sign w (y x) y`` for some ratings, and ``t y`` if `aimed`."""
     width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
     for first in range(start, stop, RATINGS_PER_CHUNK):
         m = min(RATINGS_PER_CHUNK, stop - first)
         rows = indices[first : first + m]
         fours = m - m % 4
-        # Four products at once; the rest of a chunk one by one, to the same bits.
+        # Four products at once; the remaining rows one by one, with the same bits.
         dot_four_rows(x, Y, rows, scales, fours, width)
         for i in range(fours, m):
             scales[i] = dot_vectors(x, 0, Y, np.int64(rows[i]), 0, width)
@@ -589,8 +582,8 @@ def add_row_errors(
 ) -> None:  # fmt: skip
     """Add the loss of each row's ratings to `out`.
 
-    `x` is room for a row of padded factors. Explicit ratings: squared errors. Implicit ones:
-    ``c (p - s)**2 - s**2`` of a score s, since a pair that is not there has ``s**2``.
+    `x` is scratch for a row of padded factors. Explicit ratings: squared errors. Implicit ones: ``c
+    (p - s)**2 - s**2`` with the score s, since a pair without a rating has the loss ``s**2``.
     """
     for row in range(len(indptr) - 1):
         total = float(out[row])

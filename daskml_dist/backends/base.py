@@ -1,9 +1,9 @@
-"""Base class of the backends, the steps and sparse rows that they take, and nearest centroids.
+"""Base class of the backends, the steps and sparse rows that they use, and nearest centroids.
 
-A backend is the arithmetic of models and solvers on one device. Abstract methods are what a model
-cannot do without. The others have a body in array API functions, or return None or False: "not
-here", after which the caller takes the plain way. So a faster way on one device is one method of
-its backend, and no model knows on which device it runs.
+A backend is the arithmetic of models and solvers on one device. Models cannot do without its
+abstract methods. The others have a default body in array API functions, or return None or False,
+meaning "not supported here": the caller then uses the general way. So a faster implementation on
+one device is one method of its backend, and models do not depend on the device.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from daskml_dist.backends.shared_buffer import SharedBuffer
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an optimizer over whole parameters.
+    """Step of an optimizer over whole parameters.
 
     Parameters
     ----------
     w, grad : arrays of shape (n_rows, width)
-        Parameters, and the gradient of the summed loss; None where a device is to make it.
+        Parameters, and the gradient of the summed loss (None if the device computes it).
     opt_state : dict of arrays
         The optimizer's state.
     rows : float
-        Rows of the gradient; a step of none changes nothing.
+        Number of rows of the gradient; a step with no rows changes nothing.
     lr : float
     number : int
-        From 1.
+        Learning rate; number of the step, from 1.
     l1, l2 : float
         Strengths of the penalty.
     n_penalised : int
-        Leading rows that it applies to.
+        Number of leading rows that are penalised.
     coordinates : bool, default=False
-        Whether it moves only parameters that rows touch; on devices without a penalty.
+        Whether the step changes only parameters that rows use; on devices, only without a penalty.
     row_rate_sums, rate_sum : float64 array of shape (n_rows,) or None, float
-        Rate sum up to which each row's penalty has been applied, and the sum of the learning rates
-        by now.
+        Rate sum up to which each row's penalty has been applied, and the current sum of the
+        learning rates.
     noise : array of shape (n_rows, width) or None
         Added to the gradient of the summed loss.
     """
@@ -72,41 +72,41 @@ class Step:
     noise: Any = None
 
     def state(self, optimizer: Any) -> list[Any]:
-        """Return the parameters, then the optimizer's state in the order of its `state_names`."""
+        """Return the parameters, then the optimizer's state in the order of `state_names`."""
         return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]
 
 
 class ReplicaSteps:
-    """Base class of many steps in one call, bound to the arrays of a replica.
+    """Base class of objects that make many steps in one call, bound to a replica's arrays.
 
     Parameters
     ----------
     optimizer : Optimizer
     step : Step
-        The first step, whose arrays the others have too.
+        The first step; the others must have the same arrays.
     """
 
     def __init__(self, optimizer: Any, step: Step) -> None:
         self._optimizer, self._state = optimizer, step.state(optimizer)
 
     def serves(self, step: Step) -> bool:
-        """Return whether a step is of the same arrays: a replica's change when it is restored."""
+        """Return whether a step has the same arrays: restoring a replica changes its arrays."""
         pairs = zip(self._state, step.state(self._optimizer), strict=True)
         return all(one is other for one, other in pairs)
 
 
-#: Products of rows and centroids that are made at once: 8 MiB of float64, the largest array of a
-#: pass over any number of rows.
+#: Products of rows and centroids that are computed together: 8 MiB of float64, the largest array of
+#: a pass over any number of rows.
 _PRODUCTS_AT_ONCE = 1 << 20
-#: Rows that are taken at once at least, however many centroids there are: products of fewer rows
-#: read all centroids for little work.
+#: Minimum rows processed together, however many centroids there are: with fewer rows, a product
+#: reads all centroids for little work.
 _MIN_ROWS_AT_ONCE = 256
 
 
 def assign_to_centroids(
     backend: Any, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any
 ) -> Any:
-    """Add rows to the sums of their nearest centroids in array API functions; see
+    """Add rows to the sums of their nearest centroids, in array API functions; see
     :meth:`Backend.assign`.
     """
     inertia = 0.0
@@ -117,7 +117,7 @@ def assign_to_centroids(
         each = ones((apart.shape[0], 1), apart.dtype, like=apart)
         backend.add_rows(each, labels, some, out[:, :1])
         backend.add_rows(rows, labels, some, out[:, 1:])
-        # In float64, and on the device: one transfer at the end instead of one for each slice.
+        # In float64, on the device: one transfer at the end instead of one per slice.
         apart = cast(apart, out.dtype)
         inertia = inertia + total(apart if some is None else apart * some)
     return scalar(inertia)
@@ -139,13 +139,12 @@ def find_nearest_centroids(
 def _iterate_shifted_rows(
     backend: Any, X: Any, shift: Any | None, width: int
 ) -> Iterator[tuple[slice, Any]]:
-    """Yield slices of rows less the shift, of as many rows as leave memory for `width` numbers
-    each.
-    """
+    """Yield slices of rows minus the shift, sized to leave memory for `width` numbers per row."""
     step = (backend.entries_at_once or _PRODUCTS_AT_ONCE) // max(width, 1)
     for at in row_slices(X.shape[0], max(step, _MIN_ROWS_AT_ONCE)):
         rows = X[at] if is_sparse(X) else backend.rows(X, at)
-        # Near the origin the products of `_nearest` cancel fewer digits. Shifted rows are dense.
+        # Near the origin, the products in `_nearest` suffer less cancellation. Shifted rows are
+        # dense.
         if shift is not None:
             whole = rows.toarray() if is_sparse(X) else rows
             rows = cast(whole, arithmetic_dtype(whole)) - shift
@@ -158,7 +157,7 @@ def _nearest(backend: Any, X: Any, centroids: Any) -> tuple[Any, Any]:
     # Argmin of |x - c|**2 / 2 without |x|**2, which is the same for all centroids.
     half = total(centroids * centroids, axis=1) / 2
     apart = half - xp.reshape(backend.dot(X, centroids.T), (-1, k))
-    # Rounding may make it negative. Compared, not clipped, so that NaN of the row becomes NaN.
+    # Rounding may make it negative. Compared, not clipped, so that NaN in a row gives NaN.
     squared = _squared_norms(backend, X) + 2 * xp.min(apart, axis=1)
     return xp.argmin(apart, axis=1), xp.where(squared > 0, squared, 0 * squared)
 
@@ -167,7 +166,7 @@ def _squared_norms(backend: Any, X: Any) -> Any:
     """Return the squared norm of each row, dense or sparse."""
     if not is_sparse(X):
         return total(X * X, axis=1)
-    # Of sparse rows: squared entries times a column of ones, which any backend's product does.
+    # Sparse rows: squared entries times a column of ones, a product that any backend has.
     values = X.values
     each = ones((X.shape[1], 1), X.dtype, like=values)
     return namespace(values).reshape(backend.dot(X.with_values(values * values), each), (-1,))
@@ -181,13 +180,13 @@ def is_sparse(X: Any) -> bool:
 class SparseRows:
     """Chosen rows of a sparse block, as :meth:`Backend.rows` returns them, on any device.
 
-    Whoever asks whether rows are sparse asks whether they are of this class.
+    To check whether rows are sparse, check whether they are of this class.
 
     Attributes
     ----------
     shape : tuple of two int
     dtype : dtype
-        Of the entries.
+        Dtype of the entries.
     """
 
     __slots__ = ()
@@ -201,11 +200,11 @@ class SparseRows:
 
     @property
     def values(self) -> Any:
-        """Return the stored entries, one-dimensional; entries of other rows may be among them."""
+        """Return the stored entries, one-dimensional; entries of other rows may be included."""
         raise NotImplementedError
 
     def with_values(self, values: Any) -> SparseRows:
-        """Return the same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same positions."""
         raise NotImplementedError
 
     def toarray(self) -> Any:
@@ -218,32 +217,33 @@ class SparseRows:
 
 
 class Backend(ABC):
-    """Operations on blocks and batches of one array library.
+    """Operations on blocks and batches with one array library.
 
-    Arrays on the device follow the array API standard; host arrays are NumPy's, and never mix
-    with them but by :meth:`to_device` and :meth:`to_numpy`.
+    Arrays on the device follow the array API standard. Host arrays are NumPy's; :meth:`to_device`
+    and :meth:`to_numpy` convert between the two.
 
-    A batch's `X` is whatever :meth:`rows` returned: a dense array, or a view of chosen rows of
-    a CSR block. Weights `w` are dense ``(n_features, width)`` arrays.
+    A batch's `X` is the result of :meth:`rows`: a dense array, or a view of chosen rows of a CSR
+    block. Weights `w` are dense ``(n_features, width)`` arrays.
     """
 
     name: ClassVar[str]
     device: ClassVar[str]
-    #: Entries of dense rows that are worked on together: a device wants many rows at once, and
-    #: memory for what is made of them. 0: what a processor's cache holds, as each caller knows.
+    #: Entries of dense rows that are processed together: a device needs many rows at once, and
+    #: memory for intermediate results. 0: as many as fit in a processor's cache, which each caller
+    #: computes.
     entries_at_once: ClassVar[int] = 1 << 25
 
     @classmethod
     @abstractmethod
     def problem(cls) -> str | None:
-        """Return the reason that this process cannot use the backend, with the remedy, or None."""
+        """Return the reason why this process cannot use the backend, with the remedy, or None."""
 
-    def check_current_device(self) -> None:  # noqa: B027 (of most there is one)
-        """Check that the calling thread uses the device that the other threads of a fit use."""
+    def check_current_device(self) -> None:  # noqa: B027 (most backends have only one)
+        """Check that the calling thread uses the same device as the other threads of a fit."""
 
     @abstractmethod
     def to_device(self, array: Any) -> Any:
-        """Move a block's array (dense or CSR) to the device; no copy when it is there."""
+        """Move a block's array (dense or CSR) to the device; no copy if it is already there."""
 
     @abstractmethod
     def to_numpy(self, array: Any) -> NDArray[Any]:
@@ -251,27 +251,23 @@ class Backend(ABC):
 
     @abstractmethod
     def rows(self, X: Any, rows: Any) -> Any:
-        """Return the rows of an array that make up (a piece of) a batch."""
+        """Return the rows of an array that form a batch, or a part of one."""
 
     def part(self, X: Any, at: slice) -> Any:
-        """Return neighbouring rows to be worked on now; valid until the next call."""
+        """Return neighbouring rows for immediate use; valid until the next call."""
         return self.rows(X, at)
 
     def row_numbers(self, rows: Any) -> Any:
-        """Return row numbers as :meth:`rows` takes them, to be used for several arrays without
-        waiting.
-        """
+        """Return row numbers in the form for :meth:`rows`, reusable for several arrays."""
         return rows
 
     @abstractmethod
     def columns(self, pieces: list[Any]) -> NDArray[np.int64]:
-        """Return the sorted unique columns that sparse pieces touch, and renumber the pieces to
-        them.
-        """
+        """Return the sorted unique columns of sparse pieces, and renumber the pieces to them."""
 
     @abstractmethod
     def dot(self, X: Any, w: Any) -> Any:
-        """Return the product ``X @ w`` of shape (rows, width), or (rows,) where width is 1."""
+        """Return the product ``X @ w`` of shape (rows, width), or (rows,) if width is 1."""
 
     @abstractmethod
     def add_rows(self, X: Any, at: Any, weight: Any | None, out: Any) -> None:
@@ -294,30 +290,27 @@ class Backend(ABC):
         ----------
         X : rows of shape (n, n_features)
         shift : array of shape (n_features,), or None
-            Taken from each row first, so that rows lie near the origin; None: they are taken as
-            they are, as sparse ones always are.
+            Subtracted from each row, to move rows near the origin; None for unshifted rows, such as
+            sparse ones.
         centroids : array of shape (k, n_features)
-            Of the dtype of the rows' arithmetic, like `shift` and `weight`.
+            In the dtype of the rows' arithmetic, like `shift` and `weight`.
         weight : array of shape (n,) or None
         out : array of float64 of shape (k, 1 + n_features)
-            Weight of each centroid's rows, and their weighted sum.
+            Total weight of each centroid's rows, and their weighted sum.
         bounds : array of :meth:`row_bounds`, or None
-            What is known of each row, in place: a shorter way to the same sums.
+            State of each row, updated in place: it avoids distance computations, with the same
+            sums.
         before : array of shape (k, n_features), or None
-            Centroids of the call that left the bounds.
+            Centroids of the call that wrote the bounds.
         """
         return assign_to_centroids(self, X, shift, centroids, weight, out)
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
-        """Return what :meth:`assign` is to remember of each row with k centroids: nothing is known
-        yet.
-        """
+        """Return initial per-row state for :meth:`assign` with k centroids."""
         return zeros((X.shape[0], 0), X.dtype, like=getattr(X, "values", X))
 
     def nearest(self, X: Any, shift: Any | None, centroids: Any) -> tuple[Any, Any]:
-        """Return the nearest centroid of each row (the first of equal ones) and its squared
-        distance.
-        """
+        """Return the nearest centroid of each row (the first in ties) and its squared distance."""
         return find_nearest_centroids(self, X, shift, centroids)
 
     @abstractmethod
@@ -325,13 +318,11 @@ class Backend(ABC):
         """Add ``X.T @ g`` to `out` of shape (n_features, width), in place."""
 
     def add_matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Add ``a @ b``, of dense matrices, to `out`, in place."""
+        """Add ``a @ b`` of dense matrices to `out`, in place."""
         out += cast(a @ b, out.dtype)
 
     def matmul(self, a: Any, b: Any, use: str | None) -> Any:
-        """Return ``a @ b`` of dense matrices of one dtype; with a `use`, valid until its next
-        product.
-        """
+        """Return ``a @ b`` of dense matrices of one dtype; valid until the next with that `use`."""
         return a @ b
 
     def add_fused(
@@ -349,11 +340,11 @@ class Backend(ABC):
         Parameters
         ----------
         kernel : str or None
-            What a loss calls its kernel; None: it has none.
+            Name of the loss's kernel; None if it has none.
         w, out : arrays of shape (n_features, width), or a row longer with intercepts
         X, y, weight : rows, their encoded targets and their weights (or None)
         parameters : tuple of float
-            The loss's own.
+            Parameters of the loss.
         """
         return None
 
@@ -367,28 +358,27 @@ class Backend(ABC):
         gradient: Any,
         hessian: Any,
     ) -> tuple[Any, Any] | None:
-        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model of one output."""
+        """Add the gradient, as :meth:`add_fused`, and the Hessian of a model with one output."""
         return None
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
-        """Return whether a fit's step of that number, over so many parameters, is :meth:`update`'s.
+        """Return whether :meth:`update` takes a fit's step of this number, over so many parameters.
 
-        `any_way`: all ways to make it are equal to the last bit, so that a process may choose.
+        `any_way`: all implementations give the same bits, so that the process may choose one.
         """
         return True
 
     def update(self, optimizer: Any, step: Step) -> bool:
-        """Take a step in one launch, or one pass over memory.
+        """Take a step in one launch, or in one pass over memory.
 
-        A device does so for the package's own optimizers, the host for all with an
-        `elementwise_update`.
+        A device supports the package's own optimizers, the host all with an `elementwise_update`.
         """
         return False
 
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
-        """Return :meth:`update` bound to one step's arrays and penalty, for the steps that follow.
+        """Return :meth:`update` bound to one step's arrays and penalty, for the following steps.
 
-        Called with the gradient, its rows, the learning rate and the step's number.
+        It is called with the gradient, its number of rows, the learning rate and the step's number.
         """
 
         def update(grad: Any, rows: float, lr: float, number: int) -> bool:
@@ -397,18 +387,19 @@ class Backend(ABC):
         return update
 
     def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
-        """Return a callable that takes steps in few rows of the same arrays, or None.
+        """Return a callable that takes steps in a few rows of the same arrays, or None.
 
-        `row_rate_sums` is the rate sum up to which each row's penalty has been applied, or None.
-        Called with the rows, their gradient of the summed loss, the rows of the batch, the learning
-        rate, the step's number, and the sum of the learning rates with this one.
+        `row_rate_sums` is the rate sum up to which each row's penalty has been applied, or None. It
+        is called with the rows, their gradient of the summed loss, the number of rows of the batch,
+        the learning rate, the step's number, and the sum of the learning rates including this one.
         """
         return None
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
-        """Return for how many steps of a fit rows are copied before they are read by a gather.
+        """Return the number of a fit's first steps that copy their rows instead of using a gather.
 
-        `kernel` is what the loss calls its own, `n_entries` the entries of a batch's rows.
+        `kernel` is the name of the loss's kernel, `n_entries` the number of entries of a batch's
+        rows.
         """
         return 0
 
@@ -421,8 +412,9 @@ class Backend(ABC):
         few: bool = False,
         clips: bool = False,
     ) -> Any | None:
-        """Return a callable that reads a batch's rows where the blocks lie, without copies, or
-        None. `clips`: the weights of the rows bound their slopes, and are no factors.
+        """Return a callable that reads a batch's rows in the blocks, without copies, or None.
+
+        `clips`: the weights are bounds of the rows' slopes instead of factors.
         """
         return None
 
@@ -435,9 +427,7 @@ class Backend(ABC):
         n_rows: int,
         most_steps: int,
     ) -> Any | None:
-        """Return a gather over dense blocks that come and go, for parameters of one column, or
-        None.
-        """
+        """Return a gather over streamed dense blocks, for parameters of one column, or None."""
         return None
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
@@ -447,15 +437,11 @@ class Backend(ABC):
     def team_recorder(
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
-        """Return a callable that takes many steps by several processes' gradients in one call, or
-        None.
-        """
+        """Return a callable that takes many steps on a team's gradients in one call, or None."""
         return None
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
-        """Return slices of X's rows that each fit in a cache, to be worked on one after
-        the other.
-        """
+        """Return slices of X's rows that each fit in a cache, to be processed in turn."""
         return (slice(0, X.shape[0]),)
 
     @abstractmethod
@@ -474,7 +460,7 @@ class Backend(ABC):
         weight : array of shape (n,) or None
         out : float64 array of shape (n_features, n_features + n_columns)
         shift : array of shape (n_features,), or None
-            Taken from each dense row first.
+            Subtracted from each dense row first.
         """
         d = X.shape[1]
         X = X if shift is None else X - shift

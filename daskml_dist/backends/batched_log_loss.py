@@ -1,4 +1,4 @@
-"""numba kernels of many linear models of the same rows.
+"""numba kernels for many linear models on the same rows.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -14,12 +14,12 @@ from daskml_dist.backends.elementary_functions import CONTRACTED, log_loss
 
 _compiled = compiled_entry(**CONTRACTED)
 _inside = compiled_inside(**CONTRACTED)
-#: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:
-#: of more, sums in the rows' dtype would lose digits that line searches read.
+#: Raw predictions of a tile of rows that fit in a processor's cache; minimum and maximum rows of a
+#: tile: with more, sums in the rows' dtype would lose digits that line searches need.
 _TILE_ENTRIES, _MIN_TILE_ROWS, _MAX_TILE_ROWS = 1 << 16, 64, 512
 #: Rows whose losses are added up in their own dtype.
 _MAX_ROWS_PER_SUM = 32
-#: Columns of neighbouring rows that lie side by side, so that vectors are full.
+#: Columns, from consecutive rows laid side by side, that fill whole vectors.
 _VECTOR_COLUMNS = 1024
 
 
@@ -34,15 +34,15 @@ def add_log_gradients(
     X : C-ordered ndarray of shape (n, n_features)
     signs : ndarray of shape (n,), -1 or +1
     mask : ndarray of shape (n, n_splits)
-        Weight of each row to each split; of 0 the row is not its.
+        Weight of each row in each split; 0 if the row is not in it.
     stops : ndarray of int64 of shape (n_splits,)
-        Where the columns of each split end: those of a split are neighbours.
+        End of each split's columns: the columns of a split are adjacent.
     w : C-ordered ndarray of shape (n_features, n_columns)
     bias : ndarray of shape (n_columns,)
     losses : ndarray of float64 of shape (n_columns,)
         Sums; added to.
     gradient : ndarray of float64 of shape (n_features + 1, n_columns)
-        The intercepts' last; added to.
+        The intercepts' gradient is the last row; added to.
     """
     (n, d), k = X.shape, w.shape[1]
     at_once = min(max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(k, 1)), _MAX_TILE_ROWS)
@@ -55,11 +55,11 @@ def add_log_gradients(
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
         some = raw[: len(tile)]
-        # BLAS makes the products of a tile with all models.
+        # BLAS computes the products of a tile with all models.
         np.dot(tile, w, some)
         flat = some.reshape(-1)
         for first in range(0, len(tile), wide * _MAX_ROWS_PER_SUM):
-            # Losses and slopes of `_MAX_ROWS_PER_SUM` rows are added up in the rows' dtype, then in
+            # Losses and slopes of `_MAX_ROWS_PER_SUM` rows are summed in the rows' dtype, then in
             # float64.
             part[:] = 0
             slopes[:] = 0
@@ -71,7 +71,7 @@ def add_log_gradients(
             for i in range(wide):
                 _add_to_total(gradient[d], slopes[i * k : (i + 1) * k])
                 _add_to_total(losses, part[i * k : (i + 1) * k])
-        # Raw predictions have become derivatives: their product with the rows is the gradient.
+        # `some` now holds derivatives: their product with the rows is the gradient.
         np.dot(tile.T, some, product)
         for j in range(d):
             _add_to_total(gradient[j], product[j])
@@ -81,7 +81,7 @@ def add_log_gradients(
 def add_log_scores(
     X: Any, signs: Any, mask: Any, stops: Any, w: Any, bias: Any, most: float, sums: Any
 ) -> None:
-    """Add up log losses (at most `most` each), weights and right signs of rows of both signs."""
+    """Add up log losses (at most `most` each), weights and correct signs of rows of both signs."""
     n, k = len(X), w.shape[1]
     at_once = min(max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(k, 1)), _MAX_TILE_ROWS)
     raw = np.empty((min(at_once, n), k), X.dtype)
@@ -91,8 +91,8 @@ def add_log_scores(
         np.dot(tile, w, some)
         for i in range(len(tile)):
             sign, first = signs[start + i], 0
-            # sums: losses, then weights of the negative and positive rows, then those that were
-            # right.
+            # sums: losses, then weights of the negative and positive rows, then those of correct
+            # predictions.
             at = 2 if sign > 0 else 1
             for split in range(len(stops)):
                 weight, last = mask[start + i, split], stops[split]
@@ -106,14 +106,14 @@ def add_log_scores(
 
 @_inside
 def _add_to_total(total: Any, part: Any) -> None:
-    """Add the sums of some rows to the totals, which have more digits."""
+    """Add the sums of some rows to the totals, which have higher precision."""
     for j in range(len(total)):
         total[j] += part[j]
 
 
 @_inside
 def _repeat_values(values: Any, times: int) -> Any:
-    """Return values repeated, one copy behind the other."""
+    """Return values repeated, one copy after the other."""
     k = len(values)
     found = np.empty(times * k, values.dtype)
     for i in range(times):
@@ -149,7 +149,7 @@ def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
 def _differentiate_rows(
     raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any
 ) -> None:
-    """Turn raw predictions of some rows into gradients, wide enough for full vectors."""
+    """Replace raw predictions of some rows by gradients, in loops long enough for full vectors."""
     for j in range(len(raw)):
         # Loss and derivative of y * raw for each model and row; the derivative replaces the
         # prediction.

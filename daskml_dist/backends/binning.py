@@ -1,7 +1,7 @@
-"""Values of rows put into bins: by NumPy where they are few, else by a compiled loop.
+"""Values of rows put into bins: by NumPy if there are few, else by a compiled loop.
 
-Rows that lie on a GPU are put into bins there (`cupy_bins`), and what the host needs of them is
-taken here.
+Rows on a GPU are binned there (`cupy_bins`); this module provides the operations that the host
+needs on such rows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.devices import device_memory, get_backend
 from daskml_dist.backends.namespace import is_host, namespace
 
-#: Values up to which NumPy's searches take a few milliseconds, and the loop most of a second to
-#: compile in the first fit on a machine. Both give the same bins.
+#: Up to this many values NumPy's searches take a few milliseconds, while compiling the loop takes
+#: most of a second in the first fit on a machine. Both give the same bins.
 _MAX_VALUES_IN_NUMPY = 1 << 16
 
 
@@ -26,9 +26,7 @@ def put_in_bins(
     categorical: NDArray[np.bool_], missing: int, rows: NDArray[np.uint8],
     columns: NDArray[np.uint8], seen: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Put the values of some rows into bins; the parameters are those of
-    `tree_predict.write_bins`.
-    """
+    """Put the values of some rows into bins; see `tree_predict.write_bins` for parameters."""
     if X.size > _MAX_VALUES_IN_NUMPY:
         from daskml_dist.backends.tree_predict import write_bins
 
@@ -62,7 +60,7 @@ def open_device_bins(bins: Any) -> Any:
 
 
 def take_rows(X: Any, which: NDArray[np.bool_]) -> Any:
-    """Return chosen rows where they lie; of all rows `X` itself."""
+    """Return chosen rows on their device; `X` itself if all are chosen."""
     if which.all():
         return X
     if not lie_on_device(X):
@@ -78,7 +76,7 @@ def fetch_rows(X: Any) -> Any:
 
 
 def find_distinct_values(values: Any) -> NDArray[Any]:
-    """Return the sorted distinct values of an array in host memory, found where it lies."""
+    """Return the sorted distinct values of an array in host memory, computed on its device."""
     if not lie_on_device(values):
         return np.unique(values)
     with _guard_memory(values):
@@ -86,7 +84,7 @@ def find_distinct_values(values: Any) -> NDArray[Any]:
 
 
 def _guard_memory(X: Any) -> AbstractContextManager[None]:
-    """Say what did not fit in the memory of the GPU."""
+    """Turn out-of-memory errors of the GPU into an error that names the data."""
     return device_memory(
         f"What is taken of {len(X):,} rows before they are put into bins",
         'Use more workers, smaller chunks, or device="cpu", whose trees are the same.',

@@ -1,10 +1,10 @@
-"""Compiled sums of each centroid's rows: products of the rows that may have changed their centroid.
+"""Compiled sums of each centroid's rows, with products only for rows that may have changed label.
 
 Importing this module loads numba, so it is imported at first use.
 
-A row's label is that of the centroid nearest by sums of squared differences in float64. Products of
-rows and centroids, which BLAS rounds as it likes, only tell which centroids may be that one: labels
-are the same however rows are cut, and whatever is remembered of them.
+A row's label is the nearest centroid by sums of squared differences in float64. Products of rows
+and centroids, which BLAS rounds in unspecified ways, only select the candidates: so labels do not
+depend on how rows are split, nor on the stored bounds.
 
 References
 ----------
@@ -23,14 +23,15 @@ from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 
-#: Numbers that are remembered of a row: its label, at most how far its centroid is, and at least
-#: how far all others are; below 0 nothing is known.
+#: Numbers stored per row: its label, an upper bound of the distance to its centroid, and a lower
+#: bound of the distance to all others; negative if nothing is known.
 N_BOUNDS = 3
-#: Bytes of some rows, and of some products with the centroids, that a core's cache holds.
+#: Bytes of a tile of rows, and of its products with the centroids, that fit in a core's cache.
 _CACHED_BYTES = 1 << 19
-#: Rows at a time: fewer are a slow product, more leave the cache.
+#: Rows of a tile: fewer make products slow, more exceed the cache.
 _MIN_TILE_ROWS, _MAX_TILE_ROWS = 128, 4096
-#: Share of some rows from which all of them are looked at, and so many of the next.
+#: If more than this share of a slice's rows remains after screening, all its rows are processed,
+#: and the next slices (this many) are not screened.
 _FULL_PASS_SHARE, _SLICES_NOT_SCREENED = 0.6, 8
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
@@ -68,19 +69,19 @@ def nearest(
 
 
 class _NearestCentroids:
-    """Rows and their centroids.
+    """Nearest-centroid search for rows.
 
     Parameters
     ----------
     centroids : ndarray of shape (k, n_features)
     before : ndarray of shape (k, n_features) or None
-        Centroids by which the bounds of rows were left; None: nothing is known of them.
+        Centroids for which the stored bounds hold; None: no bounds are known.
     scratch : Scratch
 
     Attributes
     ----------
     above : scalar
-        What a distance is to be multiplied by, so that it is not too small by rounding.
+        Factor by which a distance is multiplied, so that rounding never makes it too small.
     """
 
     def __init__(
@@ -89,18 +90,19 @@ class _NearestCentroids:
         self.centroids = np.ascontiguousarray(centroids)
         self._scratch, dtype = scratch, centroids.dtype
         whole = centroids.astype(np.float64)
-        # Scores are |c|^2 / 2 - x c: half squared distances but for the row's own norm.
+        # Scores are |c|^2 / 2 - x c: half squared distances, except for the row's own norm.
         self._half = ((whole**2).sum(axis=1) / 2).astype(dtype)
         # Bound of the relative error of sums over the features.
         eps = (centroids.shape[1] + 8) * np.finfo(dtype).eps
         self._eps, self.above = dtype.type(eps), dtype.type(1 + eps)
         self._largest = self.above * np.sqrt(2 * self._half.max(initial=0))
-        #: Rows, some at a time, that are not looked at one by one, since that was in vain before.
+        #: Number of following slices to process without screening, since screening was useless
+        #: before.
         self._in_vain = 0
         self._known = before is not None
         if before is not None:
-            # A row nearer to its centroid than half the way to the next centroid cannot have
-            # another.
+            # A row closer to its centroid than half the distance to the next centroid cannot change
+            # label.
             self._alone = ((1 - eps) / 2 * _distances_to_nearest(whole)).astype(dtype)
             ways = (1 + eps) * np.sqrt(((whole - before.astype(np.float64)) ** 2).sum(axis=1))
             self._ways, self._others = ways.astype(dtype), _largest_other_moves(ways).astype(dtype)
@@ -108,11 +110,9 @@ class _NearestCentroids:
     def of(
         self, X: NDArray[Any], shift: NDArray[Any], bounds: NDArray[Any] | None
     ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
-        """Yield slices, their rows near the origin, and their bounds with labels; valid until the
-        next.
-        """
+        """Yield slices, their shifted rows, and bounds with labels; valid until the next one."""
         d = X.shape[1]
-        # Slices that a core's cache holds, so that products and sums read rows once from memory.
+        # Slices that fit in a core's cache, so that products and sums read rows from memory once.
         step = min(max(_CACHED_BYTES // X.itemsize // max(d, 1), _MIN_TILE_ROWS), _MAX_TILE_ROWS)
         for at in row_slices(len(X), step):
             n = at.stop - at.start
@@ -129,14 +129,14 @@ class _NearestCentroids:
     def _label(
         self, near: NDArray[Any], squares: NDArray[Any], bounds: NDArray[Any], *, known: bool
     ) -> None:
-        """Find the nearest centroid of the rows that may have changed theirs, in two passes."""
+        """Find the nearest centroid of rows that may have changed theirs, in two passes."""
         n, k = near.shape[0], len(self.centroids)
         if k == 1:
             bounds[...] = 0
             return
         numbers = self._scratch.empty("numbers", (n,), np.int32)
         found = n
-        # First pass: bounds rule out most rows. If they rule out few, the next slices go without.
+        # First pass: bounds exclude most rows. If they exclude few, the next slices skip this pass.
         if known and not self._in_vain:
             moved = self._ways, self._others, self._alone
             found = _screen_rows(near, self.centroids, *moved, self.above, bounds, numbers)
@@ -150,10 +150,10 @@ class _NearestCentroids:
         if found < n:
             chosen = self._scratch.empty("chosen", (found, near.shape[1]), near.dtype)
             _copy_chosen_rows(near, numbers, chosen)
-        # Second pass: products with all centroids, for the rows that are left.
+        # Second pass: products with all centroids, for the remaining rows.
         for at in row_slices(found, max(_CACHED_BYTES // near.itemsize // k, _MIN_TILE_ROWS)):
             shape = k, at.stop - at.start
-            # A row of products for each centroid, so that vector instructions compare many rows.
+            # One row of products per centroid, so that vector instructions compare many rows.
             products = self._scratch.empty("products", shape, near.dtype)
             np.matmul(self.centroids, chosen[at].T, out=products)
             labels = self._scratch.empty("labels", shape[1:], np.int32)
@@ -187,7 +187,7 @@ def _largest_other_moves(ways: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @_fast
 def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
-    """Write rows less the shift, and the squared norm of each."""
+    """Write rows minus the shift, and the squared norm of each."""
     for i in range(X.shape[0]):
         square = rows.dtype.type(0)
         for j in range(X.shape[1]):
@@ -201,24 +201,22 @@ def _shift_rows(X: Any, shift: Any, rows: Any, squares: Any) -> None:
 def _screen_rows(
     rows: Any, centroids: Any, ways: Any, others: Any, alone: Any, above: Any, bounds: Any, out: Any
 ) -> int:
-    """Write the numbers of the rows that may have changed their centroid; return how many
-    they are.
-    """
+    """Write the numbers of rows that may have changed their centroid; return how many there are."""
     found = 0
     for i in range(rows.shape[0]):
         lower = bounds[i, 2]
         if lower >= 0:
             label = int(bounds[i, 0])
-            # Hamerly (2010): all other centroids may have come nearer by the longest of their
-            # moves.
+            # Hamerly (2010): any other centroid may have come nearer by at most the longest of
+            # their moves.
             lower -= others[label] + (above - 1) * lower
             lower = max(lower, rows.dtype.type(0))
             bounds[i, 2] = lower
-            # A row stays where its own centroid is nearer than half the way to the next centroid,
-            # or than the bound of all others.
+            # A row keeps its label if its centroid is nearer than half the distance to the next
+            # centroid, or nearer than the lower bound for all others.
             far, upper = max(lower, alone[label]), bounds[i, 1]
             if upper + ways[label] >= far and upper - ways[label] < far:
-                # The bound does not tell: the exact distance may.
+                # The bound is not sufficient: compute the exact distance.
                 square = rows.dtype.type(0)
                 for j in range(rows.shape[1]):
                     apart = rows[i, j] - centroids[label, j]
@@ -243,9 +241,7 @@ def _copy_chosen_rows(rows: Any, numbers: Any, out: Any) -> None:
 
 @_fast
 def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second: Any) -> None:
-    """Write each row's nearest centroid, its score ``|c|**2 / 2 - x c``, and the second-
-    best score.
-    """
+    """Write each row's nearest centroid, its score ``|c|**2 / 2 - x c``, and the next best."""
     k, n = products.shape
     for i in range(n):
         least[i] = half[0] - products[0, i]
@@ -254,7 +250,7 @@ def _find_two_nearest(products: Any, half: Any, labels: Any, least: Any, second:
     for c in range(1, k):
         for i in range(n):
             apart = half[c] - products[c, i]
-            # Selections in the place of branches, so that the loop over rows becomes vectors.
+            # Selections instead of branches, so that the loop over rows is vectorised.
             nearer = apart < least[i]
             second[i] = min(second[i], least[i] if nearer else apart)
             least[i] = apart if nearer else least[i]
@@ -266,10 +262,10 @@ def _settle_close_calls(
     rows: Any, numbers: Any, centroids: Any, half: Any, products: Any, labels: Any, least: Any,
     second: Any, squares: Any, eps: Any, largest: Any, bounds: Any,
 ) -> None:  # fmt: skip
-    """Decide between centroids that rounding cannot tell apart, and set the bounds."""
+    """Decide between centroids that rounding cannot distinguish, and set the bounds."""
     for r in range(products.shape[1]):
         i, other = numbers[r], second[r]
-        # What rounding may have added to a product; closer calls are decided in float64.
+        # Bound of the rounding error of a product; closer scores are decided in float64.
         error = eps * (np.sqrt(squares[i]) + largest) ** 2
         if not other - least[r] > 2 * error:
             labels[r] = _find_nearest_exactly(
@@ -282,7 +278,7 @@ def _settle_close_calls(
 
 @_inside
 def _find_nearest_exactly(row: Any, centroids: Any, half: Any, products: Any, most: Any) -> int:
-    """Return the nearest centroid by float64 sums, of those whose score is at most `most`."""
+    """Return the nearest centroid by float64 sums, among those with a score of at most `most`."""
     best, label = np.inf, 0
     for c in range(len(half)):
         if half[c] - products[c] <= most:
@@ -311,7 +307,7 @@ def _add_labelled_rows(
         out[label, 0] += scale
         for j in range(rows.shape[1]):
             out[label, j + 1] += scale * rows[i, j]
-        # The distance to the own centroid, rounded up, bounds the next call's search.
+        # The distance to the row's centroid, rounded up, is the bound for the next call.
         bounds[i, 1] = np.sqrt(square) * above
         inertia += scale * square
     return inertia

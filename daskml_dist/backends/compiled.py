@@ -19,9 +19,10 @@ from daskml_dist.backends.entries import find_helpers
 from daskml_dist.backends.file_locks import try_lock_file
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-#: Options of the functions that `compiled_inside` has decorated: tests read all that is compiled.
+#: Options of the functions decorated by `compiled_inside`: tests read all compiled functions.
 INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}
-#: Seconds after which a process compiles though another one does: that one may have been stopped.
+#: Seconds after which a process compiles although another one holds the lock: that one may have
+#: been stopped.
 _MAX_LOCK_SECONDS = 30.0
 _compile_lock = threading.Lock()
 
@@ -34,11 +35,12 @@ def compiled_with(
     exact: bool = False,
     **parts: Callable[..., Any],
 ) -> Any:
-    """Compile a loop with given functions in the places of placeholders that it calls."""
-    # A part that the loop never names would be left out, and the placeholder compiled in its place.
+    """Compile a loop with given functions in place of the placeholders that it calls."""
+    # A part whose name the loop does not use would be ignored, and the placeholder compiled
+    # instead.
     if unused := parts.keys() - {*loop.__code__.co_names}:
         raise TypeError(f"{loop.__name__} calls no {', '.join(sorted(unused))}")
-    # numba's cache on disk goes by the name of a function: loops with other parts need other names.
+    # numba's cache on disk is keyed by function name: loops with other parts need other names.
     code = zlib.crc32(b"".join(map(_identify_part, parts.values())))
     name = f"{loop.__name__.strip('_')}_{code:08x}"
     own = {key: _compile_part(part) for key, part in parts.items()}
@@ -52,20 +54,20 @@ def compiled_with(
 
 
 def compiled_entry(**options: Any) -> Callable[[_F], _F]:
-    """Return a decorator of functions that Python calls: without its lock, and kept on disk.
+    """Return a decorator for functions called from Python: without the GIL, and cached on disk.
 
-    numba makes no entry for C, which nothing calls and which takes a tenth of the time.
+    numba then makes no C entry point, which nothing calls and which takes a tenth of the time.
     """
     given: Any = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return cast("Callable[[_F], _F]", numba.njit(**{**given, **options}))
 
 
 def compiled_inside(**options: Any) -> Callable[[_F], _F]:
-    """Return a decorator of functions that are called in compiled loops alone.
+    """Return a decorator for functions that are called only in compiled loops.
 
-    numba compiles such a function with the loop that calls it. Of one by `numba.njit` it would also
-    make two entries, for Python and for C, and keep it on disk, which takes about as long as the
-    function itself. Called by Python it stays a function of Python.
+    numba compiles such a function with the loop that calls it. With `numba.njit` it would also make
+    two entry points, for Python and for C, and cache the function on disk, which takes about as
+    long as compiling it. Called from Python, it stays a Python function.
     """
 
     def decorate(function: _F) -> _F:
@@ -78,8 +80,8 @@ def compiled_inside(**options: Any) -> Callable[[_F], _F]:
 def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
     """Return a function compiled for a signature, now.
 
-    Of the processes that need it at once, as the workers of a cluster do, one compiles it, and the
-    others load what that one has left in numba's cache.
+    If several processes need it at the same time, such as the workers of a cluster, one compiles it
+    and the others load it from numba's cache.
     """
     made: Any = compiled_entry(**options)(function)
     with _take_turn(made.stats.cache_path):
@@ -88,8 +90,9 @@ def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: An
 
 
 def compile_once(made: Any, signature: Any) -> None:
-    """Compile a function for one signature, and for no other; threads may call this at once."""
-    # The trainers of one process begin together, and so do a new one and one that is not yet gone.
+    """Compile a function for one signature, and for no other; thread-safe."""
+    # Trainers in one process start together, and a new trainer may start before an old one has
+    # ended.
     with _compile_lock:
         if not made.signatures:
             made.compile(signature)
@@ -98,17 +101,17 @@ def compile_once(made: Any, signature: Any) -> None:
 
 @contextmanager
 def _take_turn(folder: str | None) -> Iterator[None]:
-    """Wait until no other process is in its turn in a folder, and let the others wait meanwhile."""
+    """Hold the compile lock of a cache folder, waiting for other processes."""
     try:
         if folder is None:
             raise FileNotFoundError
         Path(folder).mkdir(parents=True, exist_ok=True)
-        # One lock file a cache folder; the lock is the file's, not the thread's.
+        # One lock file per cache folder; the lock belongs to the open file, not to the thread.
         file = (Path(folder) / "compiling.lock").open("a")
-    except OSError:  # Nothing can be shared in a folder that cannot be written to.
+    except OSError:  # A read-only folder cannot be shared.
         yield
         return
-    with file:  # The lock ends with the file, whatever ends the process.
+    with file:  # The lock ends with the open file, however the process ends.
         _lock_with_patience(file)
         yield
 
@@ -126,10 +129,10 @@ def _lock_with_patience(file: Any) -> None:
 
 
 def _compile_part(part: Any) -> Any:
-    """Return a part compiled for other loops to call, with the helpers that it calls itself."""
+    """Return a part compiled for other loops to call, with the helpers that it calls."""
     if hasattr(part, "py_func"):
         return part
-    # Helpers are compiled the same way, or numba would take their Python versions.
+    # Helpers are compiled in the same way; otherwise numba would use their Python versions.
     own = {name: _compile_part(helper) for name, helper in find_helpers(part).items()}
     code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
     function = FunctionType(code, {**part.__globals__, **own}, part.__name__, defaults, closure)
@@ -138,11 +141,11 @@ def _compile_part(part: Any) -> Any:
 
 
 def _identify_part(part: Any) -> bytes:
-    """Return bytes that differ between parts, for the name under which numba caches the loop."""
+    """Return bytes that identify a part, for the name under which numba caches the loop."""
     function = getattr(part, "py_func", part)
     code = function.__code__
     names = function.__module__, function.__qualname__, code.co_names, code.co_consts
-    # numba freezes numbers of the module and of enclosing functions into the code.
+    # numba compiles numbers of the module and of enclosing functions into the code as constants.
     frozen = [function.__globals__.get(name) for name in code.co_names]
     frozen += [cell.cell_contents for cell in function.__closure__ or ()]
     if numbers := [value for value in frozen if isinstance(value, int | float)]:

@@ -1,4 +1,4 @@
-"""Compiled count of the pairs of times that a prediction orders as they are.
+"""Compiled count of the pairs of times that a prediction orders correctly.
 
 Importing this module loads numba, so it is imported at first use.
 
@@ -21,11 +21,11 @@ _exact = compiled_entry()
 def count_concordant(
     begins: Any, ends: Any, begin_order: Any, end_order: Any, places: Any, weight: Any, tree: Any
 ) -> tuple[float, float, float]:
-    """Return the weights of pairs in the right order, of equal predictions, and of all pairs.
+    """Return the weights of pairs in the right order, of tied predictions, and of all pairs.
 
-    A pair (i, j) counts where ``begins[j] >= ends[i]``: row i's event is before whatever became of
-    row j. Rows j are added to a Fenwick tree in falling order of `begins`, at the places of their
-    predictions; each row i then finds those of larger and of equal ones.
+    A pair (i, j) counts if ``begins[j] >= ends[i]``: row i's event is certainly before row j's.
+    Rows j are added to a Fenwick tree by decreasing `begins`, at the ranks of their predictions;
+    each row i then looks up the rows with larger and with equal predictions.
 
     Parameters
     ----------
@@ -33,21 +33,21 @@ def count_concordant(
     begin_order, end_order : ndarray of int64 of shape (n,)
         Rows in the order of `begins` and of `ends`.
     places : ndarray of int64 of shape (n,)
-        Rank of each prediction from 1, equal ones alike.
+        Rank of each prediction from 1; equal predictions have equal ranks.
     weight : ndarray of float64 of shape (n,)
     tree : ndarray of float64 of shape (largest place + 1,)
-        Of zeros.
+        Zeros.
     """
     n, size = len(begins), len(tree) - 1
     right, tied, pairs, added = 0.0, 0.0, 0.0, 0.0
     at = n - 1
-    # By falling ends: the rows that come after row i only become more.
+    # By decreasing `ends`: the set of comparable rows only grows.
     for k in range(n - 1, -1, -1):
         i = end_order[k]
         while at >= 0 and begins[begin_order[at]] >= ends[i]:
             j = begin_order[at]
             place = places[j]
-            # The lowest bit that is set tells how many places a node sums; up to its parents.
+            # The lowest set bit is the number of ranks that a node sums; go up through its parents.
             while place <= size:
                 tree[place] += weight[j]
                 place += place & -place
@@ -55,7 +55,7 @@ def count_concordant(
             at -= 1
         if added == 0.0:
             continue
-        # Predictions up to the row's own, and below it: their difference are the equal ones.
+        # Sums up to the row's rank, and below it: their difference is the weight of ties.
         up_to, below = 0.0, 0.0
         place = places[i]
         while place > 0:

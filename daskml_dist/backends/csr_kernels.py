@@ -1,8 +1,8 @@
 """Compiled loops over chosen rows of CSR blocks: products, sums, and gradients.
 
-Rows are chosen by their numbers (`rows`), so that a batch needs no copy of its entries. Where few
-columns are touched, `position` renumbers the columns to the rows of compact parameters. Sums go
-over the rows in their order, and so have the same bits whatever the blocks are.
+Rows are chosen by their numbers (`rows`), so that a batch needs no copy of its entries. If few
+columns are used, `position` maps columns to the rows of compact parameters. Sums are over the rows
+in order, and so have the same bits however blocks are split.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -20,7 +20,7 @@ from daskml_dist.backends.elementary_functions import ROW_LOSSES
 from daskml_dist.backends.intrinsics import prefetch
 
 
-# A placeholder: `compiled_with` compiles the loop with the function of a loss in its place.
+# A placeholder: `compiled_with` compiles the loop with a loss's function in its place.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
@@ -42,27 +42,26 @@ def _add_row_gradients(
     Parameters
     ----------
     indptr, indices, data
-        Of the block.
+        Arrays of the block.
     rows : (n,) integers
     position : (n_features,) integers
-        Place in `w` and `out` of each column that the rows touch.
+        Row in `w` and `out` of each column that the rows use.
     y, weight : (n,) floats
-        No weights: all are 1.
+        Empty: all weights are 1.
     w, out : (n_touched,) floats
-        The intercept's, where there is one, is the last.
-    intercept : bool
-    parameters : floats
+        The intercept, if any, is the last.
+    Parameters of the loss.
         Of the loss.
     """
     number, last = data.dtype.type, len(w) - 1
     total, slopes = 0.0, 0.0
     for i in range(len(rows)):
         row = rows[i]
-        # Unsigned indices: numba adds a test for negative ones to each signed index.
+        # Unsigned indices: for signed ones, numba adds a test for negative values.
         first, stop = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
         raw, other = number(0), number(0)
         k = first
-        # Two sums: an addition takes several cycles, and neither sum waits for the other's.
+        # Two sums: an addition takes several cycles, and two independent sums overlap.
         while k + np.uint64(1) < stop:
             raw += data[k] * w[np.uint64(position[np.uint64(indices[k])])]
             other += (
@@ -93,14 +92,14 @@ def _add_row_gradients(
 
 
 def compile_row_gradients(kernel: str) -> Any:
-    """Return the loop over rows of the loss of a kernel; `compiled_with` remembers it."""
+    """Return the gradient loop for a kernel's loss; `compiled_with` caches it."""
     return compiled_with(_add_row_gradients, _evaluate_row=ROW_LOSSES[kernel])
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Rows ahead whose entries are prefetched. Rows of a batch lie anywhere in a block, so that the
-#: processor's own prefetcher cannot know them.
+#: Rows whose entries are prefetched ahead. Rows of a batch are scattered in a block, so the
+#: hardware prefetcher cannot predict them.
 _ROWS_AHEAD = 8
 
 
@@ -115,7 +114,7 @@ def multiply_rows(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: 
     """Write ``out[i] += X[rows[i]] @ w``."""
     for i in range(len(rows)):
         row = rows[i]
-        # A view of a row: vector instructions need to know where it ends.
+        # A view of a row: vector instructions need its length.
         to = out[i]
         for k in range(indptr[row], indptr[row + 1]):
             value, of_column = data[k], w[indices[k]]
@@ -127,11 +126,11 @@ def multiply_rows(indptr: Any, indices: Any, data: Any, rows: Any, w: Any, out: 
 def multiply_rows_at(
     indptr: Any, indices: Any, data: Any, rows: Any, position: Any, w: Any, out: Any
 ) -> None:
-    """Write `multiply_rows` where column j of X is row ``position[j]`` of w."""
+    """Write the same as `multiply_rows`, where column j of X is row ``position[j]`` of w."""
     width = w.shape[1]
     for i in range(len(rows)):
         row = rows[i]
-        # A single output is summed in a register, not in memory.
+        # A single output is summed in a register instead of in memory.
         if width == 1:
             total = out[i, 0]
             for k in range(indptr[row], indptr[row + 1]):
@@ -181,7 +180,7 @@ def add_weighted_gram(
     indptr: Any, indices: Any, data: Any, rows: Any, weight: Any, out: Any
 ) -> None:
     """Add ``X[rows].T @ diag(weight) @ X[rows]`` to `out`."""
-    # Sparse outer products, row by row: entries times entries of the same row.
+    # Sparse outer products, row by row: products of all pairs of a row's entries.
     for i in range(len(rows)):
         row = rows[i]
         for a in range(indptr[row], indptr[row + 1]):
@@ -225,11 +224,11 @@ def add_dense_squares(X: Any, at: Any, weight: Any, mean: Any, out: Any) -> None
 
 @_compile_gradient
 def find_new_columns(indptr: Any, indices: Any, data: Any, rows: Any, seen: Any) -> Any:
-    """Return the columns of rows that `seen` does not mark yet, in order of appearance; mark them.
+    """Return the columns of rows that `seen` does not mark, in order of appearance; mark them.
 
-    The entries are fetched on the way: what asks for the columns reads these next.
+    The entries are prefetched as well: the caller reads them next.
     """
-    # No more columns than entries, or than there are.
+    # Bounded by the number of entries and of columns.
     room, n_rows = 0, len(rows)
     for i in range(n_rows):
         room += indptr[rows[i] + 1] - indptr[rows[i]]

@@ -1,4 +1,4 @@
-"""Entries of a sparse matrix put into the order of its rows, and of its columns in each."""
+"""Sorting entries of a sparse matrix by row, and by column within each row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: Entries from which compiled counting sorts are worth loading numba for (half a second).
+#: Number of entries from which compiled counting sorts are worth loading numba (half a second).
 MIN_COMPILED_ENTRIES = 1 << 18
 
 
 class Entries(NamedTuple):
-    """Part of the entries of a matrix, with codes of its own for their rows and columns.
+    """Part of the entries of a matrix, with local codes for their rows and columns.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Entries(NamedTuple):
         Codes.
     values : ndarray of float of shape (n_entries,), or None
     row_of, column_of : ndarray of int32
-        Row and column of the matrix that each code stands for.
+        Row and column of the matrix for each code.
     """
 
     rows: NDArray[np.int32]
@@ -33,7 +33,7 @@ class Entries(NamedTuple):
     column_of: NDArray[np.int32]
 
 
-#: Function that yields all entries, part by part, in the same order whenever it is called.
+#: Function that yields all entries, part by part, in the same order on each call.
 Source = Callable[[], Iterable[Entries]]
 
 
@@ -49,39 +49,39 @@ def count_column_entries(some: Source, n_columns: int) -> NDArray[np.int64]:
 def sort_into_csr(
     some: Source, n_rows: int, uses: NDArray[np.int64], place: NDArray[np.int32], dtype: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], Array | None]:
-    """Return entries as a CSR matrix; duplicates stay apart, in their order.
+    """Return entries as a CSR matrix; duplicates are kept, in their order.
 
-    Besides the entries and the result, memory for the entries of some rows is needed at a time.
+    Besides the entries and the result, it needs memory for the entries of some rows at a time.
 
     Parameters
     ----------
     some : callable
-        Makes the entries.
+        Yields the entries.
     n_rows : int
     uses : ndarray of int64 of shape (n_columns,)
-        Of all of them, as of `count_column_entries`.
+        Entries of each column, from `count_column_entries`.
     place : ndarray of int32 of shape (n_columns,)
-        What stands for each column in the matrix.
+        Number that represents each column in the matrix.
     dtype : dtype or None
-        Of the values; None: there are none.
+        Dtype of the values; None: no values.
 
     Returns
     -------
     indptr : ndarray of int64 of shape (n_rows + 1,)
     indices : ndarray of int32 of shape (n_entries,)
-        In the order of the columns in each row, not of what stands for them.
+        Within a row sorted by column, not by the representing numbers.
     values : ndarray or None
     """
     indptr = np.zeros(n_rows + 1, np.int64)
     for part in some():
         indptr[1:][part.row_of] += np.bincount(part.rows, minlength=len(part.row_of))
     np.cumsum(indptr, out=indptr)
-    # Many entries: two counting sorts, compiled, without a copy of all entries.
+    # Many entries: two compiled counting sorts, without a copy of all entries.
     if indptr[-1] >= MIN_COMPILED_ENTRIES:
         from daskml_dist.backends import graph_kernels
 
         return indptr, *graph_kernels.sort_entries(some, indptr, uses, place, dtype)
-    # Few entries: two stable sorts, the last one by row.
+    # Few entries: two stable sorts, the last by row.
     rows = np.concatenate([part.row_of[part.rows] for part in some()])
     columns = np.concatenate([part.column_of[part.columns] for part in some()])
     order = _stable_order(columns, len(uses))
@@ -93,5 +93,5 @@ def sort_into_csr(
 
 
 def _stable_order(keys: Array, n_keys: int) -> NDArray[np.intp]:
-    """Return the stable order of some keys; NumPy sorts keys of 16 bits by counting."""
+    """Return the stable order of keys; NumPy sorts 16-bit keys by counting."""
     return np.argsort(keys.astype(np.uint16) if n_keys <= 1 << 16 else keys, kind="stable")

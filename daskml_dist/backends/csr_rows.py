@@ -1,4 +1,4 @@
-"""Chosen rows of CSR blocks on the host, and the columns that batches of them touch."""
+"""Chosen rows of CSR blocks on the host, and the columns that batches of them use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from daskml_dist.backends.base import SparseRows
 
 
 class TouchedColumns:
-    """Search for the columns that batches touch, in memory that is reused. Used by one thread.
+    """Search for the columns that batches use, in reused memory; for one thread.
 
-    A batch touches few of many columns, so nothing here may cost as much as all columns: marks are
-    set and cleared for touched columns alone.
+    A batch uses few of many columns, so nothing here may cost time proportional to all columns:
+    marks are set and cleared only for used columns.
     """
 
     def __init__(self) -> None:
-        #: Marks of all columns, all False between two calls.
+        #: Marks of all columns, all False between calls.
         self._seen = np.empty(0, dtype=np.bool_)
         #: Number of each column of `_numbered`, the columns that were numbered last.
         self._position = np.empty(0, dtype=np.int32)
@@ -29,7 +29,8 @@ class TouchedColumns:
         from daskml_dist.backends import csr_kernels
 
         n_features = pieces[0].shape[1]
-        # Marks are as long as all features, and kept between batches; only touched ones are reset.
+        # Marks have the length of all features, and are kept between batches; only used ones are
+        # reset.
         if len(self._seen) < n_features:
             self._seen = np.zeros(n_features, dtype=np.bool_)
             self._position = np.empty(n_features, dtype=np.int32)
@@ -45,8 +46,8 @@ class TouchedColumns:
         return columns
 
     def positions(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return an array over all columns that holds each touched column's number."""
-        # Only entries of touched columns are read, so the rest may hold old numbers.
+        """Return an array over all columns with each used column's number."""
+        # Only entries of used columns are read, so the others may hold outdated numbers.
         if self._numbered is not columns:
             self._position[columns] = np.arange(len(columns), dtype=np.int32)
             self._numbered = columns
@@ -68,7 +69,7 @@ class CSRRows(SparseRows):
         self.X = X
         self.rows = rows
         self.shape = (len(rows), X.shape[1])
-        # Row i of the weights belongs to columns[i]; None where they are numbered alike.
+        # Row i of the weights belongs to columns[i]; None if the weights have a row per column.
         self.columns: NDArray[np.int64] | None = None
 
     @property
@@ -83,7 +84,7 @@ class CSRRows(SparseRows):
         return entries
 
     def with_values(self, values: Any) -> CSRRows:
-        """Return the same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same positions."""
         parts = values, self.X.indices, self.X.indptr
         return CSRRows(type(self.X)(parts, shape=self.X.shape), self.rows)
 
@@ -115,18 +116,18 @@ def add_csr_gradient(
         Name of the loss's kernel.
     X : CSRRows
     touched : TouchedColumns
-        Object that has found the columns that the rows touch.
+        Object that has found the columns used by the rows.
     y, weight : ndarray of shape (n,)
     w, out : ndarray of shape (n_touched, width)
     parameters : tuple of float
-        Of the loss.
+        Parameters of the loss.
     """
     from daskml_dist.backends import csr_kernels
     from daskml_dist.backends.elementary_functions import ROW_LOSSES
 
     block, columns = X.X, X.columns
-    # None, so that the caller takes the plain way: another loss, dense steps, several outputs, or
-    # dtypes for which the loop would be compiled once more.
+    # None makes the caller use the general way: for other losses, dense steps, several outputs, or
+    # dtypes for which the loop would have to be compiled again.
     same = X.dtype == y.dtype == w.dtype == out.dtype
     if kernel is None or kernel not in ROW_LOSSES:
         return None

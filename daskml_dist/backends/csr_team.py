@@ -1,8 +1,8 @@
-"""Steps of a team along sparse rows in one loop: as `team_steps`, in the columns that they touch.
+"""Team steps on sparse rows in one loop: like `team_steps`, restricted to the used columns.
 
-A member writes the columns that its lanes' rows touch, and their sums, where the others can read
-them; in several turns, where they are more than the place holds. All add up all lanes' in the order
-of the lanes, and step in these columns alone.
+Each member writes the gradient columns that its lanes' rows use, with their sums, to memory that
+the others can read; in several turns if they exceed the place's size. Every member adds up the
+gradients of all lanes in the order of the lanes, and updates only these columns.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -32,9 +32,9 @@ from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import LocalBuffer
 from daskml_dist.backends.team_steps import TeamRun, TeamSteps, announce_turn, await_others
 
-#: Steps that are made together at most, and stored entries of their rows: some 50 ms.
+#: Maximum steps made together, and stored entries of their rows: about 50 ms.
 _MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 22
-#: Rows ahead whose entries, and whose ends, are fetched.
+#: Rows whose entries, and whose bounds in indptr, are prefetched ahead.
 _ENTRIES_AHEAD, _ENDS_AHEAD = 12, 32
 
 
@@ -47,26 +47,26 @@ def _add_block_gradient(
     here: Any, like: Any, rows: Any, w: Any, index: Any, values: Any, n: Any, place: Any,
     parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
-    """Add the gradient of some rows of a block; return loss, slopes, and the entries there are.
+    """Add the gradient of some rows of a block; return loss, slopes, and the number of entries.
 
     Parameters
     ----------
     here : int64 (5,)
-        Addresses of indptr, indices, data, targets and weights; of no weights 0.
+        Addresses of indptr, indices, data, targets and weights (0: no weights).
     like : integers (0,)
-        Of the dtype of indptr and indices.
+        Has the dtype of indptr and indices.
     rows : int64 (n_rows,)
     w : (n_parameters,) floats
     index, values : int32 and floats (room,)
-        Columns of the gradient and its entries, of which `n` are there; the next entry is 0.
+        Columns of the gradient and its entries; `n` of them are used, and the next entry is 0.
     place : int32 (n_parameters,)
-        Where in these a column is; -1: nowhere yet.
+        Position of each column among these; -1: not yet present.
     """
     number, item, index_item = w.dtype.type, w.itemsize, like.itemsize
     total, slopes, n_rows = 0.0, 0.0, len(rows)
     for i in range(n_rows):
-        # Two stages: first a row's ends in indptr are fetched, and some rows later what lies
-        # between them.
+        # Two stages: first a row's bounds in indptr are prefetched, and some rows later its
+        # entries.
         if i + _ENDS_AHEAD < n_rows:
             prefetch(here[0] + rows[i + _ENDS_AHEAD] * index_item)
         if i + _ENTRIES_AHEAD < n_rows:
@@ -104,7 +104,8 @@ def _add_block_gradient(
         g = number(slope)
         for k in range(size):
             j: Any = np.uint64(column[k])
-            # Half of the columns are new, which no processor guesses: so there is no branch.
+            # Half of the columns are new, which is unpredictable for the processor: so there is no
+            # branch.
             had = np.int64(place[j])
             to = n if had < 0 else had
             place[j], index[np.uint64(n)] = to, column[k]
@@ -118,15 +119,15 @@ def _csr_gradient(
     blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
     place: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
-    """Write the gradient of the summed loss of a batch behind `n` entries.
+    """Write the gradient of the summed loss of a batch after `n` existing entries.
 
-    Returns the loss, the entries there are then, and where the next batch begins. `parts` are as
-    in `host_gather`, the others as above; no column has a place before or afterwards.
+    Return the loss, the new number of entries, and where the next batch begins. `parts` are as in
+    `host_gather`, the others as above. All of `place` is -1 before and after.
     """
     begin, loss, batch = n, 0.0, parts[p, 0]
-    # The entry behind the last is always 0: new columns add to it.
+    # The entry after the last is always 0: new columns are added to it.
     values[n] = 0
-    # The intercept's entry comes first, and takes the slopes.
+    # The intercept's entry comes first, and gets the slopes.
     if len(w) > n_features:
         index[n], values[n + 1] = n_features, 0
         n += 1
@@ -134,7 +135,7 @@ def _csr_gradient(
         n_runs, counted = parts[p, 4], parts[p, 3] != 0
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         rows: Any = starts
-        # Runs of several rows are spelled out row by row.
+        # Runs of several rows are expanded row by row.
         if counted:
             counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
             rows = np.empty(counts.sum(), np.int64)
@@ -150,23 +151,23 @@ def _csr_gradient(
         if len(w) > n_features:
             values[begin] += w.dtype.type(slopes)
         p += 1
-    # Only touched places are reset.
+    # Only used positions are reset.
     for i in range(begin, n):
         place[np.uint64(index[i])] = -1
     return loss, n, p
 
 
 class CSRGather:
-    """Gather of rows of CSR blocks, for loops that make whole steps in the columns they touch.
+    """Gather of rows of CSR blocks, for loops that take whole steps in the used columns.
 
     Parameters
     ----------
     loss : Loss
-        With a kernel of single rows.
+        Loss with a kernel for single rows.
     blocks : mapping of int to (X, y, weight)
-        Of one dtype; all have weights or none.
+        All of one dtype; all have weights or none.
     n_rows : int
-        Of a batch at most.
+        Maximum rows of a batch.
     """
 
     def __init__(
@@ -187,15 +188,15 @@ class CSRGather:
         self.gradient = compiled_with(_csr_gradient, _add_block_gradient=part)
 
     def set_index_bytes(self, item: int) -> None:
-        """Set the bytes of a column index; all gathers of a loop have the same."""
+        """Set the bytes of a column index; all gathers of a loop must have the same."""
         wide = np.dtype(np.int64 if item == 8 else np.int32)
-        #: An empty array of the dtype of all columns.
+        #: An empty array with the common dtype of columns.
         self.like = np.empty(0, wide)
         self._held = [_convert_block(*block, wide) for block in self._blocks.values()]
         self.where = np.array([[address_of(a) for a in arrays] for arrays in self._held], np.int64)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
+        """Return the addresses of the batches' runs of rows; valid while the batches exist."""
         return locate_runs(self._place, batches)
 
 
@@ -205,7 +206,7 @@ def make_csr_gather(
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
 ) -> CSRGather | None:
-    """Return a gather of CSR blocks, or None where one compiled loop cannot read them."""
+    """Return a gather of CSR blocks, or None if one compiled loop cannot read them."""
     csr = all(sparse.issparse(X) and X.format == "csr" for X, *_ in blocks.values())
     if not csr or loss.kernel not in ROW_LOSSES or shape[0] > np.iinfo(np.int32).max:
         return None
@@ -214,8 +215,8 @@ def make_csr_gather(
 
 
 def _convert_block(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> list[Any]:
-    """Return a block's CSR arrays, targets and weights, aligned and of the loops' dtypes."""
-    # All are so nearly always, and nothing is copied.
+    """Return a block's CSR arrays, targets and weights, aligned and in the loops' dtypes."""
+    # They nearly always are already, and nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = (
         None if a is None else np.require(a, X.dtype, ["C", "A"]) for a in (X.data, y, weight)
@@ -223,12 +224,12 @@ def _convert_block(X: Any, y: Any, weight: Any | None, wide: np.dtype[Any]) -> l
     return [indptr, indices, *values]
 
 
-#: Bytes of an entry's column (int32), and bytes that processors pass to each other at a time (two
-#: cache lines): what two members write lies in different ones.
+#: Bytes of an entry's column (int32), and bytes that processors exchange as a unit (two cache
+#: lines): data of two members must not share a unit.
 _COLUMN_BYTES, _COHERENCE_BYTES = 4, 128
 
 
-# These stand for functions of `csr_team`, `team_steps` and `host_update`.
+# Placeholders for functions of `csr_team`, `team_steps` and `host_update`.
 def _batch_gradient(
     blocks: Any, like: Any, parts: Any, p: Any, w: Any, index: Any, values: Any, n: Any,
     place: Any, parameters: Any, n_features: Any,
@@ -241,7 +242,7 @@ def _update_touched(
 ) -> None: ...  # fmt: skip
 
 
-_update_at_rest = _update_touched  # at a learning rate of 0
+_update_at_rest = _update_touched  # used if the learning rate is 0
 
 
 def _write_own_gradients(
@@ -250,7 +251,7 @@ def _write_own_gradients(
 ) -> Any:  # fmt: skip
     """Write the gradients of the own lanes' batches one after the other, and their sizes.
 
-    Sets their losses too, and returns where the next batches begin.
+    Also set their losses; return where the next batches begin.
     """
     n, since = np.int64(0), monotonic_nanoseconds()
     for lane in range(len(counts)):
@@ -270,10 +271,10 @@ def _write_own_gradients(
 def _publish_part(
     at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
 ) -> Any:
-    """Write sizes, and a part of the own gradients, to a place; return how many bytes."""
+    """Write sizes, and a part of the own gradients, to a place; return the number of bytes."""
     theirs = array_at(pointer(at), len(sizes), np.int64)
     copy_values(theirs, sizes)
-    # Gradients longer than a place go in parts, a turn each.
+    # Gradients longer than a place are sent in parts, one per turn.
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
     columns = array_at(pointer(at + head), n, np.int32)
@@ -287,7 +288,7 @@ def _publish_part(
 def _collect_part(
     at: Any, part: Any, most: Any, head: Any, sizes: Any, index: Any, values: Any
 ) -> None:
-    """Read what `_publish_part` wrote to the place of another member."""
+    """Read from another member's place what `_publish_part` wrote there."""
     copy_values(sizes, array_at(pointer(at), len(sizes), np.int64))
     begin = part * most
     n = max(min(sizes.sum() - begin, most), np.int64(0))
@@ -301,10 +302,10 @@ def _collect_part(
 def _sum_lane_gradients(
     order: Any, sizes: Any, index: Any, values: Any, place: Any, union: Any, total: Any
 ) -> Any:
-    """Add up the gradients of all lanes, in their order; return how many columns there are."""
+    """Add up the gradients of all lanes, in order; return the number of columns."""
     n = np.int64(0)
-    # Always in the order of the lanes' numbers, so every member gets the same bits whoever runs a
-    # lane.
+    # Always in the order of the lanes' numbers, so every member gets the same bits, whichever
+    # member runs a lane.
     for at in range(len(order)):
         rank, lane = order[at, 0], order[at, 1]
         begin = sizes[rank, :lane].sum()
@@ -325,32 +326,31 @@ def _take_csr_team_steps(
     progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, row_rate_sums: Any,
     no_rate_sums: Any, penalty: Any, model: Any, room: Any, first: Any, meeting: Any,
 ) -> bool:  # fmt: skip
-    """Take steps; return False where others are waited for, and the loop is to be entered again.
+    """Take steps; return False if others are not ready, and the loop must be entered again.
 
     Parameters
     ----------
     progress : int64 (6,)
-        Steps that are made, the place in `parts`, whether the own gradients of the next step are
-        there, turns that were begun, those of the next step that are over, and bytes written.
+        Steps made, position in `parts`, whether the own gradients of the next step are written,
+        turns begun, turns of the next step completed, and bytes written.
     blocks, parts
-        As in `CSRGather`; batches follow each other by step, and in a step by own lane.
+        As in `CSRGather`; batches are sorted by step, and within a step by own lane.
     batches : tuple
         counts, losses, busy, rows, rates, as in `team_steps`; then rate_sum and longest of each
         step, as in `host_update.update_at`, and numbers.
     state, penalty, first, meeting
         As in `team_steps`.
     row_rate_sums, no_rate_sums : float64 (n_parameters,) and (0,)
-        As in `host_update.update_at`; both empty where no penalty is pending.
+        As in `host_update.update_at`; both empty if no penalty is pending.
     model : tuple
-        parameters of the loss, n_features, and an empty array of the dtype of column indices.
+        parameters of the loss, n_features, and an empty array with the dtype of column indices.
     room : tuple
-        order, int64 (n_lanes, 2): rank of each lane, and its place there.
-        rank: the own one.
-        most, head: entries in a place at most, and the bytes before these.
-        sizes, int64 (n_ranks, n): of each rank's gradients.
-        index, values, int32 and floats (n_ranks, room): their columns and sums.
-        place, int32 (n_parameters,): where a column is among entries; -1 between uses.
-        union, total, int32 (n,) and floats (n, 1): columns and sums of the whole gradient.
+        order, int64 (n_lanes, 2): rank of each lane, and its position there. rank: the own rank.
+        most, head: maximum entries in a place, and the bytes before them. sizes, int64 (n_ranks,
+        n): sizes of each rank's gradients. index, values, int32 and floats (n_ranks, room): their
+        columns and sums. place, int32 (n_parameters,): position of a column among entries; -1
+        between uses. union, total, int32 (n,) and floats (n, 1): columns and sums of the whole
+        gradient.
     """
     counts, losses, busy, rows, rates, rate_sum, longest, numbers = batches
     n_penalised, l1, l2 = penalty
@@ -361,7 +361,7 @@ def _take_csr_team_steps(
     number = w.dtype.type
     while progress[0] < len(rows):
         b = progress[0]
-        # Own gradients of this step; not again if the loop was left while waiting.
+        # Own gradients of this step; not repeated if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _write_own_gradients(
                 sizes[rank, : counts.shape[1]], counts[b], losses[b], busy, blocks, like, parts,
@@ -371,7 +371,7 @@ def _take_csr_team_steps(
         # Turns of this step: publish a part, wait for the others' parts, read them, until all are
         # complete.
         while len(others) > 0:
-            if progress[4] >= 0:  # a turn is open
+            if progress[4] >= 0:  # a turn is in progress
                 turn = first + progress[3] - 1
                 if not _await_others(turn, others, patience, yields):
                     return False
@@ -383,8 +383,8 @@ def _take_csr_team_steps(
                             values[r],
                         )  # fmt: skip
                     longest_sum = max(longest_sum, sizes[r].sum())
-                # Sizes come with the first part; the longest gradient decides how many turns there
-                # are.
+                # Sizes are sent with the first part; the longest gradient determines the number of
+                # turns.
                 if (progress[4] + 1) * most >= longest_sum:
                     break
             progress[4] += 1
@@ -413,13 +413,13 @@ def _take_csr_team_steps(
 
 
 class CSRTeam(TeamSteps):
-    """Steps of a replica by the sparse gradients of a whole team, many in one call.
+    """Steps of a replica on the sparse gradients of a whole team, many in one call.
 
     Parameters
     ----------
     gathers : list of CSRGather or None
     optimizer, step
-        As of `TeamSteps`.
+        As in `TeamSteps`.
     board : Board
         With a place for each member.
     """
@@ -449,8 +449,7 @@ class CSRTeam(TeamSteps):
         widest = max(map(len, lanes))
         head = -(-8 * widest // _COHERENCE_BYTES) * _COHERENCE_BYTES
         most = max((board.size - head) // (_COLUMN_BYTES + step.w.itemsize), 1)
-        # As long as all parameters, though batches touch few: pages that nobody writes to are not
-        # committed.
+        # As long as all parameters, though batches use few: untouched pages are not committed.
         room = len(lanes), widest * n + 1
         union = min(len(order) * n, n)
         penalty = np.int64(step.n_penalised), number(step.l1), number(step.l2)
@@ -488,7 +487,7 @@ def _unify_index_dtype(gathers: Sequence[CSRGather]) -> NDArray[Any]:
 
 
 class _CSRRun(TeamRun):
-    """Some steps of a team along sparse rows, on their way."""
+    """Some steps of a team on sparse rows, in progress."""
 
     @property
     def turns(self) -> int:
@@ -500,13 +499,13 @@ class _CSRRun(TeamRun):
 
 
 class CSRSteps:
-    """Steps of one replica along the sparse batches of one gather, many in one call.
+    """Steps of one replica on the sparse batches of one gather, many in one call.
 
     Parameters
     ----------
     gather : CSRGather
     optimizer, step
-        As of `TeamSteps`.
+        As in `TeamSteps`.
     """
 
     def __init__(self, gather: CSRGather, optimizer: Any, step: Step) -> None:
@@ -514,7 +513,7 @@ class CSRSteps:
         self.most, self.serves = self._team.most, self._team.serves
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
-        """Make steps; the summed loss of each batch before its step."""
+        """Make steps; return the summed loss of each batch before its step."""
         counts = np.array([[step.rows] for step in steps], np.int64)
         run = self._team([batches], counts, steps)
         run.run()

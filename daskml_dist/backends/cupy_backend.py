@@ -1,7 +1,7 @@
 """Backend for one NVIDIA GPU: CuPy arrays, and CUDA kernels of this package.
 
-The kernels compute in one reading of the rows what CuPy's operations would read them several times
-for. CuPy is imported only where it is used, so that this module can be imported without it.
+The kernels read the rows once where CuPy's operations would read them several times. CuPy is
+imported only where it is used, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ class PinnedCopy:
 
 
 class PinnedRing:
-    """Sender of small arrays, whose bytes lie one after the other in pinned memory.
+    """Sender of small arrays, whose bytes are stored one after the other in pinned memory.
 
-    A transfer reads its part of the memory at its turn in the current stream, and nobody waits for
-    it. Parts are used again once all queued work is done. For use by any thread.
+    A transfer reads its part of the memory when its turn comes in the current stream, without
+    synchronisation. Parts are reused once all queued work is done. For use by any thread.
 
     Parameters
     ----------
     cupy : module
     address : callable
-        Of the first entry of an array on the device.
+        Returns the address of the first entry of an array on the device.
     buffer : ndarray of uint8
-        Pinned.
+        Pinned memory.
     """
 
     def __init__(self, cupy: Any, address: Callable[[Any], int], buffer: NDArray[np.uint8]) -> None:
@@ -100,7 +100,7 @@ class PinnedRing:
         self._lock = threading.Lock()
 
     def __call__(self, parts: Sequence[NDArray[np.uint8]]) -> Any:
-        """Return the bytes of some arrays, behind each other, in one array on the device."""
+        """Return the bytes of some arrays, concatenated, in one array on the device."""
         cp, n_bytes = self._cp, sum(part.nbytes for part in parts)
         if n_bytes > len(self._buffer):
             return cp.asarray(np.concatenate(parts))
@@ -127,15 +127,16 @@ _RING_BYTES = 1 << 20
 
 @functools.cache
 def _get_pinned_ring(cupy: Any, address: Any, empty_pinned: Any) -> PinnedRing:
-    """Return the process's ring: one that a fit frees could be reused before it has been read."""
+    """Return the ring of the process: one owned by a fit could be reused before it was read."""
     return PinnedRing(cupy, address, empty_pinned(_RING_BYTES, np.uint8))
 
 
-#: Bytes from which a copy to the device goes through pinned memory (1 MiB).
+#: Copies to the device of at least this many bytes use pinned memory (1 MiB).
 _MIN_PINNED_BYTES = 1 << 20
 #: Most rows that are summed in float32 before the sum is added to a float64 total.
 _FLOAT32_SUM_ROWS = 1 << 16
-#: Environment variable that gives each thread a stream: work of several threads is then unordered.
+#: Environment variable that gives each thread a stream: work of different threads is then
+#: unordered.
 _STREAMS_VARIABLE = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 #: Most rows, columns and entries of a sparse block: cupyx indexes them with int32.
 _MAX_INT32 = 2**31 - 1
@@ -167,7 +168,7 @@ class CupyRows(SparseRows):
         return self.X.data
 
     def with_values(self, values: Any) -> CupyRows:
-        """Return the same rows with other entries in the same places."""
+        """Return the same rows with other entries in the same positions."""
         return CupyRows(_replace_entries(self.X, values))
 
     def toarray(self) -> Any:
@@ -234,7 +235,7 @@ class CupyBackend(Backend):
         indices, indptr = (a.astype(np.int32, copy=False) for a in (X.indices, X.indptr))
         parts = tuple(map(self.to_device, (X.data, indices, indptr)))
         moved = self._sparse.csr_matrix(parts, shape=X.shape)
-        # Passed on, since CuPy would compute it at each product and wait for the device.
+        # Copied, since CuPy would compute it at each product and wait for the device.
         moved.has_canonical_format = X.has_canonical_format
         return moved
 
@@ -244,14 +245,14 @@ class CupyBackend(Backend):
         return host_array
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
-        """Return chosen rows; a view of dense ones for a slice."""
+        """Return chosen rows; for a slice of dense rows this is a view."""
         rows = self.row_numbers(rows)
         if self._sparse.issparse(X):
             return CupyRows(X)[rows] if isinstance(rows, slice) else CupyRows(X[rows])
         return X[rows] if isinstance(rows, slice) else self._cp.take(X, rows, axis=0)
 
     def row_numbers(self, rows: Any) -> Any:
-        """Return row numbers on the device; do not wait for the work queued there."""
+        """Return row numbers on the device; do not wait for work queued there."""
         # `to_device` could wait, in every step.
         return rows if isinstance(rows, slice) else self._cp.asarray(rows)
 
@@ -268,7 +269,7 @@ class CupyBackend(Backend):
         return self.to_numpy(columns).astype(np.int64)
 
     def dot(self, X: Any, w: Any) -> Any:
-        """Return the product ``X @ w``; 1-d where the weights have one column."""
+        """Return the product ``X @ w``; 1-d if the weights have one column."""
         factor = w[:, 0] if w.shape[1] == 1 else w
         if X.dtype == w.dtype or not X.shape[0]:
             return _matrix_of_rows(X).dot(factor)
@@ -285,7 +286,7 @@ class CupyBackend(Backend):
             out += product[:, None] if product.ndim == 1 else product
 
     def _accumulation_slices(self, X: Any, out: Any) -> Iterable[slice]:
-        """Return slices of rows whose sums are made in the dtype of X before they go to `out`."""
+        """Return slices of rows that are summed in the dtype of X before being added to `out`."""
         n_rows = X.shape[0]
         return row_slices(n_rows, n_rows if X.dtype == out.dtype else _FLOAT32_SUM_ROWS)
 
@@ -301,8 +302,8 @@ class CupyBackend(Backend):
     ) -> Any | None:
         """Add the gradient to `out` in one reading of the rows; return the loss, or None.
 
-        None: there is no kernel for this loss, shape or dtype. The softmax of several classes may
-        take more than one reading (:meth:`_add_fused_softmax`). Sums of dense rows are
+        Returns None if there is no kernel for this loss, shape or dtype. The softmax of several
+        classes may take more than one reading (:meth:`_add_fused_softmax`). Sums of dense rows are
         deterministic. Those of sparse rows can differ in the last bits, since threads add to the
         same columns atomically, in any order.
         """
@@ -310,7 +311,7 @@ class CupyBackend(Backend):
             return self._add_fused_softmax(w, X, y, weight, out)
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
-        # Kernels are compiled for one arithmetic dtype; anything else goes the general way.
+        # Kernels are compiled for one arithmetic dtype; other dtypes use the general way.
         arrays = [array for array in (y, weight, w) if array is not None]
         if any(array.dtype != arithmetic_dtype(X) for array in arrays):
             return None
@@ -325,7 +326,7 @@ class CupyBackend(Backend):
         return loss
 
     def _kernel_rows(self, X: Any, y: Any, weight: Any) -> DenseRows | CsrRows:
-        """Return rows as the kernels take them: addresses and shapes of dense or CSR arrays."""
+        """Return rows as the kernels need them: addresses and shapes of dense or CSR arrays."""
         if isinstance(X, CupyRows):
             return self.calls.csr_rows(X.X, y, weight)
         return self.calls.rows(X, y, weight)
@@ -444,7 +445,7 @@ class CupyBackend(Backend):
             scaled = X if weight is None else X * weight[:, None]
             self._cp.add.at(out, at, scaled.astype(out.dtype, copy=False))
             return
-        # Of sparse rows the sums by group are a product: one-hot groups' transpose times the rows.
+        # For sparse rows the sums by group are a product: one-hot groups' transpose times the rows.
         groups = one_hot(at, out.shape[0], X.dtype)
         if weight is not None:
             groups *= cast(weight, X.dtype)[:, None]
@@ -458,7 +459,7 @@ class CupyBackend(Backend):
     ) -> Any:  # fmt: skip
         """Add dense rows to the sums of their nearest centroids; return the inertia.
 
-        One kernel launch where shape and dtype suit the tile kernel, else one launch per slice of
+        One kernel launch if the tile kernel supports shape and dtype, else one launch per slice of
         rows that are copied and centred first. The last bits vary between calls (atomic adds).
         """
         if shift is None or isinstance(X, CupyRows):
@@ -488,7 +489,7 @@ def _matrix_of_rows(X: Any) -> Any:
 
 
 def _replace_entries(X: Any, data: Any) -> Any:
-    """Return a CSR matrix with other entries in the same places."""
+    """Return a CSR matrix with other entries in the same positions."""
     # A shallow copy: the constructor would validate the indices, wait for the device, and lose the
     # flag of the canonical format.
     changed = copy.copy(X)
@@ -508,7 +509,7 @@ def _find_problem() -> str | None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver here (libcuda.so.1). Install one, or use a GPU machine."
-    # From here on CuPy's own checks, each with its remedy.
+    # From here on, CuPy's own checks, each with its remedy.
     import cupy
 
     try:
@@ -531,12 +532,12 @@ def _check_libraries(cupy: Any) -> None:
     for library in ("cublas", "cusparse"):
         # The access loads it; `hasattr`, since later versions of CuPy may not have the name.
         hasattr(cupy.cuda, library)
-    # Needs NVRTC, the CUDA headers, and a device that runs the result.
+    # Needs NVRTC, the CUDA headers, and a device that supports the result.
     cupy.RawModule(code='extern "C" __global__ void nothing() {}').compile()
 
 
 def _suggest_remedy(cupy: Any, error: Exception) -> str:
-    """Return what an error of the CUDA runtime means and how to mend it."""
+    """Return what an error of the CUDA runtime means, and its remedy."""
     if "InsufficientDriver" in str(error):
         needed = cupy.cuda.runtime.runtimeGetVersion() // 1000
         return (

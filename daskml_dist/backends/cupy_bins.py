@@ -1,7 +1,7 @@
-"""Bins of rows that lie on a GPU: they are made there, and stay there.
+"""Bins of rows on a GPU: they are made there, and stay there.
 
-A row is a byte for each entry. The host gets the bins only where it grows trees itself, and of the
-values nothing.
+A row has one byte per entry. Bins are copied to the host only if it grows trees itself; values are
+never copied.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Array = NDArray[Any]
 
 #: Features of a word; bytes of a load.
 _FEATURES_PER_WORD, _LOAD_BYTES = 8, 16
-#: Words whose edges the 32 KiB of a block's shared memory hold, by bytes of an edge.
+#: Words whose edges fit in the 32 KiB of a block's shared memory, by bytes of an edge.
 _WORDS_PER_BLOCK = {4: 4, 8: 2}
-#: Rows that a block takes at least, so that they are more bytes than its edges.
+#: Minimum rows of a block, so that its rows are more bytes than its edges.
 _MIN_CHUNK_ROWS = 1_024
-#: Blocks of the kernels that the registers of every multiprocessor hold at the same time.
+#: Blocks of the kernels that fit in the registers of a multiprocessor at the same time.
 _BLOCKS_PER_MULTIPROCESSOR = 4
-#: Levels of the tree in which a value's edges are searched; it has an edge at each of its nodes.
+#: Levels of the search tree over a feature's edges; each node is an edge.
 _LEVELS = 8
 
 
@@ -43,7 +43,7 @@ class DeviceBins:
     width : int
         Bytes of a row: features rounded up to a multiple of 8.
     parts : list of array of uint8 of shape (., width)
-        Bins of the rows, padded with zeros, in their order; who joins them may put one array here.
+        Bins of the rows, padded with zeros, in order; may be replaced by one joined array.
     """
 
     def __init__(self, bins: Any, backend: Any) -> None:
@@ -52,9 +52,9 @@ class DeviceBins:
         self._bins, self._backend = bins, backend
         self._calls = _BinCalls(backend.calls.cupy, backend.calls.address)
         self._seen: Any = None
-        #: Edges by the dtype of the values, categories and their numbers.
+        #: Edges, categories and their numbers, by dtype of the values.
         self._edges: dict[str, tuple[Any, Any, Any]] = {}
-        #: Of each bin minus the smallest value, and the largest one, as ordered integers.
+        #: Of each bin, minus the smallest value and the largest one, as ordered integers.
         self._reach: Any = None
 
     def add(self, X: Any) -> Any:
@@ -63,7 +63,7 @@ class DeviceBins:
         Parameters
         ----------
         X : array of float32 or float64 of shape (n, n_features)
-            Those of NumPy are copied to the GPU, and those in another order than C there.
+            NumPy arrays are copied to the GPU; arrays not in C order are copied on the GPU.
         """
         cp, bins = self._calls.cupy, self._bins
         n, d = X.shape
@@ -77,7 +77,7 @@ class DeviceBins:
         return X
 
     def _copy_edges(self, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return the edges on the device, as the kernel takes them."""
+        """Return the edges on the device, as the kernel needs them."""
         name = np.dtype(dtype).name
         if name not in self._edges:
             bins, to_device = self._bins, self._backend.to_device
@@ -89,7 +89,7 @@ class DeviceBins:
         return self._edges[name]
 
     def widen_reach(self, X: Any, counts: NDArray[np.bool_] | None) -> None:
-        """Take the rows that were added last into the smallest and largest value of each bin.
+        """Update the smallest and largest value of each bin by the rows added last.
 
         `counts`: whether a row counts; None: all do.
         """
@@ -102,7 +102,7 @@ class DeviceBins:
             self._calls.widen(X, self.parts[-1], of_rows, self._reach)
 
     def merge(self, lanes: Sequence[Any]) -> DeviceBins:
-        """Return the bins of several lanes, of which this is one, as those of one lane."""
+        """Return the bins of several lanes, including this one, as those of one lane."""
         found = DeviceBins(self._bins, self._backend)
         found.parts = [join_bins(lanes, self._backend)]
         return found
@@ -131,13 +131,13 @@ class DeviceBins:
         cp, first = self._calls.cupy, 0
         for part in self.parts:
             for j in range(self._bins.n_features):
-                # One feature at a time takes little memory.
+                # One feature at a time needs little memory.
                 of_feature = cp.ascontiguousarray(part[:, j])
                 out[j, first : first + len(part)] = self._backend.to_numpy(of_feature)
             first += len(part)
 
     def _guard_memory(self, n_rows: int) -> Any:
-        """Say what did not fit in the memory of the GPU."""
+        """Turn out-of-memory errors of the GPU into an error that names the data."""
         return device_memory(
             f"The bins of {n_rows:,} rows",
             'Use more workers, or device="cpu", whose trees are the same.',
@@ -147,7 +147,7 @@ class DeviceBins:
 def join_bins(lanes: Sequence[Any], backend: Any) -> Any:
     """Return the bins of all lanes, in this order, in one array on the device.
 
-    Those that were made there are there once afterwards.
+    Bins that were made on the device are stored there only once afterwards.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class _BinCalls(KernelCalls):
     def put(self, X: Any, edges: tuple[Any, Any, Any], rows: Any, seen: Any, missing: int) -> None:
         """Write the bins of some rows; `edges` are followed by categories and their numbers."""
         (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
-        # Groups of words whose edges a block holds, as equal as can be.
+        # Groups of words whose edges fit in a block, as equal as possible.
         n_groups = -(-words // _WORDS_PER_BLOCK[X.dtype.itemsize])
         own_words = -(-words // n_groups)
         chunk, n_units = self._divide(n, -(-words // own_words))
@@ -189,7 +189,7 @@ class _BinCalls(KernelCalls):
         )  # fmt: skip
 
     def widen(self, X: Any, rows: Any, counts: Any, reach: Any) -> None:
-        """Raise what the values of each bin reach."""
+        """Update the range of the values of each bin."""
         (n, d), words = X.shape, rows.shape[1] // _FEATURES_PER_WORD
         chunk, n_units = self._divide(n, words)
         self._launch_units(
@@ -200,15 +200,15 @@ class _BinCalls(KernelCalls):
     def _divide(self, n: int, n_groups: int) -> tuple[int, int]:
         """Return the rows of a unit of work, and the number of units.
 
-        One for each block at work at most, as far as groups allow: a few more would take as long as
-        twice as many.
+        At most one unit per concurrently running block, if the groups allow: a few more units would
+        take as long as twice as many.
         """
         most = max(1, _BLOCKS_PER_MULTIPROCESSOR * self._n_sms // n_groups)
         chunk = max(-(-n // most), _MIN_CHUNK_ROWS)
         return chunk, -(-n // chunk) * n_groups
 
     def _is_aligned(self, X: Any) -> int:
-        """Return 1 if each row begins where 16 bytes can be loaded at once, else 0."""
+        """Return 1 if each row begins at a 16-byte aligned address, else 0."""
         row_bytes = X.shape[1] * X.dtype.itemsize
         return int(self.alignment(X) == _LOAD_BYTES and row_bytes % _LOAD_BYTES == 0)
 
@@ -219,9 +219,9 @@ class _BinCalls(KernelCalls):
 
 
 def order_edges(table: NDArray[np.float64], dtype: Any) -> Array:
-    """Return the edges of each feature in the order in which a search meets them, (d, 255).
+    """Return the edges of each feature in the order of a search tree, of shape (d, 255).
 
-    Edge k (from 1 on) is followed by edge 2 k if it is not below a value, else by 2 k + 1.
+    Edge k (from 1) is followed by edge 2 k if it is not below a value, else by 2 k + 1.
     """
     order = np.empty(2**_LEVELS - 1, np.intp)
     for level in range(_LEVELS):
@@ -235,13 +235,13 @@ def order_edges(table: NDArray[np.float64], dtype: Any) -> Array:
 
 
 def to_ordered_integers(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return float64 values as int64 of the same order, for atomic maxima."""
-    # Bits of negative floats are in the reverse order; flipping all but the sign turns them around.
+    """Return float64 values as int64 with the same order, for atomic maxima."""
+    # Bits of negative floats sort in reverse; flipping all but the sign reverses them again.
     bits = np.ascontiguousarray(numbers).view(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 
 def from_ordered_integers(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the float64 values that `to_ordered_integers` made int64 of."""
+    """Return the float64 values from which `to_ordered_integers` made int64."""
     bits = np.where(ordered < 0, ordered ^ np.int64(2**63 - 1), ordered)
     return bits.view(np.float64)

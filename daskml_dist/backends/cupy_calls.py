@@ -1,10 +1,10 @@
-"""From arrays on a device to launches of the kernels.
+"""Kernel launches for arrays on a device.
 
 A launch is made in two steps. `kernels.launch` chooses grid, block and shared memory from the shape
-alone, and `kernels.options` the compiler's definitions, by which a source is compiled for a dtype,
-a width and a loss; both need no GPU and are tested without one. `KernelCalls` adds what a device
-has: the addresses of the arrays and the module that NVRTC made. A `KernelCall` is kept and launched
-again in each step of a fit, since to make one takes longer than to launch it.
+only, and `kernels.options` chooses the compiler's definitions for a dtype, a width and a loss; both
+are tested without a GPU. `KernelCalls` adds the device's part: the addresses of the arrays and the
+module compiled by NVRTC. A `KernelCall` is kept and launched again in each step of a fit, since
+making one takes longer than launching it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from daskml_dist.backends.base import Step
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Launch of a kernel with all its arguments; it can be made again and again."""
+    """Launch of a kernel with all its arguments; it can be repeated."""
 
     function: Any
     at: kernels.Launch
@@ -40,14 +40,14 @@ class DenseRows:
     Parameters
     ----------
     n, d : int
-        Rows and features; of `n` only the first are used where a call is given their number.
+        Rows and features; if a call is given a number of rows, it uses only the first of the `n`.
     dtype : dtype
-        Of the features.
+        Dtype of the features.
     alignment : int
         Power of two that divides each row's address.
     X : array of shape (n, d), or None
     addresses : array of uint64 of shape (n,), or None
-        Of the rows, where they do not lie one after the other.
+        Addresses of the rows, if they are not contiguous.
     y, weight : arrays of shape (n,); weight or None
     """
 
@@ -68,10 +68,11 @@ class CsrRows:
     Parameters
     ----------
     n, d, dtype
-        As of `DenseRows`.
+        As in `DenseRows`.
     X : CSR matrix of shape (n, d), or None
     chosen : array of uint64 of shape (n, 3), or None
-        As a kernel describes them where they do not lie one after the other; columns are int32.
+        Description of each row, as kernels need it, if the rows are not contiguous; columns are
+        int32.
     y, weight : arrays of shape (n,); weight or None
     """
 
@@ -90,20 +91,20 @@ class CsrRows:
 
 
 class KernelCalls:
-    """Calls of the kernels of one device.
+    """Calls of the kernels on one device.
 
     Parameters
     ----------
     cupy : module
     address : callable
-        Of the first entry of an array.
+        Returns the address of the first entry of an array.
     """
 
     def __init__(self, cupy: Any, address: Callable[[Any], int]) -> None:
         self.cupy = cupy
         self.address = address
 
-    # Facts of the current device, asked for once: each question takes microseconds.
+    # Facts about the current device, cached: each query takes microseconds.
 
     @functools.cached_property
     def _device(self) -> int:
@@ -137,14 +138,14 @@ class KernelCalls:
         return CsrRows(n, d, X.dtype, X, None, y, weight)
 
     def has_gradient(self, rows: DenseRows | CsrRows) -> bool:
-        """Return whether rows so wide, and so laid, have a kernel."""
+        """Return whether there is a kernel for rows of this width and layout."""
         if isinstance(rows, CsrRows):
             return True
         contiguous = rows.X is None or rows.X.flags.c_contiguous
         return contiguous and self._launch("linear_gradient", rows) is not None
 
     def _launch(self, function: str, rows: DenseRows | CsrRows) -> kernels.Launch | None:
-        """Return the launch of a kernel over rows; None where it has no version of their width."""
+        """Return the launch of a kernel over rows; None if it has no version for their width."""
         alignment = rows.alignment if isinstance(rows, DenseRows) else 1
         n, d = rows.n, rows.d
         return kernels.launch(
@@ -165,7 +166,7 @@ class KernelCalls:
         count: Any = None,
         partials: Any = None,
     ) -> list[KernelCall]:
-        """Return the launches that make the gradient of the summed loss, and the loss."""
+        """Return the launches that compute the gradient of the summed loss, and the loss."""
         if isinstance(rows, CsrRows):
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
         at = self._launch("linear_gradient", rows)
@@ -182,11 +183,11 @@ class KernelCalls:
             return self._call(source, rows.dtype, function, at, *arguments, d=rows.d, **chosen)
 
         partials = self.partials(rows) if partials is None else partials
-        intercept = w.shape[0] - rows.d  # 1 where there is an intercept, else 0
+        intercept = w.shape[0] - rows.d  # 1 if there is an intercept, else 0
         arrays = rows.X, rows.addresses, rows.y, rows.weight, w, partials
         numbers = rows.n, rows.d, intercept, parameter, count
         # Two launches: blocks write partial gradients, then one kernel adds them up in a fixed
-        # order. Atomic additions would need one launch, and give other bits in each run.
+        # order. Atomic additions would need one launch, but give different bits in each run.
         total = kernels.launch("sum_partials", at.grid, rows.d, rows.dtype, self._n_sms)
         sums = partials, out, loss, at.grid, rows.d, intercept, int(add)
         return [make("linear_gradient", at, *arrays, *numbers), make("sum_partials", total, *sums)]
@@ -213,19 +214,19 @@ class KernelCalls:
         arrays = *csr, rows.chosen, rows.y, rows.weight, w, out, loss
         numbers = rows.n, rows.d, w.shape[0] - rows.d, parameter, count
         sums = make("csr_gradient", self._launch("csr_gradient", rows), *arrays, *numbers)
-        # Additions are atomic: `out` must hold zeros, or what is to be added to.
+        # Additions are atomic: `out` must be initialised, with zeros unless `add`.
         if add:
             return [sums]
         at = kernels.launch("csr_clear", out.size, 1, out.dtype, self._n_sms)
         return [make("csr_clear", at, out, out.size), sums]
 
     def partials(self, rows: DenseRows | CsrRows) -> Any | None:
-        """Return room for the blocks' partial gradients, or None where the kernel has none."""
+        """Return memory for the blocks' partial gradients, or None if the kernel needs none."""
         if isinstance(rows, CsrRows):
             return None
         at = self._launch("linear_gradient", rows)
         assert at is not None
-        # A row for each block: the gradient of the features, that of the intercept, and the loss.
+        # One row per block: the gradient of the features, of the intercept, and the loss.
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
     def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
@@ -235,8 +236,8 @@ class KernelCalls:
         at = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
         if at is None or not rows.X.flags.c_contiguous:
             return None
-        # `sum_partials` takes one row of sums, with an intercept as its last: here it is the last
-        # class's, or a number that is left out.
+        # `sum_partials` takes one row of sums, with an intercept last: here the last class's
+        # intercept, or a number that is dropped.
         width = w.size - intercept
         partials = self.cupy.empty((at.grid, width + 2), np.float64)
         arrays = rows.X, rows.y, rows.weight, w, partials
@@ -252,16 +253,14 @@ class KernelCalls:
         ]  # fmt: skip
 
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> KernelCall:
-        """Return the launch that turns raw predictions (n, k) into gradients and sets each row's
-        loss.
-        """
+        """Return the launch that turns raw predictions (n, k) into gradients and writes losses."""
         n, k = raw.shape
         at = kernels.launch("softmax_gradient", n, 1, raw.dtype, self._n_sms, k=k)
         arrays = raw, y, weight, losses
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
 
     def has_kmeans_tiles(self, X: Any, centroids: Any) -> bool:
-        """Return whether tensor cores can find the nearest centroids of such rows."""
+        """Return whether tensor cores can find the nearest centroids of these rows."""
         k, d = centroids.shape
         return bool(
             X.flags.c_contiguous and X.dtype == centroids.dtype
@@ -279,17 +278,16 @@ class KernelCalls:
         counts: Any,
         inertia: Any,
     ) -> KernelCall:
-        """Return the launch that adds rows, weights and squared distances to their nearest
-        centroid's sums.
+        """Return the launch that adds rows, weights and squared distances to the nearest centroids.
 
-        A shift, which is taken from each row first, goes to tensor cores: see
+        With a shift, which is subtracted from each row first, tensor cores are used: see
         :meth:`has_kmeans_tiles`.
         """
         (n, d), k = X.shape, centroids.shape[0]
-        # The kernel for tensor cores subtracts the shift itself; the other one has none.
+        # The kernel for tensor cores subtracts the shift itself; the other one supports none.
         source = "kmeans" if shift is None else "kmeans_tiles"
         at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
-        # Scratch memory of the kernel, which the call keeps alive.
+        # Scratch memory of the kernel, kept alive by the call.
         labels = self.cupy.empty(n, np.int32)
         rows = (X,) if shift is None else (X, shift)
         arrays = *rows, centroids, weight, labels, sums, counts, inertia
@@ -302,8 +300,8 @@ class KernelCalls:
         n, width = step.w.size, step.w.shape[1]
         at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
         given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
-        # The kernel has three places for state, of which an optimizer may use fewer. `numbers` on
-        # the device take the place of `given` where many steps are recorded at once.
+        # The kernel has three arguments for state; an optimizer may use fewer. `numbers` on the
+        # device replace `given` if many steps are recorded together.
         arrays = step.w, step.grad, *opt_state, *[None] * (3 - len(opt_state))
         return self._call(
             "optimizer_updates", step.w.dtype, "optimizer_update", at, *arrays, n,
@@ -312,11 +310,9 @@ class KernelCalls:
         )  # fmt: skip
 
     def adagrad_at(self, rows: CsrRows, step: Step, numbers: Any) -> KernelCall:
-        """Return the launch of an Adagrad step, without penalty, in the columns that chosen rows
-        touch.
-        """
-        # Adagrad leaves an entry of gradient 0, and its sum of squares, as they are: the step of
-        # the touched columns is the whole step.
+        """Return the launch of an Adagrad step without penalty, in the columns of chosen rows."""
+        # Adagrad does not change entries with gradient 0, nor their sums of squares: so a step in
+        # the used columns is the whole step.
         w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
         arrays = rows.chosen, w, accumulator, grad
         return self._call(
@@ -332,10 +328,10 @@ class KernelCalls:
         Parameters
         ----------
         blocks : array of uint64 of shape (n_blocks, .)
-            Addresses of their arrays.
+            Addresses of the blocks' arrays.
         runs : array of int32 of shape (n_runs, 4)
         row_bytes : int or None
-            Of dense rows; None: blocks are CSR.
+            Bytes of a dense row; None: blocks are CSR.
         chosen : arrays
         """
         n, dtype = runs.shape[0], chosen[1].dtype
@@ -353,7 +349,7 @@ class KernelCalls:
         *arguments: Any,
         **chosen: Any,
     ) -> KernelCall:
-        """Return the launch of a function of a source, compiled for the chosen options."""
+        """Return the launch of a function in a source, compiled for the chosen options."""
         assert at is not None
         options = kernels.options(source, dtype, **chosen)
         # None is a null pointer.
@@ -365,9 +361,9 @@ class KernelCalls:
 
 @functools.cache
 def _load_function(cupy: Any, device: int, source: str, options: tuple[str, ...], name: str) -> Any:
-    """Return a function of a compiled source, remembered for each device, which loads its own."""
+    """Return a function of a compiled source, cached per device: each loads its own."""
     function = _compile_module(cupy, source, options).get_function(name)
-    if name == "kmeans_tiles":  # a block has 48 KiB without being asked for
+    if name == "kmeans_tiles":  # by default a block has 48 KiB
         function.max_dynamic_shared_size_bytes = kernels.LARGEST_SHARED
     return function
 

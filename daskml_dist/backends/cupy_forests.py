@@ -1,6 +1,6 @@
-"""Growing the trees of forests on a GPU: rows, and the lines of those that trees draw, stay there.
+"""Growing the trees of forests on a GPU, where rows and the lines of drawn rows stay.
 
-Of a level of nodes the host learns their sums and best cuts, and says which are split.
+For each level, the host gets only the sums and best cuts of its nodes, and decides which are split.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from daskml_dist.backends.cupy_calls import KernelCalls
 from daskml_dist.backends.devices import device_memory
 from daskml_dist.backends.forests import N_CUT_FACTS, ForestFacts, GrowingNodes
 
-#: Lines, or rows, that a warp takes; as in forest_nodes.cuh.
+#: Lines, or rows, processed by a warp; as in forest_nodes.cuh.
 LINES_PER_TILE = 512
-#: Numbers (int64) of a node in the table; as in forest_nodes.cuh.
+#: Numbers (int64) per node in the table; as in forest_nodes.cuh.
 _NUMBERS_PER_NODE = 10
-#: Entries of the scratch in which all threads together draw features (int32, 64 MiB).
+#: Scratch entries in which all threads together draw features (int32, 64 MiB).
 _MAX_DRAW_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NodeTable:
-    """Nodes as a device is told of them.
+    """Description of nodes on a device.
 
     Parameters
     ----------
     nodes : array of int64 of shape (n, 10)
-        As forest_nodes.cuh has them.
+        Columns as in forest_nodes.cuh.
     n_tiles : int
-        Of their lines.
+        Number of tiles of their lines.
     """
 
     nodes: Any
@@ -48,46 +48,46 @@ class NodeTable:
 
 
 class ForestCalls(KernelCalls):
-    """Calls of the kernels that forests grow by, on one device."""
+    """Calls of the kernels that grow forests, on one device."""
 
-    #: The nodes that the device was told of last.
+    #: The nodes that were last copied to the device.
     _told: tuple[Any, Any, NodeTable] | None = None
 
     def table(self, nodes: GrowingNodes, firsts: Any = None, cuts: Any = None) -> NodeTable:
-        """Tell the device of some nodes; what it was told last is there already.
+        """Copy the description of some nodes to the device, unless it is there already.
 
         Parameters
         ----------
         nodes : GrowingNodes
         firsts : ndarray of int64 of shape (n_trees,), or None
-            Where the lines of the trees begin; None where nobody asks.
+            Position at which the lines of each tree begin; None if not needed.
         cuts : ndarray of int64 of shape (n, 3), or None
-            As `ForestLane.partition_nodes` takes them.
+            As for `ForestLane.partition_nodes`.
         """
-        # Several kernels in a row ask for the same nodes: the last table is kept on the device.
+        # Several consecutive kernels use the same nodes: the last table is kept on the device.
         told = self._told
         if told and told[0] is nodes and cuts is None and (firsts is None or told[1] is firsts):
             return told[2]
         firsts = np.zeros(nodes.tree.max(initial=0) + 1, np.int64) if firsts is None else firsts
         table = np.zeros((len(nodes), _NUMBERS_PER_NODE), np.int64)
         first = firsts[nodes.tree]
-        # Columns as forest_nodes.cuh names them: lines, path, tree, first tile, bounds, cut.
+        # Columns as named in forest_nodes.cuh: lines, path, tree, first tile, bounds, cut.
         table[:, 0], table[:, 1] = nodes.start + first, nodes.stop + first
         table[:, 2], table[:, 3] = nodes.path.view(np.int64), nodes.tree
-        # A warp takes a tile of lines; nodes find their tiles by the number of the first.
+        # A warp processes a tile of lines; the number of its first tile locates a node's tiles.
         tiles = -(-(nodes.stop - nodes.start) // LINES_PER_TILE)
         table[1:, 4] = tiles[:-1].cumsum()
         table[:, 5:7] = np.ascontiguousarray(nodes.bounds[:, :2]).view(np.int64)
         if cuts is not None:
             table[:, 7:] = cuts
         found = NodeTable(self.cupy.asarray(table), int(tiles.sum()))
-        # A table with cuts is of one partition, after which the nodes are others.
+        # A table with cuts is used for one partition only, after which the nodes change.
         if cuts is None:
             self._told = nodes, firsts, found
         return found
 
     def count(self, numbers: Any, weight: Any, keys: Any, table: Any, counts: Any) -> None:
-        """Count the rows of each tile that trees draw."""
+        """Count the drawn rows of each tile, for each tree."""
         (n,), (n_trees, n_tiles) = numbers.shape, counts.shape
         self._forest(
             "forest_lines", "forest_count", counts.size, numbers, weight, keys, table, counts, n,
@@ -100,7 +100,7 @@ class ForestCalls(KernelCalls):
     ) -> None:  # fmt: skip
         """Write the lines of the rows that trees draw.
 
-        `rows`: numbers, weights, classes and the rest of the lines.
+        `rows`: numbers, weights, classes, and the remaining columns of the lines.
         """
         (numbers, weight, slot, more), (n_trees, n_tiles) = rows, ends.shape
         n_classes = 0 if factor is None else factor.shape[1]
@@ -119,7 +119,7 @@ class ForestCalls(KernelCalls):
     def part(
         self, bins: Any, lines: Any, table: NodeTable, parted: Any, ends: Any, missing: int
     ) -> None:
-        """Bring lines that go left before the others, to other memory."""
+        """Move lines that go left before the others, into other memory."""
         numbers = table.n, table.n_tiles, bins.shape[1], lines.shape[1], missing
         arrays = bins, lines, table.nodes, parted, ends
         self._forest("forest_lines", "forest_part", table.n_tiles, *arrays, *numbers)
@@ -127,7 +127,7 @@ class ForestCalls(KernelCalls):
     def features(self, table: NodeTable, d: int, first: int, last: int) -> Any:
         """Return the features that nodes draw."""
         cp, found = self.cupy, self.cupy.empty((table.n, last - first), np.int32)
-        # Each thread permutes a list of its own; their memory bounds the number of threads.
+        # Each thread permutes a list of its own; their memory limits the number of threads.
         most = max(1, _MAX_DRAW_ENTRIES // (d + last))
         at = kernels.launch("forest_features", min(table.n, most), 1, "float32", self._n_sms)
         assert at is not None
@@ -152,7 +152,7 @@ class ForestCalls(KernelCalls):
         self, table: NodeTable, features: Any, hist: Any, jobs: slice, sums: Any, of_trees: Any,
         facts: ForestFacts, of_features: tuple[Any, Any, Any],
     ) -> Any:  # fmt: skip
-        """Return facts of the cuts of some jobs; see `ForestDevice.find_cuts`.
+        """Return facts about the cuts of some jobs; see `ForestDevice.find_cuts`.
 
         `of_features`: signs, smallest and largest values of bins.
         """
@@ -184,7 +184,7 @@ Array = NDArray[Any]
 
 
 class CupyForests:
-    """A GPU, as trees of forests grow on it.
+    """GPU on which trees of forests grow.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class CupyForests:
             return CupyLane(binned, facts, self._backend, self._calls)
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Say what did not fit in the memory of the GPU."""
+        """Turn out-of-memory errors of the GPU into an error that names the data."""
         return device_memory(
             f"What trees grow of on {n_rows:,} rows",
             'Use decomposition="data" and more workers, or device="cpu", whose trees are the same.',
@@ -235,7 +235,7 @@ class CupyForests:
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """Return facts of the cuts of some jobs."""
+        """Return facts about the cuts of some jobs."""
         to_device = self._backend.to_device
         if self._facts is None or self._facts[0] is not facts:
             self._facts = (
@@ -255,10 +255,10 @@ class CupyForests:
 
 
 class CupyLane:
-    """Rows of a lane on a GPU, and the lines of those that some trees draw.
+    """Rows of a lane on a GPU, and the lines of rows that some trees draw.
 
-    Lines lie twice: parting brings those of a node from one memory to the other. Nobody else's lie
-    at its places, so those of a node that is not split stay where they are.
+    There are two copies of the memory for lines: partitioning moves a node's lines from one to the
+    other. Nodes do not overlap, so the lines of a node that is not split stay where they are.
 
     Parameters
     ----------
@@ -287,12 +287,13 @@ class CupyLane:
         n_tiles = max(1, -(-len(numbers) // LINES_PER_TILE))
         counts, keys = cp.empty((len(keys), n_tiles), np.int64), to_device(keys)
         self._calls.count(numbers, weight, keys, self._table, counts)
-        # Counts by tile become places: lines are written without gaps, in the order of the rows.
+        # Counts per tile become positions: lines are written without gaps, in the order of the
+        # rows.
         ends = cp.cumsum(counts.reshape(-1)).reshape(counts.shape)
         last: NDArray[np.int64] = self._backend.to_numpy(ends[:, -1])
         self._firsts = np.append(0, last[:-1]).astype(np.int64)
         shape = int(last[-1]), facts.n_line
-        self._lines = []  # before there is room for others
+        self._lines = []  # frees memory before the next allocation
         self._lines = [cp.empty(shape, np.int64), cp.empty(shape, np.int64)]
         factor = None if factor is None else to_device(factor)
         self._calls.draw(self._rows, keys, self._table, factor, ends, self._lines[0], facts.bits)
@@ -300,12 +301,12 @@ class CupyLane:
         return found
 
     def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-        """Take lines that others have drawn, and where those of each tree begin."""
+        """Store lines that were drawn elsewhere, and where those of each tree begin."""
         own = self._backend.to_device(lines)
         self._lines, self._firsts = [own, self._calls.cupy.empty_like(own)], firsts
 
     def _of(self, turn: int) -> Any:
-        """Return the memory of the lines after a number of partitions; two take turns."""
+        """Return the memory of the lines after a number of partitions; two buffers alternate."""
         return self._lines[turn % 2]
 
     def add_node_sums(
@@ -313,12 +314,12 @@ class CupyLane:
     ) -> None:
         """Add up the sums of nodes."""
         found = self._calls.cupy.zeros(sums.shape, np.int64)
-        # CUDA's atomic maximum takes integers: floats go as integers of the same order.
+        # CUDA's atomic maximum takes integers: floats are converted to integers of the same order.
         of = self._backend.to_device(to_ordered_integers(reach))
         table = self._calls.table(nodes, self._firsts)
         self._calls.sums(self._of(nodes.turn), table, found, of)
         sums += self._backend.to_numpy(found)
-        if self._facts.n_line % 2:  # classes have no reach
+        if self._facts.n_line % 2:  # classification has no range of targets
             reach[...] = from_ordered_integers(self._backend.to_numpy(of))
 
     def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
@@ -330,9 +331,9 @@ class CupyLane:
         return hist
 
     def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bring lines that go left before the others; where the latter begin."""
-        # Kernels count left lines from the front and right ones from the back; `ends` comes back
-        # with the middles.
+        """Move lines that go left before the others; return where the latter begin."""
+        # Kernels count left lines from the front and right ones from the back; `ends` then holds
+        # the boundaries.
         first = self._firsts[nodes.tree]
         ends = self._backend.to_device(np.column_stack([nodes.start + first, nodes.stop + first]))
         table, turn = self._calls.table(nodes, self._firsts, cuts), nodes.turn

@@ -1,7 +1,7 @@
-"""Trees of boosting on a GPU: growing them on rows that stay there, and adding their answers.
+"""Trees of boosting on a GPU: growth on rows that stay there, and predictions.
 
-Rows are a byte for each entry. Of a tree the host learns where leaves are, and their best splits;
-raw predictions come back where somebody asks for them (losses of an early stop, medians of leaves).
+Rows have one byte per entry. The host gets only the positions of a tree's leaves and their best
+splits; raw predictions are copied back on request (losses for early stopping, medians of leaves).
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from daskml_dist.backends.trees import (
 )
 from daskml_dist.errors import InvalidDataError
 
-#: Neighbours of an index that a block parts; the word of tree_tasks.cuh.
+#: Consecutive index entries that a block partitions; as in tree_tasks.cuh.
 _ROWS_PER_TILE = 1024
-#: Rows that a block adds up at least, and at most, so that no packed sum overflows.
+#: Minimum and maximum rows summed by a block; the maximum keeps packed sums from overflowing.
 _MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 512, 8_191
-#: Blocks that sum histograms, a multiprocessor: they have two turns each.
+#: Histogram blocks per multiprocessor: each multiprocessor gets two rounds of them.
 _BLOCKS_PER_MULTIPROCESSOR = 12
-#: Features of a word; words of bins that a block takes.
+#: Features of a word; words of bins processed by a block.
 _FEATURES_PER_WORD, _WORDS_PER_BLOCK = 8, 2
-#: Numbers of a split.
+#: Numbers that describe a split.
 _NUMBERS_PER_SPLIT = 12
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafWork:
-    """Leaves whose rows are parted and summed together, as a device is told of them.
+    """Description, on a device, of leaves whose rows are partitioned and summed together.
 
     Parameters
     ----------
     tasks : array of int64 of shape (n_tasks, 7)
-        As tree_tasks.cuh has them.
+        Columns as in tree_tasks.cuh.
     tables : array of uint8 of shape (n_tasks, 256)
-        Of each leaf, which bins go left.
+        For each leaf, which bins go left.
     middles : array of int64 of shape (n_tasks,)
-        Where the rows that go right will begin.
+        Positions at which the rows that go right will begin.
     n_tiles, n_groups, n_units, n_slots : int
-        Runs of rows that are parted, groups of features, parts of histograms, histograms.
+        Runs of rows to partition, groups of features, parts of histograms, histograms.
     chunk : int
         Rows of a part of a histogram.
     mode : int
@@ -75,12 +75,12 @@ class LeafWork:
 
 
 class TreeCalls(KernelCalls):
-    """Calls of the kernels that trees grow by, on one device.
+    """Calls of the kernels that grow trees, on one device.
 
     Parameters
     ----------
     cupy, address
-        As of `KernelCalls`.
+        As in `KernelCalls`.
     send_small : callable
         Copies the bytes of some small arrays to one array on the device.
     """
@@ -93,12 +93,12 @@ class TreeCalls(KernelCalls):
     ) -> None:
         super().__init__(cupy, address)
         self._send_small = send_small
-        #: Compiled functions by name: to look one up by its options takes longer than to launch it,
-        #: and a tree is a hundred launches.
+        #: Compiled functions by name: looking one up by its options takes longer than launching it,
+        #: and a tree needs a hundred launches.
         self._functions: dict[str, Any] = {}
 
     def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
-        """Copy small arrays to the device at once: each copy costs more than its bytes."""
+        """Copy small arrays to the device in one transfer, which costs more than its bytes."""
         parts = [array.reshape(-1).view(np.uint8) for array in arrays]
         there, found, start = self._send_small(parts), [], 0
         for array in arrays:
@@ -108,7 +108,7 @@ class TreeCalls(KernelCalls):
         return found
 
     def gradients(self, loss: Any, y: Any, raw: Any, weight: Any, g: Any, h: Any) -> Any:
-        """Set gradients and hessians; the bits of the largest of each output.
+        """Compute gradients and hessians; return the bits of the largest of each output.
 
         Parameters
         ----------
@@ -136,24 +136,24 @@ class TreeCalls(KernelCalls):
         return sums
 
     def work(self, parts: Sequence[LeafPartition], mode: int, words: int) -> LeafWork:
-        """Tell the device of some leaves."""
+        """Copy the description of some leaves to the device."""
         n_groups = words if mode == EXACT else -(-words // _WORDS_PER_BLOCK)
         rows = [part.at.stop - part.at.start for part in parts]
         asked = sum(n for n, part in zip(rows, parts, strict=True) if part.side >= 0)
-        # Rows of a block: as few as fill all multiprocessors, and so many that adding the block's
+        # Rows per block: few enough to use all multiprocessors, and enough that adding the block's
         # histogram to memory costs little.
         chunk = -(-asked * n_groups // (_BLOCKS_PER_MULTIPROCESSOR * self._n_sms))
         chunk = min(max(chunk, _MIN_CHUNK_ROWS), _MAX_CHUNK_ROWS)
         numbers, tile, unit, slot = [], 0, 0, 0
         for part, n in zip(parts, rows, strict=True):
-            # The words of tree_tasks.cuh.
+            # Columns as in tree_tasks.cuh.
             numbers.append((part.feature, part.at.start, part.at.stop, part.side, slot, tile, unit))
             tile += -(-n // _ROWS_PER_TILE)
             if part.side >= 0:
                 slot += 1
                 unit += -(-n // chunk) * n_groups
         tasks, tables = np.array(numbers, np.int64), np.array([part.table for part in parts])
-        # `tree_scan` writes the middles, and histograms of all rows read none.
+        # `tree_scan` writes the middles; histograms of all rows do not read them.
         middles = self.cupy.empty(len(parts), np.int64)
         on_device = self.copy_together(tasks, tables)
         return LeafWork(
@@ -161,7 +161,7 @@ class TreeCalls(KernelCalls):
         )
 
     def part(self, work: LeafWork, bins: Any, index: Any, spare: Any) -> None:
-        """Bring the rows of leaves that go left before the others, in their order."""
+        """Move the rows of leaves that go left before the others, keeping their order."""
         n_tasks, n_tiles, width = len(work.middles), work.n_tiles, bins.shape[1]
         # Stable partition in four launches: count by tile, scan, write to the spare index, copy
         # back.
@@ -175,7 +175,7 @@ class TreeCalls(KernelCalls):
         self._tree("tree_partition", "tree_back", n_tiles, index, work.tasks, spare, *ends)
 
     def histograms(self, work: LeafWork, bins: Any, packed: Any, index: Any, out: Any) -> None:
-        """Add the histograms that are asked for to `out`, (n_slots, d, n_bins, channels)."""
+        """Add the requested histograms to `out`, of shape (n_slots, d, n_bins, channels)."""
         _, d, n_bins, channels = out.shape
         numbers = (
             len(work.middles), work.n_units, work.n_groups, work.chunk,
@@ -194,14 +194,14 @@ class TreeCalls(KernelCalls):
         Parameters
         ----------
         leaves : array of int64 of shape (n_leaves, 8)
-            As tree_splits.cu has them.
+            Columns as in tree_splits.cu.
         allowed : array of uint8 of shape (n_leaves, n_features)
         features : sequence of array
-            The arrays of `facts`, in their order.
+            The arrays of `facts`, in order.
         facts : SplitFacts
         scales : sequence of float
         shape : tuple of int
-            Of a leaf's histogram.
+            Shape of a leaf's histogram.
         """
         (d, n_bins, channels), n = shape, len(leaves)
         told = self.cupy.empty((n, d, _NUMBERS_PER_SPLIT), np.int64)
@@ -215,7 +215,7 @@ class TreeCalls(KernelCalls):
         return best
 
     def answer(self, raw: Any, index: Any, starts: Any, values: Any) -> None:
-        """Add what leaves answer to the raw predictions of their rows."""
+        """Add the values of leaves to the raw predictions of their rows."""
         n = len(index)
         self._tree("tree_partition", "tree_answer", n, raw, index, starts, values, n, len(starts))
 
@@ -234,23 +234,23 @@ class TreeCalls(KernelCalls):
 
 Array = NDArray[Any]
 
-#: Entries of sparse rows that are made dense at once.
+#: Maximum entries of sparse rows that are made dense together.
 _MAX_DENSE_ENTRIES = 1 << 24
-#: A node, as tree_predict.cu has it, and its flags.
+#: A node and its flags, as in tree_predict.cu.
 _NODE_DTYPE = np.dtype([("threshold", np.float64), ("left", np.int32), ("feature", np.int32)])
 _MISSING_LEFT, _CATEGORY = 1, 2
 
 
 class CupyForest:
-    """Trees on a GPU, as a function from rows there to the sums of their answers.
+    """Trees on a GPU, as a function from rows to the sums of the trees' values.
 
     Parameters
     ----------
     backend : CupyBackend
     trees : models.trees.Trees
     start : ndarray of float64 of shape (n_outputs,)
-        What answers are added to. Where trees answer one number each and there are several
-        outputs, they belong to these in turn.
+        Added to the sums. If trees have one value each and there are several outputs, trees belong
+        to the outputs in turn.
     """
 
     def __init__(self, backend: Any, trees: Any, start: NDArray[np.float64]) -> None:
@@ -264,9 +264,7 @@ class CupyForest:
         self._n_features = trees.bins.n_features
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
-        """Return the sums (n, n_outputs) in host memory; sparse rows become dense slice
-        by slice.
-        """
+        """Return the sums (n, n_outputs) in host memory; sparse rows are made dense in slices."""
         cp, n = self._calls.cupy, X.shape[0]
         out = cp.empty((n, len(self._start)), np.float64)
         out[...] = self._backend.to_device(self._start)
@@ -284,7 +282,7 @@ def pack_nodes(nodes: Any) -> NDArray[np.float64]:
     packed = np.empty(len(nodes.feature), _NODE_DTYPE)
     packed["threshold"], packed["left"] = nodes.threshold, nodes.left
     of_category = nodes.category >= 0
-    # A node of categories has the number of its bitset in the threshold's bits.
+    # For a split by categories, the threshold's bits hold the number of its bitset.
     packed["threshold"][of_category] = nodes.category[of_category].astype(np.int64).view(np.float64)
     flags = nodes.missing_left * _MISSING_LEFT + of_category * _CATEGORY
     packed["feature"] = np.where(nodes.feature < 0, -1, nodes.feature * 4 + flags)
@@ -292,14 +290,14 @@ def pack_nodes(nodes: Any) -> NDArray[np.float64]:
 
 
 def _join_categories(bins: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the categories of all features behind each other, and where each feature's begin."""
+    """Return the concatenated categories of all features, and where each feature's begin."""
     some = [e if c else e[:0] for e, c in zip(bins.edges, bins.categorical, strict=True)]
     firsts = np.cumsum([0, *map(len, some)])
     return _ensure_nonempty(np.concatenate([np.empty(0), *some])), firsts.astype(np.int64)
 
 
 def _ensure_nonempty(array: Array) -> Array:
-    """Return the array, or one zero where it is empty: a device has no empty arrays."""
+    """Return the array, or one zero if it is empty: a device has no empty arrays."""
     return array if array.size else np.zeros(1, array.dtype)
 
 
@@ -316,20 +314,20 @@ class _PredictCalls(KernelCalls):
         )()  # fmt: skip
 
 
-#: Channels of a histogram whose hessians are all 1.
+#: Channels of a histogram if all hessians are 1.
 _CONSTANT_CHANNELS = 2
-#: Outputs whose largest gradients and hessians the shared memory of a block holds.
+#: Maximum outputs whose largest gradients and hessians fit in a block's shared memory.
 _MAX_OUTPUTS = 6_144
-#: Rows at most: their numbers have 32 bits.
+#: Maximum rows: row numbers have 32 bits.
 _MAX_ROWS = 2**31 - 1
-#: Which rows of a leaf a histogram is of, beside those of a side.
+#: Value of `side` for a histogram of all rows of a leaf.
 _ALL_ROWS_SIDE = 2
-#: Bytes of a number of a histogram.
+#: Bytes of a number in a histogram.
 _HISTOGRAM_ITEM_BYTES = 8
 
 
 class CupyTrees:
-    """A GPU, as trees grow on it.
+    """GPU on which trees grow.
 
     Parameters
     ----------
@@ -349,7 +347,7 @@ class CupyTrees:
             return [CupyTreeRows(binned_rows, shape, self._backend, self._calls)]
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Say what did not fit in the memory of the GPU."""
+        """Turn out-of-memory errors of the GPU into an error that names the data."""
         return device_memory(
             f"What boosting keeps of {n_rows:,} rows of a worker",
             'Use more workers, or device="cpu", whose trees are the same.',
@@ -364,7 +362,7 @@ class CupyTrees:
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Find the best split of some leaves: a warp for each and each feature."""
+        """Find the best split of some leaves, with a warp per leaf and feature."""
         of = slice(first, first + leaves[0].hist.shape[0])
         if of.start == of.stop:  # more trainers than features
             told[:, :1].view(np.float64)[:] = -1.0
@@ -373,8 +371,8 @@ class CupyTrees:
             arrays = facts.counts, facts.missing, facts.categorical, facts.monotonic_signs
             self._facts = facts, of, [self._backend.to_device(array[of]) for array in arrays]
         table = np.empty((len(leaves), 8), np.int64)
-        # The words of `Leaf` in tree_splits.cu: histograms stay where they are, by address and
-        # stride. Written column by column, since the device waits for the host here.
+        # Columns as in `Leaf` of tree_splits.cu: histograms are not copied, but given by address
+        # and stride. Written column by column, since the device waits for the host here.
         table[:, 0] = [self._calls.address(leaf.hist) for leaf in leaves]
         table[:, 1] = [leaf.hist.strides[0] // _HISTOGRAM_ITEM_BYTES for leaf in leaves]
         table[:, 2:5] = [leaf.totals for leaf in leaves]
@@ -386,7 +384,7 @@ class CupyTrees:
             leaves[0].hist.shape,
         )  # fmt: skip
         told[:] = self._backend.to_numpy(found)
-        # Features are counted from the first that this trainer has.
+        # Features are numbered from the first that this trainer owns.
         told[told[:, :1].view(np.float64)[:, 0] > 0, 1] += first
 
 
@@ -396,9 +394,9 @@ class CupyTreeRows:
     Parameters
     ----------
     binned_rows : sequence of solvers.binning.BinnedRows
-        Of each lane, one at least.
+        One per lane, at least one.
     shape : tuple of int
-        Of a histogram.
+        Shape of a histogram.
     backend : CupyBackend
     calls : TreeCalls
 
@@ -436,7 +434,7 @@ class CupyTreeRows:
             self._joined([getattr(binned, name) for binned in binned_rows])
             for name in ("y", "salt")
         )
-        # All rows have weights, or none; of a lane without rows nobody knows.
+        # All lanes have weights, or none has; lanes without rows do not count.
         weights = [b.y if b.weight is None else b.weight for b in binned_rows]
         has_weights = any(binned.weight is not None for binned in binned_rows)
         self._weight = self._joined(weights) if has_weights else None
@@ -450,11 +448,11 @@ class CupyTreeRows:
         self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
 
     def _joined(self, parts: Sequence[Array]) -> Any:
-        """Copy the rows of all lanes to one array on the device, without a second copy of all."""
+        """Copy the rows of all lanes to one array on the device, without a second full copy."""
         first, *others = parts
         if not others:
             return self._backend.to_device(np.ascontiguousarray(first))
-        # Lanes without rows have bounds of times in the dtype of other targets.
+        # Bounds of times in lanes without rows have the dtype of other targets.
         dtype = np.result_type(*parts)
         out = self._calls.cupy.empty((self.n, *first.shape[1:]), dtype)
         for part, at in zip(parts, self._places, strict=True):
@@ -462,15 +460,15 @@ class CupyTreeRows:
         return out
 
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Make gradients and hessians in float32; the largest of each output."""
-        if loss.kernel not in kernels.TREE_LOSSES:  # a user's: made by the host
+        """Compute gradients and hessians in float32; return the largest of each output."""
+        if loss.kernel not in kernels.TREE_LOSSES:  # a user's loss: computed by the host
             return self._make_on_host(loss, constant)
         largest = self._calls.gradients(loss, self._y, self._raw, self._weight, self._g, self._h)
         found = self._backend.to_numpy(largest).view(np.float32)
         return np.asarray(found, np.float64)
 
     def _make_on_host(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Have gradients and hessians made by the host; the largest of each output."""
+        """Compute gradients and hessians on the host; return the largest of each output."""
         self.fetch_raw_predictions()
         found = []
         for binned in self.binned_rows:
@@ -484,7 +482,7 @@ class CupyTreeRows:
     def set_gradients(
         self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Keep gradients and hessians of one output that the host made."""
+        """Store gradients and hessians of one output that the host computed."""
         on_host = [np.concatenate(parts).astype(np.float32) for parts in (g, h)]
         for there, here in zip((self._g, self._h), on_host, strict=True):
             if there is not None:
@@ -497,7 +495,7 @@ class CupyTreeRows:
         return [g[:, place] for place in self._places]
 
     def multiply_gradients(self, factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-        """Multiply the gradients and hessians of each row by its factor; return largest sizes."""
+        """Multiply the gradients and hessians of each row by its factor; return the largest."""
         assert self._h is not None, "hessians are 1, and factors are not"
         if not self.n:
             return np.zeros((2, len(self._g)))
@@ -521,17 +519,17 @@ class CupyTreeRows:
         return squares, hessians
 
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
-        """Have trees grow on some rows alone."""
+        """Let trees grow on some rows only."""
         order = np.empty(self.n, np.int32)
         self.n_chosen = order_by_choice(np.concatenate(is_chosen), order)
         self._first[...] = self._backend.to_device(order)
 
     def order_rows(self) -> None:
-        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
+        """Put all rows in one leaf: the chosen rows, then the others, each in order."""
         self._index[...] = self._first
 
     def build_root_histogram(self, mode: int, output: int) -> Any:
-        """Put all rows in one leaf, and return the histogram of those that are chosen."""
+        """Put all rows in one leaf, and return the histogram of the chosen ones."""
         self.order_rows()
         every = LeafPartition(0, np.zeros(256, np.uint8), slice(0, self.n_chosen), _ALL_ROWS_SIDE)
         return self._histograms(self._work([every], mode), output)
@@ -543,7 +541,7 @@ class CupyTreeRows:
         work = self._work(parts, mode)
         self._calls.part(work, self._bins, self._index, self._spare)
         hist = self._histograms(work, output)
-        # Without a question to the device the host goes on while the kernels run.
+        # If no reply from the device is needed, the host continues while the kernels run.
         known = [part.at.start + part.n_left for part in parts if part.n_left is not None]
         if len(known) == len(parts):
             return hist, known
@@ -551,11 +549,11 @@ class CupyTreeRows:
         return hist, middles
 
     def _work(self, parts: Sequence[LeafPartition], mode: int) -> LeafWork:
-        """Return the work of some leaves, as the kernels take it."""
+        """Return the work for some leaves, as the kernels need it."""
         return self._calls.work(parts, mode, self._bins.shape[1] // 8)
 
     def _histograms(self, work: LeafWork, output: int) -> Any:
-        """Return the histograms of the leaves that ask for one, which lie behind each other."""
+        """Return the requested histograms of leaves, one after the other."""
         out = self._calls.cupy.zeros((work.n_slots, *self._shape), np.int64)
         self._calls.histograms(work, self._bins, self._packed[output], self._index, out)
         return out.transpose(1, 0, 2, 3)
@@ -563,21 +561,22 @@ class CupyTreeRows:
     def add_leaf_values(
         self, output: int, at: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
-        """Add what leaves answer to the raw predictions of their rows."""
+        """Add the values of leaves to the raw predictions of their rows."""
         starts = np.array([s.start for s in at])
-        # The kernel finds a row's leaf by a binary search among the starts, which must be sorted.
+        # The kernel finds a row's leaf by binary search among the starts, which must be sorted.
         filled = np.flatnonzero([s.stop > s.start for s in at])
         if not len(filled):
             return
         order = filled[starts[filled].argsort()]
         of_leaves = self._calls.copy_together(starts[order], values[order])
         self._calls.answer(self._raw[output], self._index, *of_leaves)
-        # Those of the host are behind: nobody may read them, and who goes on makes them anew.
+        # The host's copies are outdated: they must not be read, and are recomputed when a fit is
+        # continued.
         for binned in self.binned_rows:
             binned.extra.pop("raw", None)
 
     def fetch_raw_predictions(self) -> None:
-        """Bring raw predictions to the host."""
+        """Copy raw predictions to the host."""
         raw = self._backend.to_numpy(self._raw)
         for binned, at in zip(self.binned_rows, self._places, strict=True):
             binned.extra["raw"] = raw[:, at]

@@ -1,9 +1,9 @@
-"""numba kernels over dense rows: loss and gradient in one reading of X, the GIL released.
+"""numba kernels over dense rows: loss and gradient in one reading of X, without the GIL.
 
-Rows are taken in groups that the first-level cache holds: the products of a group with the
-parameters, the losses, and the group's share of the gradient follow each other while it is there,
-and memory is asked for the rows behind it meanwhile. Rows may start at any byte. Sums over many
-rows are float64, whatever X is, so that a full batch of float32 rows stays accurate.
+Rows are processed in groups that fit in the L1 cache: the products of a group with the parameters,
+the losses, and the group's contribution to the gradient are computed while it is cached, and the
+following rows are prefetched meanwhile. Rows may start at any byte. Sums over many rows are
+float64, whatever the dtype of X, so that a full batch of float32 rows stays accurate.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -36,16 +36,17 @@ from daskml_dist.backends.intrinsics import (
 
 #: Rows of a group; a multiple of 4.
 _ROWS_PER_GROUP = 16
-#: Bytes of the groups that are worked on together.
+#: Bytes of the groups that are processed together.
 _TILE_BYTES = 4096
-#: Rows whose shares are added up in X's own dtype.
+#: Rows whose contributions are added up in X's dtype.
 _MAX_ROWS_PER_SUM = 1024
-#: Bytes that memory is asked for ahead.
+#: Bytes that are prefetched ahead.
 _BYTES_AHEAD = 4096
 
-# What follows is compiled in a first fit, for two seconds of CPU. It took six: numba compiles each
-# slice and each new array, and a function once more with each function around it. So the kernel is
-# one function, its scratch comes from Python, and numbers are read by their addresses.
+# The functions below are compiled in a first fit, in two seconds of CPU time. It used to be six:
+# numba compiles each slice and each new array, and a function again with each enclosing function.
+# So the kernel is one function, its scratch memory comes from Python, and numbers are read by
+# address.
 _contracted_inside = compiled_inside(forceinline=True, **CONTRACTED)
 _reordered_inside = compiled_inside(forceinline=True, fastmath={"reassoc", "contract", "nsz"})
 
@@ -54,14 +55,14 @@ _reordered_inside = compiled_inside(forceinline=True, fastmath={"reassoc", "cont
 def _multiply_group(
     rows: Any, size: Any, coef: Any, n_bytes: Any, raw: Any, item: Any, of: Any
 ) -> None:
-    """Write the products of a group of rows, `size` bytes each, with `n_bytes` of coefficients."""
+    """Write the products of a group of rows (`size` bytes each) with `n_bytes` of coefficients."""
     for i in range(0, _ROWS_PER_GROUP, 4):
-        # Four rows by a vector of features at a time: one load of the coefficients serves four
+        # Four rows by a vector of features at a time: one load of the coefficients is used for four
         # rows.
         a, b, c, d = zero_vector(of), zero_vector(of), zero_vector(of), zero_vector(of)
         for k in range(0, n_bytes, VECTOR_BYTES):
             w, at = load_vector(coef + k, of), rows + i * size + k
-            # Ahead by a tile: the hardware's own prefetcher stops at the ends of pages.
+            # Ahead by a tile: the hardware prefetcher stops at page boundaries.
             prefetch(at + _BYTES_AHEAD)
             prefetch(at + 2 * size + _BYTES_AHEAD)
             a = multiply_add(load_vector(at, of), w, a)
@@ -75,9 +76,9 @@ def _multiply_group(
 def _add_group_gradient(
     rows: Any, size: Any, slopes: Any, part: Any, n_bytes: Any, of: Any
 ) -> None:
-    """Add the rows of a group, each times its slope, to `part`, which is in whole vectors."""
+    """Add the rows of a group, each times its slope, to `part`, which has whole vectors."""
     for k in range(0, n_bytes, VECTOR_BYTES):
-        # A vector of the gradient stays in registers while all 16 rows of the group go by.
+        # A vector of the gradient stays in registers during the loop over the 16 rows of the group.
         a, b, c, d = load_vector(part + k, of), zero_vector(of), zero_vector(of), zero_vector(of)
         for i in range(0, _ROWS_PER_GROUP, 4):
             at = rows + i * size + k
@@ -109,7 +110,7 @@ def _write_log_losses(y: Any, bias: Any, raw: Any, values: Any, n: Any, of: Any)
 
 @_contracted_inside
 def _write_curvature_roots(y: Any, bias: Any, raw: Any, roots: Any, of: Any) -> None:
-    """Write the root of the second derivative of each row of a group."""
+    """Write the square root of the second derivative for each row of a group."""
     for i in range(_ROWS_PER_GROUP):
         margin = number_at(y, i, of) * (number_at(raw, i, of) + bias)
         put_number(roots, i, np.sqrt(curvature(margin)))
@@ -127,13 +128,13 @@ def _scale_rows(
     rows: Any, n: Any, n_features: Any, weight: Any, roots: Any, scaled: Any, n_columns: Any,
     of: Any,
 ) -> float:  # fmt: skip
-    """Write each of n rows, and a 1 behind it, times the root of its weight and curvature.
+    """Write n rows, each followed by a 1, times the square root of its weight and curvature.
 
-    Returns the weight of the rows without curvature; `weight` is 0 where there are none.
+    Return the weight of the rows without curvature; `weight` is 0 if there are no weights.
     """
     flat = 0.0
     for i in range(n):
-        # Rows times the root of their curvature: the Hessian is then X'X of the scaled rows.
+        # Rows times the square root of their curvature: the Hessian is then X'X of the scaled rows.
         root = number_at(roots, i, of)
         of_row = 1.0
         if weight != 0:
@@ -159,7 +160,7 @@ def _sum_numbers(numbers: Any, n: Any, of: Any) -> float:
 
 @_contracted_inside
 def _copy_padded(to: Any, numbers: Any, n: Any, n_whole: Any, of: Any) -> None:
-    """Copy n numbers, with zeros behind them up to `n_whole`."""
+    """Copy n numbers, followed by zeros up to `n_whole`."""
     for i in range(n):
         put_number(to, i, number_at(numbers, i, of))
     for i in range(n, n_whole):
@@ -180,22 +181,23 @@ def _add_log_loss_gradient(
     w : ndarray of shape (n_features,), or one longer with an intercept
     out : ndarray of float64 of the shape of `w`
     scaled : C-ordered ndarray of shape (n, at least n_features + 1), or None
-        Gets the rows, each with a 1 behind it, times the root of their weight and curvature: of
-        their products is the Hessian. numba then compiles this, and else does not.
+        Receives the rows, each followed by a 1, times the square root of their weight and
+        curvature: the Hessian is the product of these rows. numba compiles this part only if it is
+        not None.
     room : ndarray of the dtype of X
-        Scratch, as long as `compile_kernel` makes it.
+        Scratch memory, of the length that `compile_kernel` computes.
     in_place : int
-        Rows, in whole groups, of which vectors may be read where they are. Of the rows behind them
-        a copy is read, with zeros behind it that make groups and the last vector whole.
+        Rows (in whole groups) whose vectors may be read in place. The following rows are read from
+        a copy, padded with zeros to whole groups and whole vectors.
     n_bytes : int
-        Of the coefficients, in whole vectors.
+        Bytes of the coefficients, in whole vectors.
     """
     n, n_features = X.shape
     of, item = w.dtype, w.itemsize
     size = n_features * item
     n_rest = (n - in_place + _ROWS_PER_GROUP - 1) // _ROWS_PER_GROUP * _ROWS_PER_GROUP
-    # Addresses in the room, of scratch and of the copies. Vectors begin where cache lines do. They
-    # have a sign: of a sum of numbers with and without one numba makes a float.
+    # Addresses of scratch arrays and copies in `room`. Vectors begin at cache lines. Addresses are
+    # signed: numba turns the sum of a signed and an unsigned integer into a float.
     raw = (np.int64(room.ctypes.data) + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES
     values = raw + _MAX_ROWS_PER_SUM * item
     roots = values + _MAX_ROWS_PER_SUM * item
@@ -271,7 +273,7 @@ def _add_log_loss_gradient(
     return loss, flat
 
 
-#: By the name of the loss.
+#: Kernels by the name of the loss.
 KERNELS = {"log_loss": _add_log_loss_gradient}
 
 
@@ -281,7 +283,7 @@ def compile_kernel(
 ) -> Callable[..., tuple[float, float]]:
     """Return the kernel of a loss compiled for rows of a dtype.
 
-    One version takes arrays that are read-only and others; X may start at any byte.
+    One version accepts read-only and writable arrays; X may start at any byte.
     """
     numbers: np.dtype[Any] = np.dtype(dtype)
     scalar = numba.from_dtype(numbers)
@@ -305,10 +307,10 @@ def compile_kernel(
 
 @lru_cache(maxsize=1024)
 def _plan_scratch(n: int, n_features: int, n_parameters: int, item: int) -> tuple[int, int, int]:
-    """Return the last arguments of `_add_log_loss_gradient`, and how long its room is."""
+    """Return the last arguments of `_add_log_loss_gradient`, and the length of its scratch."""
     size = n_features * item
     n_bytes = (size + VECTOR_BYTES - 1) // VECTOR_BYTES * VECTOR_BYTES
-    # The last vector of a row ends behind the row.
+    # The last vector of a row extends beyond the row.
     in_place = max((n * size - n_bytes) // size + 1, 0) // _ROWS_PER_GROUP * _ROWS_PER_GROUP
     n_rest = (n - in_place + _ROWS_PER_GROUP - 1) // _ROWS_PER_GROUP * _ROWS_PER_GROUP
     in_bytes = 2 * n_bytes + 2 * VECTOR_BYTES + 8 * n_parameters

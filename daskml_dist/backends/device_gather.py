@@ -1,4 +1,4 @@
-"""Batches on a GPU whose rows stay where they are: gathered by address; steps as CUDA graphs."""
+"""Batches on a GPU whose rows are not moved: gathered by address; steps as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from daskml_dist.backends.row_slices import Draw
 
 
 class RecordedSteps(ReplicaSteps):
-    """Steps of one replica along the batches of one gather, several in one launch.
+    """Steps of one replica on the batches of one gather, several in one launch.
 
-    The kernels of so many steps are recorded once, as a CUDA graph, which runs them all. What
-    differs from time to time lies in device memory, at addresses that stay: the rows of each batch,
-    and the numbers of each step.
+    The kernels of a given number of steps are recorded once, as a CUDA graph, which then runs them
+    all. Values that change between runs are in device memory at fixed addresses: the rows of each
+    batch, and the numbers of each step.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ class RecordedSteps(ReplicaSteps):
         self._cp = cupy = gather.calls.cupy
         super().__init__(optimizer, step)
         self._gather = gather
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         self.most = gather.most
         self._numbers = cupy.zeros((self.most, kernels.NUMBERS), np.float64)
         self._losses = cupy.zeros(self.most, np.float64)
         gradient = dataclasses.replace(step, grad=cupy.zeros_like(step.w))
         self._partials = gather.calls.partials(gather.rows(0))
         self._calls = [self._of_step(place, gradient) for place in range(self.most)]
-        #: By number of steps; None where it is launched kernel by kernel, as at first.
+        #: By number of steps; None if still launched kernel by kernel, as at first.
         self._graphs: dict[int, Any] = {}
 
     def _of_step(self, place: int, step: Step) -> list[KernelCall]:
@@ -54,12 +54,12 @@ class RecordedSteps(ReplicaSteps):
         )  # fmt: skip
         if step.coordinates:
             assert isinstance(rows, CsrRows)
-            # A step at the columns alone leaves zeros for the next gradient.
+            # A step restricted to the columns leaves zeros for the next gradient.
             return [*gradient, calls.adagrad_at(rows, step, numbers)]
         return [*gradient, calls.update(self._optimizer, step, self._state[1:], numbers)]
 
     def __call__(self, batches: list[Draw], steps: list[Step]) -> Any:
-        """Make steps, at most as many as can be made together."""
+        """Make steps, at most `most` together."""
         n = len(steps)
         self._gather.gather(batches)
         table = [kernels.optimizer_numbers(self._optimizer, s.rows, s.lr, s.number) for s in steps]
@@ -78,7 +78,7 @@ class RecordedSteps(ReplicaSteps):
         if graph is not None:
             graph.launch()
             return
-        # What is launched first is loaded first, and nothing can be loaded while it is recorded.
+        # The first launch loads the kernels: nothing can be loaded during a recording.
         self._graphs[n] = None
         self._run(n)
 
@@ -100,24 +100,24 @@ class RecordedSteps(ReplicaSteps):
         return graph
 
 
-#: Batches that are gathered together at most, and rows of them.
+#: Maximum batches that are gathered together, and maximum rows of them.
 _MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE = 32, 1 << 20
 
 
 class DeviceGather:
     """Gather of rows of dense blocks: several batches by one copy of a few numbers, one launch.
 
-    A batch is good until others are gathered.
+    A batch is valid until others are gathered.
 
     Parameters
     ----------
     calls : KernelCalls
     loss : tuple of str and float
-        Its kernel, and the kernel's parameter.
+        Name of its kernel, and the kernel's parameter.
     blocks : mapping of int to (X, y, weight)
         C-contiguous, on the device; all have weights or none.
     n_rows : int
-        Of a batch at most.
+        Maximum rows of a batch.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class DeviceGather:
         self._cp = cupy = calls.cupy
         self.calls = calls
         self.loss = loss
-        self._blocks = dict(blocks)  # whose memory must not be given to others
+        self._blocks = dict(blocks)  # keeps their memory allocated
         self._place = {number: place for place, number in enumerate(blocks)}
         first = next(iter(self._blocks.values()))
         self.n_features, self.dtype = first[0].shape[1], first[0].dtype
         parts = [(*self._arrays(X), *others) for X, *others in self._blocks.values()]
         where = [[0 if a is None else calls.address(a) for a in arrays] for arrays in parts]
         self._where = cupy.asarray(np.array(where, np.uint64))
-        #: Batches that can be gathered together.
+        #: Maximum batches gathered together.
         self.most = max(1, min(_MAX_BATCHES_AT_ONCE, _MAX_ROWS_AT_ONCE // max(n_rows, 1)))
         self._n_rows = n_rows
         shape = self.most * n_rows
@@ -146,12 +146,12 @@ class DeviceGather:
         self._weight = None if first[2] is None else cupy.empty(shape, first[2].dtype)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], Any]]:
-        """Return, for each batch, :meth:`add_gradient` of its rows."""
+        """Return, for each batch, :meth:`add_gradient` for its rows."""
         gathered = [self.rows(place, n) for place, n in enumerate(self.gather(batches))]
         return [functools.partial(self.add_gradient, rows) for rows in gathered]
 
     def add_gradient(self, rows: DenseRows | CsrRows, w: Any, out: Any) -> Any:
-        """Add the gradient of gathered rows' summed loss at `w` to `out`, both (n, 1); the loss."""
+        """Add the gradient of gathered rows at `w` to `out`, both (n, 1); return the loss."""
         loss = self._cp.zeros((), np.float64)
         w = self._cp.ascontiguousarray(w, dtype=rows.y.dtype)
         for call in self.calls.gradient(*self.loss, rows, w, out, loss):
@@ -159,12 +159,12 @@ class DeviceGather:
         return loss
 
     def gather(self, batches: Sequence[Draw]) -> list[int]:
-        """Copy where the rows of batches lie to the device; return the rows of each batch."""
+        """Copy the positions of batch rows to the device; return each batch's number of rows."""
         parts = [(place, *part) for place, batch in enumerate(batches) for part in batch]
         n_rows = np.zeros(len(batches), np.intp)
         if parts:
             places, blocks, firsts, counts = zip(*parts, strict=True)
-            # All runs of all batches in one table, copied at once: each copy costs microseconds.
+            # All runs of all batches in one table, copied together: each copy costs microseconds.
             place, block = (
                 np.repeat(each, [len(part) for part in firsts])
                 for each in (places, [self._place[number] for number in blocks])
@@ -176,7 +176,7 @@ class DeviceGather:
                 ]
             )
             n_rows = np.bincount(place, count, len(batches)).astype(np.intp)
-            # Each batch begins at a place of its own.
+            # Each batch begins at a fixed place.
             gaps = np.arange(len(batches)) * self._n_rows - np.cumsum(n_rows) + n_rows
             at = np.cumsum(count) - count + gaps[place]
             table = np.stack([block, np.concatenate(firsts), at, count], axis=1)
@@ -187,14 +187,14 @@ class DeviceGather:
         return found
 
     def rows(self, place: int, n_rows: int | None = None) -> DenseRows | CsrRows:
-        """Return a gathered batch as a kernel takes it, of as many rows as a batch has at most."""
+        """Return a gathered batch as a kernel needs it; by default with the maximum of rows."""
         start = place * self._n_rows
         n = self._n_rows if n_rows is None else n_rows
         at = slice(start, start + n)
         weight = None if self._weight is None else self._weight[at]
         return self._described(n, self._gathered[at], self._y[at], weight)
 
-    # What depends on how a block's rows lie.
+    # Properties that depend on the layout of a block's rows.
 
     @staticmethod
     def _arrays(X: Any) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ class DeviceGather:
         return (X,)
 
     def _allocate_output(self, n: int) -> Any:
-        """Return room for a kernel to write where n rows lie."""
+        """Return memory in which a kernel can write the positions of n rows."""
         return self._cp.empty(n, np.uint64)
 
     @property
@@ -211,7 +211,7 @@ class DeviceGather:
         return int(self.n_features * self.dtype.itemsize)
 
     def _described(self, n: int, gathered: Any, y: Any, weight: Any | None) -> DenseRows | CsrRows:
-        """Return the description of gathered rows, as kernels take them."""
+        """Return the description of gathered rows, in the form for kernels."""
         return DenseRows(n, self.n_features, self.dtype, self._alignment, None, gathered, y, weight)
 
     @functools.cached_property

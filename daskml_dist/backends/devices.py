@@ -1,4 +1,4 @@
-"""Devices by name: their backends, memory errors, and arrays that are moved to them once."""
+"""Devices by name: their backends, memory errors, and arrays that are moved only once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 @contextmanager
 def device_memory(what: str, remedy: str) -> Iterator[None]:
-    """Name what did not fit in the memory of a GPU, and the remedy."""
+    """Turn an out-of-memory error of a GPU into one that names the data and the remedy."""
     try:
         yield
     except Exception as error:
-        # CuPy's error is a MemoryError, and so is RMM's; torch's is a RuntimeError.
+        # CuPy's error is a MemoryError, as is RMM's; torch's is a RuntimeError.
         full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not full or isinstance(error, DeviceMemoryError):
             raise
@@ -31,7 +31,7 @@ def device_memory(what: str, remedy: str) -> Iterator[None]:
 
 
 class MovedOnce:
-    """Backend that remembers which arrays it has moved; valid as long as no array changes.
+    """Backend that remembers which arrays it has moved; valid while no array changes.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class MovedOnce:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # By `id`, with the arrays themselves: a collected array's id could be given to another.
+        # Keyed by `id`, and holding the arrays: the id of a collected array could be reused.
         self._moved: dict[int, tuple[Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def to_device(self, array: Any) -> Any:
-        """Move an array of the host, or return what it was moved to before; not to be changed."""
+        """Move an array of the host, or return its earlier copy; the result must not be changed."""
         if not isinstance(array, np.ndarray):
             return self._backend.to_device(array)
         if id(array) not in self._moved:
@@ -87,7 +87,7 @@ def get_backend(device: str) -> Backend:
 def open_on_device(device: str, host: tuple[str, str], gpu: tuple[str, str]) -> Any:
     """Return an object of the CPU's class, or of the GPU's class around its backend.
 
-    Classes are given by module and name, so that only the one that is used is imported; called on
+    Classes are given by module and name, so that only the class that is used is imported; called on
     the worker.
     """
     backend = get_backend(device)
@@ -95,17 +95,17 @@ def open_on_device(device: str, host: tuple[str, str], gpu: tuple[str, str]) -> 
 
 
 def gpu_problem() -> str | None:
-    """Return the reason that this process cannot use a GPU, with the remedy, or None."""
+    """Return the reason why this process cannot use a GPU, with the remedy, or None."""
     problem: str | None = _import_class(*BACKENDS["gpu"]).problem()
     return problem
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of features that are stored as one of `STORED`."""
+    """Return NumPy's dtype for features that are stored as one of `STORED`."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
-        # NumPy has none; this one is CuPy's too.
+        # NumPy has no bfloat16; this one is CuPy's too.
         ml_dtypes = import_module("ml_dtypes")
     except ImportError as error:
         raise DeviceUnavailableError(
@@ -118,5 +118,5 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 @functools.cache
 def _import_class(module: str, name: str) -> Any:
-    """Return a class of a module, which is imported now."""
+    """Import a module now, and return one of its classes."""
     return getattr(import_module(module), name)

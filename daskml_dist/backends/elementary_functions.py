@@ -1,10 +1,10 @@
 """Elementary functions for compiled loops: exp, log, and the log loss of a margin.
 
-`log_loss` and `curvature` are made so that LLVM makes vectors of the loops around them.
-`exponential` and `logarithm` are made of additions, multiplications and a division alone, which
-IEEE 754 fixes: they have the same bits on every machine, which those of math libraries and NumPy
-have not, with errors below two units of the last place. The CUDA kernels of trees and forests
-repeat their operations in the same order.
+`log_loss` and `curvature` are written so that LLVM vectorises the loops around them. `exponential`
+and `logarithm` use only additions, multiplications and a division, which IEEE 754 defines exactly:
+unlike the functions of math libraries and NumPy they have the same bits on every machine, with
+errors below two units in the last place. The CUDA kernels of trees and forests repeat their
+operations in the same order.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
-#: log(2); and log(2) in two parts (Cody and Waite), of which the first ends in so many zero bits
-#: that its product with any whole number of 11 bits is exact, as an exponent's is.
+#: log(2); and log(2) in two parts (Cody and Waite). The first part ends in enough zero bits that
+#: its product with any 11-bit integer, such as an exponent, is exact.
 LOG_2 = 0.6931471805599453
 _LOG_2, _LOG_2_REST = 0.693147180369123816490, 1.90821492927058770002e-10
 #: Bits of sqrt(1/2) as an integer: mantissas are reduced to [sqrt(1/2), sqrt(2)), so that their
-#: logarithm lies around 0.
+#: logarithm is near 0.
 _ROOT_HALF = int(np.array(0.7071067811865476).view(np.int64))
 #: Coefficients 2 / (2 k + 1) of the powers of s**2 in the series of log(1 + f), s = f / (2 + f).
 _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9, _L10 = (2.0 / (2 * k + 1) for k in range(1, 11))
@@ -41,14 +41,14 @@ _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9, _L10 = (2.0 / (2 * k + 1) for k in 
 @compiled_inside(error_model="numpy")
 def logarithm(x: Any) -> float:
     """Return ``log(x)`` of a positive normal float64."""
-    # x is 2**power times a number from the root of a half on, whose bits are what is left.
+    # x is 2**power times a number that is at least sqrt(1/2), whose bits remain.
     bits = np.float64(x).view(np.int64)
     power = (bits - _ROOT_HALF) >> 52
     f = np.int64(bits - (power << 52)).view(np.float64) - 1.0
     # log(1 + f) = 2 atanh(f / (2 + f)), an odd series in s.
     s = f / (2.0 + f)
     z = s * s
-    # The even and the odd terms side by side: a processor makes both at once.
+    # The even and the odd terms separately: a processor computes both in parallel.
     w = z * z
     odd = ((((_L9 * w + _L7) * w + _L5) * w + _L3) * w + _L1) * z
     even = ((((_L10 * w + _L8) * w + _L6) * w + _L4) * w + _L2) * w
@@ -59,18 +59,18 @@ def logarithm(x: Any) -> float:
 
 _exact = compiled_entry()
 
-#: Numbers of a tile: three arrays of 8 KiB stay in the L1 cache between the passes over them.
+#: Numbers of a tile: three arrays of 8 KiB stay in the L1 cache between passes over them.
 _TILE_NUMBERS = 1024
-#: Numbers up to which NumPy's operations take some 50 microseconds, which is not worth compiling
-#: the loop for most of a second in the first fit on a machine.
+#: Up to this many numbers NumPy's operations take about 50 microseconds: compiling the loop, which
+#: takes most of a second in the first fit on a machine, is not worth it.
 _MAX_NUMBERS_IN_NUMPY = 1 << 10
-#: log2(e) = 1 / log(2): x times it, rounded, is the power of two nearest to exp(x).
+#: log2(e) = 1 / log(2): rounding x times it gives the power of two nearest to exp(x).
 _LOG2_E = 1.4426950408889634
-#: Adding it rounds a float64 to a whole number, which the lowest bits then hold.
+#: Adding it rounds a float64 to an integer, which is then in the lowest bits.
 _SHIFT = 1.5 * 2.0**52
 _SHIFT_BITS = int(np.array(_SHIFT).view(np.int64))
-#: Arguments below and above which exp is 0 and infinite in float64: clipped there, so that the
-#: power of two fits in the bits of two exponents.
+#: Arguments below and above which exp is 0 or infinite in float64: clipped there, so that the power
+#: of two can be split into two exponents.
 _MIN_POWER, _MAX_POWER = -746.0, 710.0
 #: Taylor coefficients 1 / n! of exp; those of lower degree are 1/2, 1 and 1.
 (_C13, _C12, _C11, _C10, _C9, _C8, _C7, _C6, _C5, _C4, _C3) = (
@@ -89,10 +89,8 @@ def exponential(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _exponentiate_few(x: NDArray[np.float64]) -> None:
-    """Make ``exp(x)`` in place by NumPy, which rounds each operation as `exponentiate_in_place`
-    does.
-    """
-    # What is not a number stays so, whatever its powers are; the largest powers are infinite.
+    """Compute ``exp(x)`` in place by NumPy, with the same roundings as `exponentiate_in_place`."""
+    # NaN stays NaN, whatever the power; the largest powers are infinite.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         np.minimum(np.maximum(x, _MIN_POWER, out=x), _MAX_POWER, out=x)
         shifted = x * _LOG2_E + _SHIFT
@@ -110,7 +108,7 @@ def _exponentiate_few(x: NDArray[np.float64]) -> None:
 
 @_exact
 def exponentiate_in_place(x: Any) -> None:
-    """Make ``exp(x)`` of numbers, of shape (n,), in their place."""
+    """Compute ``exp(x)`` of numbers, of shape (n,), in place."""
     shifted = np.empty(_TILE_NUMBERS)
     first, second = np.empty(_TILE_NUMBERS), np.empty(_TILE_NUMBERS)
     for start in range(0, len(x), _TILE_NUMBERS):
@@ -140,10 +138,10 @@ def exponentiate_in_place(x: Any) -> None:
             part[i] = total * first[i] * second[i]
 
 
-# Only contraction to fused multiply-adds: the error terms below depend on the order of operations,
-# which reassociation would change.
+# Only contraction to fused multiply-adds is allowed: the error terms below depend on the order of
+# operations, which reassociation would change.
 CONTRACTED: Any = {"fastmath": {"contract"}, "error_model": "numpy"}
-# LLVM inlines these: where numba does (inline="always"), it takes several times as long.
+# LLVM inlines these: inlining by numba (inline="always") takes several times as long.
 _INLINED: Any = {"forceinline": True, **CONTRACTED}
 _inlined = compiled_inside(**_INLINED)
 
@@ -154,7 +152,7 @@ _i4, _i8 = np.int32, np.int64
 
 @_inlined
 def _exp_float32(x: Any) -> Any:
-    """Return ``exp(x)`` of x <= 0: a power of two times a Taylor polynomial of degree 7."""
+    """Return ``exp(x)`` for x <= 0: a power of two times a Taylor polynomial of degree 7."""
     x = _f4(-87) if x < _f4(-87) else x  # NaN stays NaN
     # Adding 1.5 * 2**23 leaves the nearest integer in the last bits.
     shifted = x * _f4(1.4426950408889634) + _f4(12582912)
@@ -169,7 +167,7 @@ def _exp_float32(x: Any) -> Any:
 
 @_inlined
 def _exp_float64(x: Any) -> Any:
-    """Return ``exp(x)`` of x <= 0, as `_exp_float32` does, by a polynomial of degree 13."""
+    """Return ``exp(x)`` for x <= 0, as `_exp_float32`, by a polynomial of degree 13."""
     x = -708.0 if x < -708.0 else x
     shifted = x * 1.4426950408889634 + 6755399441055744.0
     k = shifted - 6755399441055744.0
@@ -183,7 +181,7 @@ def _exp_float64(x: Any) -> Any:
 
 @_inlined
 def _log1p_float32(e: Any) -> Any:
-    """Return ``log(1 + e)`` of 0 <= e <= 1: the series of ``2 atanh(e / (2 + e))``."""
+    """Return ``log(1 + e)`` for 0 <= e <= 1: the series of ``2 atanh(e / (2 + e))``."""
     s = e / (_f4(2) + e)
     q = s * s
     p = ((_f4(1 / 15) * q + _f4(1 / 13)) * q + _f4(1 / 11)) * q + _f4(1 / 9)
@@ -193,7 +191,7 @@ def _log1p_float32(e: Any) -> Any:
 
 @_inlined
 def _log1p_float64(e: Any) -> Any:
-    """Return ``log(1 + e)`` of 0 <= e <= 1: 17 terms of the series of `_log1p_float32`."""
+    """Return ``log(1 + e)`` for 0 <= e <= 1: 17 terms of the series of `_log1p_float32`."""
     s = e / (2.0 + e)
     q = s * s
     p = (((1 / 33 * q + 1 / 31) * q + 1 / 29) * q + 1 / 27) * q + 1 / 25
@@ -259,5 +257,5 @@ def _choose_curvature(margin: Any) -> Any:
     return _curvature_float32 if margin == types.float32 else _curvature_float64
 
 
-#: By the loss's kernel, functions that take the place of an `evaluate_row` without a vector form.
+#: Functions that replace an `evaluate_row` without a vectorised form, by the loss's kernel.
 ROW_LOSSES: dict[str | None, Any] = {"log_loss": _evaluate_log_loss_of_row}

@@ -1,4 +1,4 @@
-"""Compiled loops over sparse rows of ids: their weights, products of pairs, vectors of fields.
+"""Compiled loops over sparse rows of ids: weights, products of pairs, vectors of fields.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from daskml_dist.backends.compiled import compiled_entry
 
-#: Sums over an id's vector may be added in any order, which vector instructions need.
+#: Sums over an id's vector may be reordered, which vector instructions need.
 _compiled = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 
@@ -17,7 +17,7 @@ _compiled = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 def predict_rows(
     indptr: Any, place: Any, data: Any, w: Any, pairs: Any, raw: Any, sums: Any
 ) -> None:
-    """Write the raw prediction of each row, and the sums of its vectors (Rendle 2010, equation 5).
+    """Write each row's raw prediction, and the sums of its vectors (Rendle 2010, equation 5).
 
     Parameters
     ----------
@@ -54,18 +54,19 @@ def add_row_gradients(
     indptr: Any, place: Any, data: Any, w: Any, pairs: Any, sums: Any, slope: Any, weight: Any,
     alpha: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Add the gradient of the rows' losses, and of the penalty of what each row touches.
+    """Add the gradient of the rows' losses, and of the penalty of parameters that each row uses.
 
     Parameters
     ----------
     indptr, place, data, w, pairs, sums
-        As for `predict_rows`, which has written `sums`.
+        As in `predict_rows`, which has written `sums`.
     slope : (n,) floats
         Derivative of each row's weighted loss by its raw prediction.
     weight : (n,) floats
-        Of the rows, for the penalty; empty: all are 1.
+        Weights of the rows, for the penalty; empty: all are 1.
     alpha : float
-        Each row adds ``alpha / 2`` times the squares of what it touches, less the intercept.
+        Each row adds ``alpha / 2`` times the squares of the parameters that it uses, except the
+        intercept.
     out : array like `w`
     """
     number, rank, last = w.dtype.type, w.shape[1] - 1, len(w) - 1
@@ -106,7 +107,7 @@ def pool_fields(indptr: Any, place: Any, field: Any, data: Any, w: Any, pooled: 
 def add_pooled_gradients(
     indptr: Any, place: Any, field: Any, data: Any, slope: Any, out: Any
 ) -> None:
-    """Add the gradient of what `pool_fields` has pooled, given that of `pooled` as `slope`."""
+    """Add the gradient of the vectors that `pool_fields` pooled, given that of `pooled`."""
     rank = out.shape[1] - 1
     for i in range(len(slope)):
         for k in range(indptr[i], indptr[i + 1]):
@@ -139,7 +140,7 @@ def predict_field_pairs(
             total += row[0] * x
             at = 1 + rank * field[k]
             for m in range(indptr[i], k):
-                # The vector that each has for the other's field (Juan et al. 2016, equation 4).
+                # The vector of each id for the other's field (Juan et al. 2016, equation 4).
                 other, own = w[place[m]], 1 + rank * field[m]
                 product = number(0)
                 for f in range(rank):
@@ -153,16 +154,16 @@ def add_field_pair_gradients(
     indptr: Any, place: Any, field: Any, data: Any, w: Any, rank: Any, slope: Any, weight: Any,
     alpha: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Add the gradient of the rows' losses, and of the penalty of the ids that each row touches.
+    """Add the gradient of the rows' losses, and of the penalty of the ids that each row uses.
 
     Parameters
     ----------
     indptr, place, field, data, w, rank
-        As for `predict_field_pairs`.
+        As in `predict_field_pairs`.
     slope : (n,) floats
         Derivative of each row's weighted loss by its raw prediction.
     weight : (n,) floats
-        Of the rows, for the penalty; empty: all are 1.
+        Weights of the rows, for the penalty; empty: all are 1.
     alpha : float
         Each row adds ``alpha / 2`` times the squares of the weights and of all vectors of its ids.
     out : array like `w`

@@ -1,9 +1,9 @@
-"""Functions of one entry of some arrays: as functions of whole arrays, without a compiler.
+"""Functions of one entry of arrays, applied to whole arrays without a compiler.
 
 A step of an optimizer is written once, for entry ``k`` (`Optimizer.elementwise_update`).
-`compiled.py` makes a loop of it; here the same lines are run with ``k = ...`` and an array library
-in the place of `math`. Both make the same operations on each entry in the same order, so their
-results are equal to the last bit.
+`compiled.py` compiles it into a loop; this module runs the same code with ``k = ...`` and an array
+library in place of `math`. Both apply the same operations to each entry in the same order, so their
+results have the same bits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-#: Names in array libraries of Python's built-in functions.
+#: Names in array libraries for Python's built-in functions.
 _ARRAY_FUNCTIONS = {"abs": "abs", "max": "maximum", "min": "minimum"}
 
 
 def where(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one` where the condition holds, else `other`: a branch that arrays can
-    take as well.
-    """
+    """Return `one` if the condition holds, else `other`: a branch that also works on arrays."""
     return one if condition else other
 
 
@@ -37,7 +35,7 @@ def find_helpers(function: Callable[..., Any]) -> dict[str, Any]:
 
 @cache
 def lift_to_arrays(function: Callable[..., Any], xp: Any) -> Any:
-    """Return a function of single entries as one of arrays."""
+    """Convert a function of single entries to a function of arrays."""
     own: Any = function
     names = own.__globals__
     # The same code object with other globals: helpers of the package are lifted too, `math` and its

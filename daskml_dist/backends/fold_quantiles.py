@@ -1,4 +1,4 @@
-"""Compiled selection among sorted arrays that each row shifts and scales in its own way.
+"""Compiled selection among sorted arrays, each shifted and scaled separately for every row.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -19,7 +19,7 @@ _inside = compiled_inside(error_model="numpy")
 def select_shifted(
     centers: Any, units: Any, values: Any, reached: Any, starts: Any, asked: float, out: Any
 ) -> None:
-    """Write the least of a row's elements up to which the weight that is asked for lies.
+    """Write the smallest of a row's elements whose cumulative weight reaches the requested weight.
 
     The elements of a row are ``centers[i, k] + units[i, k] * v`` for the values v of each array k.
 
@@ -28,21 +28,21 @@ def select_shifted(
     centers, units : ndarray of float64 of shape (n, n_arrays)
         Units are positive.
     values : ndarray of float64 of shape (n_values,)
-        Sorted arrays, one behind the other.
+        Sorted arrays, concatenated.
     reached : ndarray of float64 of shape (n_values,)
-        Weight up to each value in its array.
+        Cumulative weight of each value within its array.
     starts : ndarray of int64 of shape (n_arrays + 1,)
-        First value of each array.
+        First value of each array, and the end.
     asked : float
     out : ndarray of float64 of shape (n,)
-        Infinity where all weight is less.
+        Infinity if the total weight is smaller.
     """
     n_arrays = len(starts) - 1
     low, high = np.empty(n_arrays, np.int64), np.empty(n_arrays, np.int64)
     middle = np.empty(n_arrays, np.int64)
     for i in range(len(out)):
-        # Elements before `low` are less than the answer, elements from `high` on are no better
-        # than the best one so far. The middle of the widest range halves it in each turn.
+        # Elements before `low` are below the answer; elements from `high` on are not better than
+        # the best so far. The middle of the widest range halves it in each iteration.
         for k in range(n_arrays):
             low[k], high[k] = starts[k], starts[k + 1]
         best = np.inf

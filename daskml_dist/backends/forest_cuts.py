@@ -1,7 +1,8 @@
-"""Compiled criteria and cuts of forests: where a node is best split by a feature.
+"""Compiled criteria and cuts of forests: the best split of a node by a feature.
 
-By sums of a histogram (Gini, entropy, squared error, Poisson), or by medians, which a Fenwick tree
-over the sorted targets keeps (absolute error). The CUDA kernels repeat the criteria's operations.
+By sums in a histogram (Gini, entropy, squared error, Poisson), or by medians, maintained in a
+Fenwick tree over the sorted targets (absolute error). The CUDA kernels repeat the criteria's
+operations.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -18,27 +19,27 @@ from daskml_dist.backends.forest_kernels import draw_next_feature, hash_number, 
 
 _inside = compiled_inside(error_model="numpy")
 
-#: Numbers of the criteria; from `SQUARED` on they are of regression.
+#: Numbers of the criteria; from `SQUARED` on they are for regression.
 GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 
 @_inside
 def node_worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
-    """Return a node's weight times a constant less its impurity: the larger, the purer."""
-    # Maximising the children's sum of these is minimising their weighted impurity: the constant is
-    # the same for all cuts of a node.
+    """Return a node's weight times (a constant minus its impurity): larger is purer."""
+    # Maximising the sum of these over the children minimises their weighted impurity: the constant
+    # is the same for all cuts of a node.
     weight = np.float64(total >> bits)
     found = 0.0
     if kind == SQUARED:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
-            # Squared error: the sum of squares less this is the error about the mean.
+            # Squared error: the sum of squares minus this is the error about the mean.
             found += s * s / weight
         return found
     if kind == POISSON:
         for k in range(1, len(sums)):
             s = np.float64(sums[k])
-            # Half Poisson deviance, but for what does not depend on the cut.
+            # Half the Poisson deviance, without terms that do not depend on the cut.
             found += s * logarithm(s / weight) if s > 0 else -np.inf
         return found
     if kind == GINI:
@@ -57,24 +58,24 @@ def node_worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
 
 @_inside
 def node_answer(kind: Any, sums: Any, total: Any, bits: Any) -> float:
-    """Answer of a node, as monotonic constraints compare it.
+    """Return the value of a node that monotonic constraints compare.
 
-    The mean of a regression, or the share of the second class.
+    The mean for regression, or the share of the second class.
     """
-    # Of classes the share of the second one: constraints are for two classes.
+    # For classes, the share of the second one: constraints require two classes.
     s = np.float64(sums[1]) if kind >= SQUARED else np.float64(sums[1] >> bits)
     return s / np.float64(total >> bits)
 
 
 @_inside
 def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
-    """Write the bits of a node's medians, and of its sum of absolute errors, to its sums.
+    """Write the bits of a node's medians, and of its sum of absolute errors, into its sums.
 
     Parameters
     ----------
     facts : ndarray of int64
     scale : float
-        Of the targets.
+        Scale of the targets.
     lines : ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_outputs + 3,)
     """
@@ -86,8 +87,8 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     orders, ranks, sorted_values = _sort_all_targets(lines, n_outputs)
     for k in range(n_outputs):
         order, rank, values = orders[k], ranks[k], sorted_values[k]
-        # Rows are added to a Fenwick tree in the order of their targets, of weights and weighted
-        # targets: prefix sums then tell the median and the error about it.
+        # Rows are added to a Fenwick tree in the order of their targets, with weights and weighted
+        # targets: prefix sums then give the median and the error about it.
         counts[:] = 0
         whole, total = np.int64(0), np.int64(0)
         for q in range(n):
@@ -99,7 +100,7 @@ def write_node_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
             facts, scale, lines, counts, order, values, k, whole, total
         )
         found += error
-        # Sums are int64; a median travels among them by its bits.
+        # Sums are int64; a median is stored among them by its bits.
         real[0] = median
         sums[1 + k] = real.view(np.int64)[0]
     real[0] = found
@@ -111,10 +112,9 @@ def find_median_split(
     facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
     features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
 ) -> tuple[int, float]:  # fmt: skip
-    """Find the feature of a node's best split (-1: none); return it and minus the children's
-    errors.
+    """Find the feature of a node's best split (-1: none); return it and minus its errors.
 
-    See `forest_grow.grow_tree` for the parameters; `medians`, of shape (2,), become those of the
+    See `forest_grow.grow_tree` for the parameters; `medians`, of shape (2,), is set to those of the
     children.
     """
     n, missing, d, m = len(lines), facts[MISSING], facts[N_FEATURES], facts[FEATURES]
@@ -123,11 +123,11 @@ def find_median_split(
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
     work = np.zeros((2, n + 1), np.int64), np.zeros((2, 2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
-    # `m` features are tried; more while none of them varies in the node, as scikit-learn does.
+    # `m` features are tried; more if none of them varies in the node, as in scikit-learn.
     while tried < d and (tried < m or not spreads):
         j = draw_next_feature(path, tried, features, swaps)
         tried += 1
-        # Rows of each bin.
+        # Number of rows in each bin.
         seen[:] = 0
         for q in range(n):
             seen[rows[lines[q, 0], j], 0] += 1
@@ -138,7 +138,7 @@ def find_median_split(
         spreads = True
         _sort_lines_by_bin(rows, lines, j, places, n_places, missing, seen, ends, sequence)
         sides, first, last, at = (0, 2 if n_missing else 1), 0, n_places, np.nan
-        # Extremely randomised trees judge the one cut that is drawn, with missing values on a drawn
+        # Extremely randomised trees evaluate only the drawn cut, with missing values on a drawn
         # side.
         if facts[ANYWHERE]:
             draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
@@ -147,7 +147,7 @@ def find_median_split(
             sides, last = (1, 2) if left else (0, 1), first + 1
         for side in range(*sides):
             _measure_both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
-            # Missing values alone may be on the right.
+            # The right side may have only missing values.
             end = min(last, n_places if n_missing and side == 0 else n_places - 1)
             value, c = _choose_best_cut(facts, work, total, first, end, signs[j], bounds)
             if value > best:
@@ -156,7 +156,8 @@ def find_median_split(
                 found[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = at
                 medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
-    # The list of features goes back to its order, so that the next node's draws are its own.
+    # Restore the order of the list of features, so that the next node's draws do not depend on this
+    # node.
     for q in range(tried - 1, -1, -1):
         undo_feature_draw(features, q, swaps)
     return best_feature, best
@@ -167,9 +168,9 @@ def _measure_both_sides(
     facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
     side: Any, work: Any,
 ) -> None:  # fmt: skip
-    """Write errors and medians of both sides of each cut of a feature, and what lies left, packed.
+    """Write errors and medians of both sides of each cut, and the packed sums of the left side.
 
-    Left of a cut come the bins up to it, and missing values on their side.
+    The left side of a cut has the bins up to it, and missing values if they are on that side.
     """
     orders, ranks, values = targets
     counts, (errors, medians), packed = work
@@ -225,13 +226,13 @@ def _sort_all_targets(lines: Any, n_outputs: Any) -> Any:
 
 @_inside
 def _sort_targets(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any) -> None:
-    """Write the order of the lines by a target, the place of each in it, and sorted targets."""
+    """Write the order of the lines by a target, each line's rank, and the sorted targets."""
     targets = lines[:, 3 + n_outputs + k].copy().view(np.float64)
     n, width = len(targets), 1
     for q in range(n):
         order[q] = q
-    # Merge sort from the bottom up, which keeps the order of equal targets. NumPy's own takes numba
-    # several times as long to compile.
+    # Merge sort from the bottom up, which keeps the order of equal targets. NumPy's own sort takes
+    # numba several times as long to compile.
     here, there = order, rank
     while width < n:
         for start in range(0, n, 2 * width):
@@ -260,8 +261,8 @@ def _sort_lines_by_bin(
     rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, seen: Any,
     ends: Any, sequence: Any,
 ) -> None:  # fmt: skip
-    """Write the lines sorted by bin, missing values last, and where each bin ends."""
-    # Counting sort; `seen` becomes the next place of each bin.
+    """Write the lines sorted by bin, missing values last, and the end of each bin."""
+    # Counting sort; `seen` becomes the next free position of each bin.
     ends[0] = 0
     for c in range(n_places):
         ends[c + 1] = ends[c] + seen[places[c], 0]
@@ -291,14 +292,14 @@ def _measure_one_side(
     ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
     medians: Any,
 ) -> None:  # fmt: skip
-    """Write medians, and add absolute errors, of what lies on one side of each cut.
+    """Write medians, and add absolute errors, for the rows on one side of each cut.
 
-    Its medians are written.
+    Medians are overwritten, errors are added to.
     """
     counts[:] = 0
     whole, total = np.int64(0), np.int64(0)
     for step in range(n_places + 1):
-        # The missing values come first, then the bins from this side's end.
+        # Missing values come first, then the bins from this side's end.
         c = n_places if step == 0 else (step - 1 if from_left else n_places - step)
         if step or with_missing:
             for q in range(ends[c], ends[c + 1]):
@@ -318,8 +319,8 @@ def _measure_one_side(
 
 @_inside
 def _add_to_fenwick_tree(counts: Any, rank: Any, weight: Any, value: Any) -> None:
-    """Add a row's weight and weighted target at its place in the order of targets."""
-    # Fenwick (1994): entry i holds the sum of the last `i & -i` places up to i.
+    """Add a row's weight and weighted target at its rank in the order of targets."""
+    # Fenwick (1994): entry i holds the sum of the last `i & -i` ranks up to i.
     at, n = rank + 1, counts.shape[1]
     while at < n:
         counts[0, at] += weight
@@ -340,27 +341,25 @@ def _median_and_error(
     total: Any,
 ) -> tuple[float, float]:
     """Return the median of the rows added so far, and the sum of their absolute errors, scaled."""
-    # The lower median is the first place whose prefix reaches half of the weight.
+    # The lower median is the first rank whose prefix sum reaches half of the weight.
     at, below, value = _search_fenwick_tree(counts, (whole + 1) // 2 - 1)
     line = order[at]
     below += lines[line, 1] >> facts[BITS]
     value += lines[line, 2 + k]
     median = values[at]
-    # Exactly half of the weight is below: the median is the mean of both neighbours.
+    # Exactly half of the weight is below: the median is the mean of the two neighbours.
     if 2 * below == whole:
         after = _search_fenwick_tree(counts, below)[0]
         median = median / 2 + values[after] / 2
     scaled = median * scale
-    # sum |t - m| = m (W_below - W_above) + T_above - T_below, from the prefix sums alone.
+    # sum |t - m| = m (W_below - W_above) + T_above - T_below, from prefix sums only.
     below_less_above = np.float64(2 * below - whole)
     return median, max(scaled * below_less_above + np.float64(total - 2 * value), 0.0)
 
 
 @_inside
 def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
-    """Find the last place up to which rows weigh at most `most`; return it, their weight and target
-    sum.
-    """
+    """Find the last rank with a cumulative weight of at most `most`; return it and its sums."""
     n = counts.shape[1] - 1
     step = 1
     # Binary descent from the largest power of two.
@@ -378,30 +377,28 @@ def _search_fenwick_tree(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     return at, below, value
 
 
-#: Where the facts of a fit are, in an array of int64: criterion, bits of counts, least rows and
-#: weight of a child, whether cuts are drawn, bin of missing values, features; features of a node at
-#: least, depth, rows of a node that is split; how many of the first sums add up to the rows, and
+#: Positions of a fit's settings in an array of int64: criterion, bits of counts, minimum rows and
+#: weight of a child, whether cuts are drawn, bin of missing values, features; minimum features of a
+#: node, depth, minimum rows of a node to split; how many of the first sums add up to the total, and
 #: outputs.
 KIND, BITS, LEAST_ROWS, LEAST_WEIGHT, ANYWHERE, MISSING, N_FEATURES = 0, 1, 2, 3, 4, 5, 6
 FEATURES, MAX_DEPTH, MIN_SPLIT, FIRST, OUTPUTS = 7, 8, 9, 10, 11
-#: Numbers that tell of a cut: last bin on the left, first on the right (-1: missing values alone),
+#: Numbers that describe a cut: last bin on the left, first on the right (-1: only missing values),
 #: whether missing values go left.
 FOUND = 3
 
 
 @_inside
 def draw_to_share(draw: Any) -> float:
-    """Return a draw of 64 bits as a number of [0, 1)."""
+    """Return a draw of 64 bits as a number in [0, 1)."""
     return np.float64(draw >> np.uint64(11)) * 2.0**-53
 
 
 @_inside
 def find_occupied_bins(hist: Any, missing: Any, places: Any) -> Any:
-    """Write the bins that hold rows, in order, without that of missing values; return their
-    number.
-    """
+    """Write the non-empty bins, in order, without that of missing values; return their number."""
     n = 0
-    # A bin holds rows where any of its sums is not zero.
+    # A bin is non-empty if any of its sums is not zero.
     for b in range(missing):
         for v in range(hist.shape[1]):
             if hist[b, v] != 0:
@@ -413,7 +410,7 @@ def find_occupied_bins(hist: Any, missing: Any, places: Any) -> Any:
 
 @_inside
 def has_missing_rows(hist: Any, missing: Any) -> Any:
-    """Return whether some rows miss a feature's value."""
+    """Return whether some rows have a missing value of a feature."""
     for v in range(hist.shape[1]):
         if hist[missing, v] != 0:
             return True
@@ -424,7 +421,7 @@ def has_missing_rows(hist: Any, missing: Any) -> Any:
 def _write_cut(
     places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
 ) -> None:
-    """Write the cut behind the k-th occupied bin, and the left child's sums."""
+    """Write the cut after the k-th non-empty bin, and the left child's sums."""
     found[0] = places[k]
     found[1] = places[k + 1] if k + 1 < n else -1
     found[2] = side
@@ -437,11 +434,9 @@ def _write_cut(
 def _children_allowed(
     facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
 ) -> Any:
-    """Return whether both children of a cut have enough rows and weight, and answer
-    within bounds.
-    """
+    """Return whether both children of a cut are large enough, and their values within bounds."""
     bits = facts[BITS]
-    # A packed number has rows in its lowest bits and weight above them.
+    # A packed number has the row count in its lowest bits and the weight above them.
     mask = (np.int64(1) << bits) - 1
     if (l_total & mask) < facts[LEAST_ROWS] or (r_total & mask) < facts[LEAST_ROWS]:
         return False
@@ -465,20 +460,20 @@ def find_best_cut(
 ) -> float:  # fmt: skip
     """Find a feature's best cut; return its children's worth if larger than `best`, else `best`.
 
-    Of equal ones the first counts: bins from below, missing values on the right first.
+    Ties go to the first cut: bins in ascending order, missing values on the right first.
 
     Parameters
     ----------
     facts : ndarray of int64
     hist : ndarray of int64 of shape (256, n_sums)
     places : ndarray of int64
-        The bins of values that hold rows, `n` of them.
+        The non-empty bins of values, `n` of them.
     sums : ndarray of int64 of shape (n_sums,)
-        Of the node; `total` is its weight and rows, packed.
+        Sums of the node; `total` is its weight and number of rows, packed.
     sign : int
-        Of a monotonic constraint.
+        Sign of a monotonic constraint.
     bounds : ndarray of float64 of shape (3,)
-        Of what children may answer; whether there are constraints at all.
+        Bounds of the children's values; whether there are constraints at all.
     found : ndarray of int64 of shape (3,)
     left_found : ndarray of int64 of shape (n_sums + 1,)
         Sums of the left child, and its packed total.
@@ -495,13 +490,13 @@ def find_best_cut(
         if side == 1:
             for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
-        # With missing values on the right the last cut has them alone there.
+        # With missing values on the right, the last cut has only them there.
         for k in range(n if there and side == 0 else n - 1):
             b = places[k]
             for v in range(n_sums):
                 left[v] += hist[b, v]
-                # The right child's sums are the node's less the left child's: whole numbers, so
-                # nothing is lost.
+                # The right child's sums are the node's minus the left child's: exact, since they
+                # are integers.
                 right[v] = sums[v] - left[v]
             for v in range(facts[FIRST]):
                 l_total += hist[b, v]
@@ -519,18 +514,19 @@ def find_best_cut(
 def draw_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
     """Draw a cut between the smallest and the largest value of a feature; see `judge_drawn_cut`.
 
-    The last of the bins that hold rows that goes left, and the threshold.
+    Return the last non-empty bin that goes left, and the threshold.
     """
     cut, at = 0, np.nan
     if n > 1:
-        # Uniform between the node's smallest and largest value, as far as bins tell them.
+        # Uniform between the node's smallest and largest value, as far as bins determine them.
         at = low[places[0]] + draw_to_share(draw) * (high[places[n - 1]] - low[places[0]])
         while cut + 1 < n - 1:
             b = places[cut + 1]
             if high[b] > at and not (low[b] + high[b]) / 2 <= at:
                 break
             cut += 1
-        # Inside a bin rows cannot be told apart: the threshold becomes the middle between two bins.
+        # Rows within a bin are indistinguishable: the threshold becomes the midpoint between two
+        # bins.
         if not (high[places[cut]] <= at < low[places[cut + 1]]):
             at = np.nan
     return cut, at
@@ -542,9 +538,9 @@ def judge_drawn_cut(
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,
     work: Any,
 ) -> float:  # fmt: skip
-    """Judge one cut drawn between a feature's smallest and largest value; see `find_best_cut`.
+    """Evaluate one cut drawn between a feature's smallest and largest value; see `find_best_cut`.
 
-    A bin in which the drawn value falls goes where more than half of it lies.
+    A bin that contains the drawn value goes to the side on which more than half of it lies.
 
     Parameters
     ----------
@@ -552,13 +548,13 @@ def judge_drawn_cut(
         Smallest and largest value of each bin.
     draw : uint64
     threshold : ndarray of float64 of shape (1,)
-        Where the drawn value goes; NaN where the cut is to lie between two bins.
+        Set to the drawn value; NaN if the cut is to be between two bins.
     """
     missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
     there = has_missing_rows(hist, missing)
     cut, at = draw_cut(low, high, places, n, draw)
-    # The lowest bit of the draw puts missing values on a side.
+    # The lowest bit of the draw selects the side of missing values.
     side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
     for v in range(n_sums):
         left[v] = hist[missing, v] * side

@@ -1,7 +1,7 @@
-"""Compiled growth of forests: a tree from a node on, and the steps of nodes level by level.
+"""Compiled growth of forests: a tree below a node, and the steps of level-wise growth.
 
-The work at a node follows its rows: where these are fewer than bins, only bins that hold some are
-looked at. Importing this module loads numba, so it is imported at first use.
+The work at a node is proportional to its rows: if there are fewer rows than bins, only non-empty
+bins are visited. Importing this module loads numba, so it is imported at first use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _exact = compiled_entry()
 
 @_exact
 def write_splittable(facts: Any, tree: Any, sums: Any, reach: Any, depth: Any, out: Any) -> None:
-    """Write of each node whether it is neither too deep, nor too small, nor pure.
+    """Write for each node whether it is neither too deep, nor too small, nor pure.
 
     Parameters
     ----------
@@ -70,18 +70,18 @@ def settle_splits(
     facts: Any, least: Any, tree: Any, sums: Any, best: Any, worths: Any, signs: Any, bounds: Any,
     paths: Any, gain: Any, of_children: Any, ways: Any,
 ) -> None:  # fmt: skip
-    """Write each split's gain, and the bounds and ways of its children.
+    """Write each split's gain, and the bounds and path hashes of its children.
 
     Parameters
     ----------
     least : ndarray of float64 of shape (n_trees,)
-        What a split must gain at least.
+        Minimum gain of a split.
     best : ndarray of int64 of shape (n, .)
-        As `forests.ForestDevice.choose_best_cuts` tells; `worths` are the numbers of its second
-        column.
+        As returned by `forests.ForestDevice.choose_best_cuts`; `worths` are the numbers in its
+        second column.
     bounds : ndarray of float64 of shape (n, 3)
     gain : ndarray of float64 of shape (n,)
-        -1 where a node is not split.
+        -1 if a node is not split.
     of_children : ndarray of float64 of shape (n, 2, 3)
     ways : ndarray of uint64 of shape (n, 2)
     """
@@ -92,7 +92,7 @@ def settle_splits(
         gain[q] = -1.0
         if j < 0:
             continue
-        # Gain: what the children are worth more than the node.
+        # Gain: the children's worth minus the node's.
         before = node_worth(own[KIND], sums[q, :n_sums], sums[q, n_sums], own[BITS])
         # Rounding may make it slightly negative.
         more = max(worths[q] - before, 0.0)
@@ -110,10 +110,10 @@ def settle_splits(
 
 @_exact
 def draw_node_features(paths: Any, first: Any, last: Any, d: Any, out: Any) -> None:
-    """Write the features that nodes draw, of numbers `first` to `last`."""
+    """Write the features that nodes draw, from draw `first` to `last`."""
     features, swaps = np.arange(d), np.zeros(d, np.int64)
     for q in range(len(paths)):
-        # Draws before `first` are made again, since each depends on the ones before.
+        # Draws before `first` are repeated, since each depends on the earlier ones.
         for k in range(last):
             j = draw_next_feature(paths[q], k, features, swaps)
             if k >= first:
@@ -126,7 +126,7 @@ def draw_node_features(paths: Any, first: Any, last: Any, d: Any, out: Any) -> N
 def add_job_histograms(
     rows: Any, lines: Any, starts: Any, stops: Any, features: Any, hist: Any
 ) -> None:
-    """Add the histograms of some features of each of some nodes to theirs."""
+    """Add the histograms of some features of each of some nodes."""
     for q in range(len(features)):
         for k in range(features.shape[1]):
             add_lines(rows, lines[starts[q] : stops[q]], features[q, k], hist[q, k])
@@ -134,7 +134,7 @@ def add_job_histograms(
 
 @_exact
 def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) -> None:
-    """Write the feature of each node's best cut (-1: there is none), and what is told of it.
+    """Write the feature of each node's best cut (-1: none), and the facts of the cut.
 
     See `forests.ForestDevice.choose_best_cuts`.
     """
@@ -143,7 +143,7 @@ def choose_best_cuts(told: Any, worths: Any, features: Any, one: Any, out: Any) 
         out[q, 0] = -1
         best, varies, which = -np.inf, False, -1
         for k in range(told.shape[1]):
-            # Beyond the features that a node must draw (`one`) only the first that varies counts.
+            # Beyond the features that a node must draw (`one`), only the first that varies counts.
             if told[q, k, 2] == 0 or (one and varies):
                 continue
             varies = True
@@ -161,7 +161,7 @@ def find_job_cuts(
     facts: Any, hist: Any, sums: Any, signs: Any, bounds: Any, low: Any, high: Any, paths: Any,
     features: Any, told: Any,
 ) -> None:  # fmt: skip
-    """Write what is told of the best cut of each job.
+    """Write the facts of the best cut of each job.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def find_job_cuts(
     real = np.zeros(2)
     for q in range(len(features)):
         missing, j = facts[q, MISSING], features[q]
-        # A feature of one bin, missing values included, cannot split the node.
+        # A feature with one bin, including missing values, cannot split the node.
         n = find_occupied_bins(hist[q], missing, places)
         there = False
         for v in range(n_sums):
@@ -191,7 +191,7 @@ def find_job_cuts(
                 facts[q], hist[q], places, n, sums[q], signs[j], bounds[q], low, high, paths[q], j,
                 -np.inf, found, left, at, work,
             )  # fmt: skip
-            # Worth and threshold travel as bits in an array of whole numbers.
+            # Worth and threshold are stored by their bits in an array of integers.
             real[1] = at[0]
             copy_values(told[q, 3:6], found)
             copy_values(told[q, 6:], left)
@@ -200,11 +200,11 @@ def find_job_cuts(
 
 _inside = compiled_inside(error_model="numpy")
 
-#: Rows of a node below which only bins that hold rows are searched for a cut, found by a bit for
+#: Below this many rows in a node, only non-empty bins are searched for a cut, found by a bit for
 #: each of the 256 bins.
 _MAX_SPARSE_ROWS = 192
-#: Position k of the only bit of 2**k, by the highest six bits of 2**k times a De Bruijn number: all
-#: 64 products have different ones (Leiserson, Prokop and Randall 1998).
+#: Position k of the only bit of 2**k, from the highest six bits of 2**k times a De Bruijn number:
+#: they differ for all 64 products (Leiserson, Prokop and Randall 1998).
 _LOWEST_BIT_TABLE = np.zeros(64, np.int64)
 _LOWEST_BIT_TABLE[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
 
@@ -219,8 +219,8 @@ def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
         return False
     if w < 2 * facts[LEAST_WEIGHT] or w == 0:
         return False
-    # Pure: of regression where smallest and largest target agree, of classes where one has all
-    # weight.
+    # Pure: in regression, smallest and largest target are equal; in classification, one class has
+    # all weight.
     if facts[KIND] >= SQUARED:
         for k in range(facts[OUTPUTS]):
             if -reach[2 * k] != reach[2 * k + 1]:
@@ -234,14 +234,14 @@ def is_splittable(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
 
 @_inside
 def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
-    """Make a small node's histogram and list of occupied bins at the price of its rows alone."""
+    """Make a small node's histogram and list of non-empty bins at a cost of only its rows."""
     seen = np.zeros(4, np.uint64)
     one = np.uint64(1)
     width = lines.shape[1]
     for q in range(len(lines)):
         at = lines[q, 0]
         b = np.int64(rows[at & 0xFFFFFFFF, feature])
-        # Occupied bins are noted as bits, so that none of the 256 is looked at in vain.
+        # Non-empty bins are marked by bits, so that empty ones of the 256 are skipped.
         seen[b >> 6] |= one << np.uint64(b & 63)
         if width == 2:
             hist[b, at >> 32] += lines[q, 1]
@@ -254,7 +254,7 @@ def _add_few_rows(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, m
     for k in range(4):
         word = seen[k]
         while word:
-            # The lowest bit that is set; a De Bruijn multiplication gives its position.
+            # The lowest set bit; a De Bruijn multiplication gives its position.
             low = word & (~word + one)
             b = (
                 64 * k
@@ -279,7 +279,8 @@ def find_cut(
     n_sums = len(sums) - 2
     own, total = sums[:n_sums], sums[n_sums]
     if facts[ANYWHERE]:
-        # A node's draw for a feature follows from its path: the same on any trainer or device.
+        # A node's draw for a feature depends only on its path: it is the same on any trainer or
+        # device.
         draw = hash_number(hash_number(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(feature))
         return judge_drawn_cut(
             facts, hist, places, n, own, total, sign, bounds, low[feature], high[feature], draw,
@@ -299,15 +300,15 @@ def _find_split(
 ) -> tuple[int, float]:  # fmt: skip
     """Find the feature of a node's best split (-1: none); return it and the children's worth.
 
-    Of equal splits that of the feature which the node drew first counts: nodes of few rows have
-    many, and a fixed order would favour some features.
+    Of equal splits, the one by the feature drawn first is chosen: nodes with few rows have many
+    ties, and a fixed order would favour some features.
     """
     missing, d, m = facts[MISSING], facts[N_FEATURES], facts[FEATURES]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
     while k < d and (k < m or not spreads):
         j = draw_next_feature(path, k, features, swaps)
         k += 1
-        # A small node's cost follows its rows, a large one's its bins.
+        # The cost of a small node is proportional to its rows, that of a large one to its bins.
         if len(lines) < _MAX_SPARSE_ROWS:
             n = _add_few_rows(rows, lines, j, hist, places, missing)
         else:
@@ -326,7 +327,7 @@ def _find_split(
             hist[missing, v] = 0
             for q in range(n):
                 hist[places[q], v] = 0
-    # In their order again, so that what a node draws is its own.
+    # Restore the order of the features, so that each node's draws are independent.
     for q in range(k - 1, -1, -1):
         undo_feature_draw(features, q, swaps)
     return best_feature, best
@@ -340,38 +341,37 @@ def grow_tree(
     paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, found: Any,
     of_left: Any, reach: Any, own: Any, at: Any, medians: Any,
 ) -> Any:  # fmt: skip
-    """Grow a tree from a node; return its number of nodes.
+    """Grow a tree below a node; return its number of nodes.
 
     Parameters
     ----------
     facts : ndarray of int64
-        Of the fit; see `forest_cuts`.
+        Settings of the fit; see `forest_cuts`.
     scale : float or None
-        Of targets, where splits are by medians. Numba then compiles these, and else does not.
+        Scale of the targets, if splits are by medians; numba compiles the median code only then.
     least_gain : float
-        What a split must gain at least, in units of worth.
+        Minimum gain of a split, in units of worth.
     rows : ndarray of uint8 of shape (n_rows, width)
     lines, spare : ndarray of int64 of shape (n, n_line)
     path : uint64
-        Number of the way to the node.
+        Hash of the path to the node.
     depth : int
     bounds : ndarray of float64 of shape (3,)
     signs : ndarray of int8 of shape (n_features,)
     low, high : ndarray of float64 of shape (n_features, 256)
-        Smallest and largest value of each bin (where cuts are drawn).
+        Smallest and largest value of each bin (if cuts are drawn).
     feature, left, depths : ndarray of int32 of shape (2n - 1,)
     cut : ndarray of int64 of shape (2n - 1, 3)
     threshold, gain : ndarray of float64 of shape (2n - 1,)
     sums : ndarray of int64 of shape (2n - 1, n_sums + 2)
     between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
-        Bounds of what nodes may answer; none without constraints.
+        Bounds of nodes' values; empty without constraints.
     stack, paths, hist, work, features, swaps, places, found, of_left, reach, own, at, medians
-        Scratch, as `make_growth_scratch` makes it: numba would compile each array that is made
-        here.
+        Scratch arrays from `make_growth_scratch`: numba would have to compile each array made here.
     """
-    # Depth first: the right child waits on the stack while the left one is split.
+    # Depth first: the right child is on the stack while the left one is split.
     n_sums, bits = sums.shape[1] - 2, facts[BITS]
-    # Nodes that wait: number, first line, last line.
+    # Nodes on the stack: number, first line, last line.
     _push_node(stack, paths, 0, 0, 0, len(lines), path)
     n_stack, n_nodes = 1, 1
     depths[0] = depth
@@ -391,7 +391,7 @@ def grow_tree(
         add_node_sums(some, sums[node], reach)
         if scale is not None:
             write_node_medians(facts, scale, some, sums[node])
-        # A leaf, unless it is split below; a leaf's left child is itself.
+        # A leaf, unless it is split below; a leaf is its own left child.
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
             own[0], own[1] = between[node, 0], between[node, 1]
@@ -402,7 +402,7 @@ def grow_tree(
                 facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
                 found, at, signs, own, medians,
             )  # fmt: skip
-            # The node's own absolute error, as `write_node_medians` left it.
+            # The node's absolute error, as written by `write_node_medians`.
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
             j, best = _find_split(
@@ -415,8 +415,7 @@ def grow_tree(
         more = max(best - before, 0.0)
         if more < least_gain:
             continue
-        # Lines of the left child come first, in their order, so that sums do not depend on the
-        # tree.
+        # Lines of the left child come first, in order, so that sums do not depend on the tree.
         n_left = partition_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
         feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
         cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
@@ -441,7 +440,7 @@ def grow_tree(
 def _push_node(
     stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any
 ) -> None:
-    """Push a node that waits to be split."""
+    """Push a node that is still to be split."""
     stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
     paths[at] = path
 
@@ -450,7 +449,7 @@ def _push_node(
 def bound_children(
     facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any
 ) -> None:
-    """Write the bounds of what two children may answer."""
+    """Write the bounds of the values of two children."""
     n_sums = len(sums) - 2
     for v in range(n_sums):
         work[0, v] = left[v]
@@ -462,14 +461,14 @@ def bound_children(
 
 @_inside
 def _write_child_bounds(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
-    """Write the bounds of two children that answer a and b."""
+    """Write the bounds of two children with the values a and b."""
     for side in range(2):
         children[side, 0], children[side, 1] = own[0], own[1]
     if sign == 0:
         return
-    # Monotonic constraints: neither child's descendants may pass the middle of both answers.
+    # Monotonic constraints: no descendant of a child may pass the mean of both values.
     half = (a + b) / 2
-    # Of a rising feature the left child stays below, the right one above.
+    # For a rising feature the left child stays below, the right one above.
     children[0 if sign > 0 else 1, 1] = half
     children[1 if sign > 0 else 0, 0] = half
 
@@ -478,7 +477,7 @@ def make_growth_scratch(
     facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
 ) -> tuple[NDArray[Any], ...]:
     """Return the scratch arrays that are the last arguments of `grow_tree`."""
-    # One node a level waits at most.
+    # At most one node per level is on the stack.
     n_waiting, d = min(n_lines, most_levels) + 2, int(facts[N_FEATURES])
     return (
         np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),

@@ -1,11 +1,11 @@
-"""Compiled loops of forests' rows: draws, histograms, sums and partitions of a node.
+"""Compiled loops over forests' rows: draws, histograms, sums and partitions of a node.
 
-A drawn row is a line of whole numbers: which row, its class, and what it adds to sums. Its first
-two are row and class (of the first output), and weight and count, packed. Lines of classes are of
-an even width: behind these are the sums that the classes of further outputs add to (-1: none).
-Those of regression are of an odd one: of each output the weighted target, then what impurity is
-made of, then the targets' bits.
-Importing this module loads numba, so it is imported at first use.
+A drawn row is a *line* of integers: the row, its class, and its contributions to sums. The first
+number packs row and class (of the first output), the second weight and count. Lines for
+classification have an even width: next are the sums to which the classes of further outputs are
+added (-1: none). Lines for regression have an odd width: the weighted target of each output, then
+the terms of the impurity, then the bits of the targets. Importing this module loads numba, so it is
+imported at first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_out_of_bag_answers(
     rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
     missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,
 ) -> None:  # fmt: skip
-    """Add the answers of trees to binned rows that they did not draw, tree by tree.
+    """Add the predictions of trees for binned rows that they did not draw, tree by tree.
 
     Parameters
     ----------
@@ -36,18 +36,18 @@ def add_out_of_bag_answers(
     table : ndarray of uint64
         See `forest_kernels.draw_tree_rows`.
     roots, feature, last, left, missing_left, value
-        Of the trees.
+        Arrays of the trees.
     missing : int
         Bin of missing values.
     sums : ndarray of float64 of shape (n, n_values)
     times : ndarray of int64 of shape (n,)
     """
-    # Rows by the tile, so that they stay cached while all trees go over them.
+    # Tiles of rows, which stay cached during the loop over all trees.
     for start in range(0, len(numbers), _ROWS_PER_TILE):
         for t in range(len(keys)):
             for i in range(start, min(start + _ROWS_PER_TILE, len(numbers))):
-                # A row's draws follow from its number and the tree's key, so nothing has to be
-                # remembered.
+                # A row's draws depend only on its number and the tree's key, so nothing need be
+                # stored.
                 if count_draws(numbers[i], keys[t], table):
                     continue
                 k = roots[t]
@@ -64,7 +64,7 @@ def add_out_of_bag_answers(
 
 @compiled_entry()
 def widen_bin_reach(X: Any, rows: Any, low: Any, high: Any) -> None:
-    """Lower and raise the smallest and largest value of each bin.
+    """Update the smallest and largest value of each bin.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def hash_number(number: Any) -> Any:
 
 @_inside
 def hash_child_path(path: Any, side: Any) -> Any:
-    """Return the hash of the way to a child, from its parent's."""
+    """Return the hash of the path to a child, from its parent's."""
     return hash_number(path + np.uint64(side + 1))
 
 
@@ -120,28 +120,29 @@ def draw_tree_rows(
     numbers: Any, key: Any, table: Any, weight: Any, factor: Any, slot: Any, more: Any, bits: Any,
     lines: Any,
 ) -> Any:  # fmt: skip
-    """Write the lines of the rows that a tree draws; return how many they are.
+    """Write the lines of the rows that a tree draws; return their number.
 
     Parameters
     ----------
     numbers : ndarray of int64 of shape (n,)
-        Of the rows, among all.
+        Numbers of the rows among all rows.
     key : uint64
-        Of the tree.
+        Key of the tree.
     table : ndarray of uint64
-        Cumulated probabilities of 0, 1, ... draws, of 2**64; empty: each row is drawn once.
+        Cumulative probabilities of 0, 1, ... draws, times 2**64; empty: each row is drawn once.
     weight : ndarray of int64 of shape (n,)
     factor : ndarray of int64 of shape (n_classes,)
-        More weight of each class; empty: none.
+        Additional weight of each class; empty: none.
     slot : ndarray of int32 of shape (n,)
         Classes.
     more : ndarray of int64 of shape (n, n_line - 2)
-        The rest of the lines, of one draw.
+        The remaining columns of the lines, for one draw.
     bits : int
-        That count rows.
+        Number of bits that count rows.
     lines : ndarray of int64 of shape (n, n_line)
     """
-    # Sums of regression scale with the draws; places of classes and bits of targets do not.
+    # Sums of regression are multiplied by the draws; positions of classes and bits of targets are
+    # not.
     m, width = 0, more.shape[1]
     summed = width // 2 + 1 if width % 2 else 0
     for i in range(len(numbers)):
@@ -157,7 +158,7 @@ def draw_tree_rows(
             w *= factor[slot[i]]
         # Row number in the lower half, class in the upper.
         lines[m, 0] = i | (np.int64(slot[i]) << 32)
-        # Weight above the bits that count rows: sums of this number hold both.
+        # Row number in the lower half, class in the upper half.
         lines[m, 1] = ((w * times) << bits) + 1
         for k in range(width):
             lines[m, 2 + k] = more[i, k] * times if k < summed else more[i, k]
@@ -169,11 +170,10 @@ def draw_tree_rows(
 def draw_next_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     """Return the k-th feature that a node draws, without replacement (Fisher-Yates).
 
-    `features` is reordered, which `undo_feature_draw` undoes, the last draw first; `swaps` says
-    how.
+    `features` is reordered; `undo_feature_draw` undoes this, last draw first, by `swaps`.
     """
     # Fisher-Yates on a shared list: the draw is hashed from the node's path, so it does not depend
-    # on which nodes were split before.
+    # on which nodes were split earlier.
     left = np.uint64(len(features) - k)
     at = k + np.int64(hash_number(path + np.uint64(0x5851F42D4C957F2D) * np.uint64(k + 1)) % left)
     swaps[k] = at
@@ -194,10 +194,9 @@ def undo_feature_draw(features: Any, k: Any, swaps: Any) -> None:
 
 @_inside
 def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
-    """Add the histogram of a feature of some lines."""
+    """Add some lines to the histogram of a feature."""
     width = lines.shape[1]
-    # The three layouts that most forests have are spelled out: one class, one target, and all
-    # others.
+    # The two most frequent layouts have separate loops: one class, one target; then all others.
     if width == 2:
         for q in range(len(lines)):
             at = lines[q, 0]
@@ -214,9 +213,9 @@ def add_lines(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
 
 @_inside
 def add_any_line(line: Any, sums: Any) -> None:
-    """Add a line to the sums of a bin, whatever the outputs."""
+    """Add a line to the sums of a bin, for any outputs."""
     width = len(line)
-    # Odd widths are lines of regression; see the module's docstring.
+    # Odd widths are lines for regression; see the module's docstring.
     if width % 2:
         sums[0] += line[1]
         for k in range((width - 3) // 2):
@@ -236,12 +235,12 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
     ----------
     lines : C-ordered ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
-        Those of `forest_cuts.node_worth`, the packed total, and of what impurity is made.
+        Those of `forest_cuts.node_worth`, the packed total, and the terms of the impurity.
     reach : ndarray of float64 of shape (2 * n_outputs,)
-        Of each output minus the smallest, and the largest target; lowered and raised.
+        For each output, minus the smallest and the largest target; updated.
     """
     total, width = len(sums) - 2, lines.shape[1]
-    # Classes: weights by class, and in all.
+    # Classes: weights by class, and in total.
     if width % 2 == 0:
         for q in range(len(lines)):
             sums[lines[q, 0] >> 32] += lines[q, 1]
@@ -254,7 +253,7 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
     for k in range(n_outputs):
         for q in range(len(lines)):
             sums[1 + k] += lines[q, 2 + k]
-            # The bits of a target, as the number that they are.
+            # The bits of a target, read as a float.
             place = q * width + 3 + n_outputs + k
             target = number_at(np.int64(lines.ctypes.data), place, reach.dtype)
             # Minus the smallest, so that both bounds are maxima, which trainers can merge by one
@@ -273,16 +272,15 @@ def add_node_sums(lines: Any, sums: Any, reach: Any) -> None:
 def partition_lines(
     rows: Any, lines: Any, feature: Any, last: Any, missing: Any, missing_left: Any, spare: Any
 ) -> Any:
-    """Move lines that go left before the others, in place and in order; return how many
-    they are.
-    """
+    """Move lines that go left before the others, in place and in order; return their number."""
     left: Any = 0
     right: Any = 0
     width = lines.shape[1]
     for q in range(len(lines)):
         b = rows[lines[q, 0] & 0xFFFFFFFF, feature]
         goes = np.int64(b <= last) if b != missing else np.int64(missing_left)
-        # Without a branch on the side: the line is written to both, and one of the counts moves on.
+        # Without a branch on the side: the line is written to both, and one of the counts is
+        # incremented.
         for k in range(width):
             v = lines[q, k]
             lines[left, k] = v

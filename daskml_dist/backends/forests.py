@@ -1,7 +1,7 @@
-"""Interface by which the trees of forests grow on a device: lines of drawn rows, sums, cuts.
+"""Interface for growing the trees of forests on a device: lines of drawn rows, sums, cuts.
 
-All numbers that decide are sums of whole ones, or follow from those by the same operations in
-float64, so every device grows the same trees to the last bit.
+All numbers that affect decisions are sums of integers, or follow from them by the same float64
+operations, so every device grows trees with the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from daskml_dist.backends.devices import open_on_device
 
 
 def open_forest_device(device: str) -> ForestDevice:
-    """Return the device on which the trees of forests grow, by its name; called on the worker."""
+    """Return the device, by name, on which the trees of forests grow; called on the worker."""
     opened: ForestDevice = open_on_device(
         device,
         ("daskml_dist.backends.host_forests", "HostForests"),
@@ -29,8 +29,8 @@ def open_forest_device(device: str) -> ForestDevice:
 Array = NDArray[Any]
 
 #: Numbers (int64) that describe a cut, before the sums of its left child: gain and threshold (bits
-#: of float64), whether the feature varies, the last bin on the left, the first on the right,
-#: whether missing values go left.
+#: of float64), whether the feature varies, last bin on the left, first bin on the right, whether
+#: missing values go left.
 N_CUT_FACTS = 6
 
 
@@ -41,17 +41,17 @@ class ForestFacts:
     Parameters
     ----------
     table : ndarray of uint64
-        Cumulated probabilities of 0, 1, ... draws, of 2**64; empty: each row is drawn once.
+        Cumulative probabilities of 0, 1, ... draws, times 2**64; empty: each row is drawn once.
     bits : int
-        Of a packed number that count rows.
+        Bits of a packed number that count rows.
     n_sums, n_line, n_outputs, n_features : int
         Sums of a node, numbers of a line, outputs, features.
     missing : int
         Bin of missing values.
     monotonic_signs : ndarray of int8 of shape (n_features,)
-        Of monotonic constraints.
+        Signs of monotonic constraints.
     bounded : bool
-        Whether there are any.
+        Whether there are monotonic constraints.
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin.
     """
@@ -76,14 +76,14 @@ class GrowingNodes:
     Parameters
     ----------
     tree : ndarray of int64 of shape (n,)
-        Among those that grow together, of which lines are counted from 0.
+        Index among the trees that grow together; the positions of lines count from 0 in each tree.
     start, stop : ndarray of int64 of shape (n,)
     path : ndarray of uint64 of shape (n,)
-        Hash of the way to the node.
+        Hash of the path to the node.
     bounds : ndarray of float64 of shape (n, 3)
-        Of what children may answer; whether there are constraints at all.
+        Bounds of children's values; whether there are constraints at all.
     turn : int
-        How often lines have been parted.
+        Number of times that lines have been partitioned.
     """
 
     tree: NDArray[np.int64]
@@ -105,21 +105,21 @@ class GrowingNodes:
 
 
 class ForestLane(Protocol):
-    """The rows of a lane, and the lines of those that some trees draw."""
+    """Rows of a lane, and the lines of rows that some trees draw."""
 
     def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
-        """Draw the rows of some trees, numbered from 0; return how many lines each tree has.
+        """Draw the rows of some trees, numbered from 0; return the number of lines of each tree.
 
         Parameters
         ----------
         keys : ndarray of uint64 of shape (n_trees,)
-            Of the trees' draws.
+            Keys of the trees' draws.
         factor : ndarray of int64 of shape (n_trees, n_classes), or None
-            More weight of each class.
+            Additional weight of each class.
         """
 
     def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-        """Take lines that others have drawn, and where those of each tree begin."""
+        """Store lines that were drawn elsewhere, and where those of each tree begin."""
 
     def add_node_sums(
         self, nodes: GrowingNodes, sums: NDArray[np.int64], reach: NDArray[np.float64]
@@ -130,9 +130,10 @@ class ForestLane(Protocol):
         ----------
         nodes : GrowingNodes
         sums : ndarray of int64 of shape (n, n_sums + 2)
-            Of `forest_cuts.node_worth`, the packed total, and of what impurity is made; added to.
+            Sums for `forest_cuts.node_worth`, the packed total, and the terms of the impurity;
+            added to.
         reach : ndarray of float64 of shape (n, 2 * n_outputs)
-            Of each output of a regression minus the smallest, and the largest target; raised.
+            For each regression output, minus the smallest and the largest target; updated.
         """
 
     def build_histograms(self, nodes: GrowingNodes, features: Any) -> Any:
@@ -141,7 +142,7 @@ class ForestLane(Protocol):
     def partition_nodes(self, nodes: GrowingNodes, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move lines that go left before the others; return where the latter begin.
 
-        The children's lines are of one turn more.
+        The children's `turn` is one larger.
         """
 
     def copy_lines(self, nodes: GrowingNodes, k: int) -> NDArray[np.int64]:
@@ -154,9 +155,9 @@ class ForestDevice(Protocol):
     Attributes
     ----------
     by_levels : bool
-        Whether the nodes of a level are to be split all together, rather than one by one.
+        Whether all nodes of a level should be split together, rather than one by one.
     budget : float
-        Bytes of its memory that are free; infinite where the host's budget counts.
+        Free bytes of its memory; infinite if the host's budget applies.
     """
 
     by_levels: bool
@@ -168,39 +169,37 @@ class ForestDevice(Protocol):
         """Return the rows of a lane on the device."""
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that turns the device's out-of-memory error into ours, with
-        its remedy.
-        """
+        """Return a context that translates the device's out-of-memory error."""
 
     def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
 
     def copy_to_device(self, summed: Array) -> Any:
-        """Return the sums of all trainers where the device keeps its arrays."""
+        """Return the sums of all trainers in the device's memory."""
 
     def draw_features(self, nodes: GrowingNodes, facts: ForestFacts, first: int, last: int) -> Any:
-        """Return the features that nodes draw, of numbers `first` to `last`: (n, last - first)."""
+        """Return the features that nodes draw, from draw `first` to `last`: (n, last - first)."""
 
     def find_cuts(
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """Return facts of the best (or drawn) cuts of some jobs, a node and a feature each.
+        """Return facts of the best (or drawn) cuts of some jobs; a job is a node and a feature.
 
         Parameters
         ----------
         nodes : GrowingNodes
         features : array of int32 of shape (n, m)
         hist : array of int64 of shape (n_jobs, 256, n_sums)
-            Of some of the n * m jobs, a node and a feature each; lost.
+            Histograms of some of the n * m jobs; overwritten.
         jobs : slice
-            Which these are; the others' stay zeros.
+            Range of these jobs; the results of other jobs stay zeros.
         sums : ndarray of int64 of shape (n, n_sums + 2)
-            Of the nodes.
+            Sums of the nodes.
         facts : ForestFacts
         of_trees : ndarray of int64 of shape (n_trees, n_facts)
             See `forest_cuts`.
         """
 
     def choose_best_cuts(self, told: Any, features: Any, one: bool) -> NDArray[np.int64]:
-        """Return the best cut of each node; of equal ones that of the feature drawn first."""
+        """Return the best cut of each node; in ties, by the feature drawn first."""

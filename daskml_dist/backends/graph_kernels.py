@@ -28,22 +28,19 @@ def sort_entries(
     place: NDArray[np.int32],
     dtype: Any,
 ) -> tuple[NDArray[np.int32], Array | None]:
-    """Return entries in CSR order by two counting sorts: by column, then by row; see
-    `csr_order.sort_into_csr`.
-    """
+    """Return entries in CSR order by two counting sorts; see `csr_order.sort_into_csr`."""
     n, weighted = int(indptr[-1]), dtype is not None
     kind = np.dtype(np.float64 if dtype is None else dtype)
     indices, values = np.empty(n, np.int32), np.empty(n if weighted else 0, kind)
     at, row = indptr[:-1].copy(), 0
-    # Rows by the slice, as many as hold `_MAX_SORTED_ENTRIES` entries: scratch is as large as
-    # these.
+    # Slices of rows with at most `_MAX_SORTED_ENTRIES` entries, which bounds the scratch memory.
     while row < len(at):
         stop = max(
             int(np.searchsorted(indptr, indptr[row] + _MAX_SORTED_ENTRIES, side="right")) - 1,
             row + 1,
         )
         m = int(indptr[stop] - indptr[row])
-        # All at once: the columns' counts are known, and need no pass of their own.
+        # If all rows fit, the columns' counts are known already, and need no further pass.
         whole = m == n
         starts = np.zeros(len(uses) + 1, np.int64)
         if whole:
@@ -65,7 +62,7 @@ def sort_entries(
 
 
 def _make_plain(array: Array) -> Array:
-    """Return an aligned, writeable array: the one kind that the loops are compiled for."""
+    """Return an aligned, writable array: the loops are compiled only for this kind."""
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
@@ -73,7 +70,7 @@ def _make_plain(array: Array) -> Array:
 def _count_columns(
     rows: Any, columns: Any, row_of: Any, column_of: Any, first: int, stop: int, counts: Any
 ) -> None:
-    """Count the entries of each column, of rows from `first` to `stop` alone."""
+    """Count the entries of each column, only for rows from `first` to `stop`."""
     for i in range(len(rows)):
         if first <= row_of[rows[i]] < stop:
             counts[column_of[columns[i]]] += 1
@@ -84,12 +81,12 @@ def _sort_by_column(
     rows: Any, columns: Any, given: Any, row_of: Any, column_of: Any, first: int, stop: int,
     at: Any, found: Any, values: Any,
 ) -> None:  # fmt: skip
-    """Put the rows and values of entries where the next of their columns belong, `at`."""
+    """Write rows and values of entries to the next free position of their column, `at`."""
     for i in range(len(rows)):
         row = row_of[rows[i]]
         if first <= row < stop:
             k = column_of[columns[i]]
-            # Second pass of a counting sort: `at` has the next free place of each column.
+            # Second pass of a counting sort: `at` has the next free position of each column.
             j = at[k]
             at[k] = j + 1
             found[j] = row
@@ -101,7 +98,7 @@ def _sort_by_column(
 def _sort_by_row(
     ends: Any, rows: Any, given: Any, place: Any, at: Any, indices: Any, values: Any
 ) -> None:
-    """Put entries, which are in the order of their columns, where the next of their rows belong."""
+    """Write entries, sorted by column, to the next free position of their row."""
     j = 0
     for k in range(len(place)):
         while j < ends[k]:
@@ -125,19 +122,19 @@ def update_ranks(
     dangling: float,
     ranks: Any,
 ) -> float:
-    """Set the PageRanks of a block's targets, in place; return the sum of their absolute changes.
+    """Update the PageRanks of a block's targets, in place; return the sum of absolute changes.
 
     Parameters
     ----------
     indptr, indices : ndarray
-        Of the rows; entries point into `sent`.
+        CSR arrays of the rows; entries are positions in `sent`.
     weights : ndarray, empty where all are 1
     sent : ndarray
-        Of each touched source, its rank divided by the sum of its weights.
+        For each used source, its rank divided by the sum of its weights.
     fixed : ndarray of shape (n,) or (1,)
-        What each target gets anyhow.
+        Rank that each target gets independently of edges.
     spread : ndarray of shape (n,) or (1,)
-        Its share of what vertices without targets have.
+        Its share of the rank of vertices without outgoing edges.
     damping, dangling : float
     ranks : ndarray of shape (n,)
     """

@@ -1,8 +1,8 @@
 """Growing the trees of forests in host memory: compiled loops over the lines of nodes.
 
-A line is a drawn row of a tree: its number and what its target adds to the sums of a node. Lines of
-a node are neighbours, so that histograms read them in a row, and a split moves them within the
-node's range, as quicksort's partition does.
+A line is a drawn row of a tree: its number and its contributions to the sums of a node. Lines of a
+node are contiguous, so that histograms read them sequentially, and a split moves them within the
+node's range, like quicksort's partition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class HostForests:
-    """The CPU, as trees of forests grow on it."""
+    """CPU on which trees of forests grow."""
 
     by_levels = False
     budget = math.inf
@@ -30,7 +30,7 @@ class HostForests:
         return HostLane(binned, facts, allocate)
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that does nothing: the host's own error stays."""
+        """Return a context that does nothing: the host's error is not changed."""
         return nullcontext()
 
     def copy_to_host(self, hist: Any) -> Array:
@@ -38,7 +38,7 @@ class HostForests:
         return np.asarray(hist)
 
     def copy_to_device(self, summed: Array) -> Array:
-        """Return the sums of all trainers as they are."""
+        """Return the sums of all trainers unchanged."""
         return summed
 
     def draw_features(
@@ -55,10 +55,10 @@ class HostForests:
         self, nodes: GrowingNodes, features: Any, hist: Any, jobs: slice, sums: NDArray[np.int64],
         facts: ForestFacts, of_trees: NDArray[np.int64],
     ) -> Array:  # fmt: skip
-        """Return facts of the cuts of some jobs."""
+        """Return facts about the cuts of some jobs."""
         from daskml_dist.backends.forest_grow import find_job_cuts
 
-        # A job is a feature of a node; `jobs` are those of which this trainer has the histograms.
+        # A job is a feature of a node; this trainer has the histograms of `jobs`.
         n, m = features.shape
         told = np.zeros((n, m, N_CUT_FACTS + facts.n_sums + 1), np.int64)
         node = np.arange(jobs.start, jobs.stop) // m
@@ -75,7 +75,7 @@ class HostForests:
         """Return the best cut of each node."""
         from daskml_dist.backends.forest_grow import choose_best_cuts
 
-        # The gains, kept as the bits of float64 among whole numbers, are read as float64 again.
+        # The gains, stored as the bits of float64 among integers, are read as float64 again.
         found = np.zeros((len(features), 1 + told.shape[2]), np.int64)
         choose_best_cuts(
             told, np.ascontiguousarray(told[:, :, 0]).view(np.float64), features, one, found
@@ -86,7 +86,7 @@ class HostForests:
 def draw_lane_lines(
     binned: Any, facts: ForestFacts, key: np.uint64, factor: NDArray[np.int64] | None, found: Array
 ) -> Array:
-    """Write the lines of the rows that a tree draws into `found`; return those that are used."""
+    """Write the lines of the rows that a tree draws into `found`; return the used part."""
     from daskml_dist.backends.forest_kernels import draw_tree_rows
 
     n = draw_tree_rows(
@@ -99,7 +99,7 @@ def draw_lane_lines(
 
 
 class HostLane:
-    """Rows of a lane, and the lines of those that some trees draw.
+    """Rows of a lane, and the lines of rows that some trees draw.
 
     Parameters
     ----------
@@ -111,21 +111,21 @@ class HostLane:
 
     def __init__(self, binned: Any, facts: ForestFacts, allocate: Any) -> None:
         self._binned, self._facts, self._allocate = binned, facts, allocate
-        #: Memory for the lines that partitions put aside (the first), and for those of each tree
-        #: that grows at the same time; kept, since new pages cost more than writing them.
+        #: Memory for lines that partitions set aside (the first), and for those of each tree that
+        #: grows at the same time; kept, since new pages cost more than writing them.
         self._spaces: list[Array] = []
         #: Lines of each tree.
         self._lines: list[Array] = []
 
     def _line_memory(self, number: int) -> Array:
-        """Return the memory of a number, for as many lines as the lane has rows."""
+        """Return the memory with a number, for as many lines as the lane has rows."""
         while len(self._spaces) <= number:
             shape = len(self._binned.numbers), self._facts.n_line
             self._spaces.append(self._allocate(shape, np.int64))
         return self._spaces[number]
 
     def draw_lines(self, keys: NDArray[np.uint64], factor: NDArray[np.int64] | None) -> list[int]:
-        """Draw the rows of some trees; return how many lines each has."""
+        """Draw the rows of some trees; return the number of lines of each."""
         self._lines = [
             draw_lane_lines(
                 self._binned, self._facts, key, None if factor is None else factor[k],
@@ -136,7 +136,7 @@ class HostLane:
         return [len(lines) for lines in self._lines]
 
     def hold_lines(self, lines: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-        """Take lines that others have drawn."""
+        """Store lines that were drawn elsewhere."""
         ends = [*firsts[1:].tolist(), len(lines)]
         self._lines = [lines[a:b] for a, b in zip(firsts.tolist(), ends, strict=True)]
 
@@ -160,10 +160,10 @@ class HostLane:
 
         n, m = features.shape
         hist = np.zeros((n, m, 256, self._facts.n_sums), np.int64)
-        # Lines lie by tree; one call for each tree's nodes.
+        # Lines are stored by tree; one call for each tree's nodes.
         for tree in np.unique(nodes.tree):
             (which,) = np.nonzero(nodes.tree == tree)
-            at = slice(which[0], which[-1] + 1)  # nodes of a tree are neighbours
+            at = slice(which[0], which[-1] + 1)  # nodes of a tree are contiguous
             add_job_histograms(
                 self._binned.rows, self._lines[tree], nodes.start[at], nodes.stop[at], features[at],
                 hist[at],

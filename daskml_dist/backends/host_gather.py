@@ -1,7 +1,7 @@
-"""Batches of dense rows on the host, read where they lie: gradients, and many steps in one loop.
+"""Batches of dense rows on the host, read in place: gradients, and many steps in one loop.
 
-Python and NumPy take some 90 microseconds for a step, whatever its size, a third of them to gather
-its rows; a small batch's products take one.
+Python and NumPy take about 90 microseconds per step, whatever its size, a third of it to gather its
+rows; the products of a small batch take one microsecond.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -27,27 +27,28 @@ from daskml_dist.backends.row_slices import Draw
 _MAX_ROWS_PER_SUM = 1 << 13
 
 
-#: Steps that are made together at most, and entries of their rows: some 50 ms, in which a trainer
-#: hears of nothing.
+#: Maximum steps made together, and entries of their rows: about 50 ms, during which a trainer
+#: handles no messages.
 _MAX_STEPS_AT_ONCE, _MAX_ENTRIES_AT_ONCE = 256, 1 << 26
-#: Rows whose products, losses and shares of the gradient follow each other, in a cache.
+#: Rows whose products, losses and gradients are computed together, in a cache.
 _TILE_ROWS = 64
-#: Bytes of a row that are fetched when it is drawn; what follows, the processor fetches itself.
+#: Bytes of a row that are prefetched when it is drawn; the processor prefetches the rest.
 _PREFETCHED_BYTES = 256
 
 
-# `_evaluate_row` stands for the function of a loss, the others for `host_update.compile_update`.
+# `_evaluate_row` is a placeholder for a loss's function, the others for
+# `host_update.compile_update`.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _update_state(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
 
 
-_update_at_rest = _update_state  # at a learning rate of 0
+_update_at_rest = _update_state  # used if the learning rate is 0
 
 
 def _write_losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters: Any) -> None:
-    """Write each row's weighted loss into `values`, and its weighted derivative over `raw`."""
+    """Write each row's weighted loss into `values`, and its weighted derivative into `raw`."""
     for t in range(n):
         values[t], slope = _evaluate_row(y[t], raw[t], parameters)
         values[t] *= weight[t]
@@ -57,7 +58,7 @@ def _write_losses(n: Any, y: Any, weight: Any, raw: Any, values: Any, parameters
 def _write_clipped_losses(
     n: Any, y: Any, bound: Any, raw: Any, values: Any, parameters: Any
 ) -> None:
-    """Write each row's derivative into `raw`, clipped to the row's bound; tell no losses."""
+    """Write each row's derivative, clipped to the row's bound, into `raw`; write no losses."""
     for t in range(n):
         _, slope = _evaluate_row(y[t], raw[t], parameters)
         values[t] = 0
@@ -79,13 +80,13 @@ def _add_tile_gradient(
     y, weight, g, values : (_TILE,) floats
         The last two are scratch.
     w, grad : (n_parameters,) floats
-        The intercept comes last, where there is one.
+        The intercept is last, if there is one.
     parameters : tuple
-        Of the loss.
+        Parameters of the loss.
     """
     dtype, number = w.dtype, w.dtype.type
-    # Products of four rows a turn: w is loaded once for four, and four sums hide the latency of
-    # adding.
+    # Products of four rows at a time: w is loaded once for four rows, and four sums hide the
+    # latency of additions.
     for t in range(0, n - 3, 4):
         a, b = array_at(pointer(where[t]), d, dtype), array_at(pointer(where[t + 1]), d, dtype)
         c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
@@ -118,8 +119,8 @@ def _add_tile_gradient(
         c, e = array_at(pointer(where[t + 2]), d, dtype), array_at(pointer(where[t + 3]), d, dtype)
         g_a, g_b, g_c, g_e = g[t], g[t + 1], g[t + 2], g[t + 3]
         for j in range(d):
-            # The rows are still in the cache: each entry of the gradient is read and written once
-            # for four rows.
+            # The rows are still cached: each entry of the gradient is read and written once per
+            # four rows.
             grad[j] += g_a * a[j] + g_b * b[j] + g_c * c[j] + g_e * e[j]
     for t in range(n - n % 4, n):
         x = array_at(pointer(where[t]), d, dtype)
@@ -131,17 +132,17 @@ def _add_tile_gradient(
 def _set_batch_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
-    """Set the gradient of the summed loss of a batch; return that, and where the next begins.
+    """Set the gradient of a batch's summed loss; return the loss, and where the next batch begins.
 
     Parameters
     ----------
     blocks : int64 (n_blocks, 3)
-        Addresses of X, y and weights; of no weights 0.
+        Addresses of X, y and weights (0: no weights).
     parts : int64 (n_parts, 5)
         Runs of rows of a batch and a block, in the order of the batches: batch, block, address of
-        their first rows and of their numbers of rows (0: of one row each), and how many.
+        the first rows, address of the numbers of rows (0: one row each), and number of runs.
     p : int
-        Where in `parts` the batch begins.
+        Position in `parts` at which the batch begins.
     w, grad, parameters
         As above.
     """
@@ -152,7 +153,7 @@ def _set_batch_gradient(
     y, g = np.empty(_TILE_ROWS, dtype), np.empty(_TILE_ROWS, dtype)
     values = np.empty(_TILE_ROWS, dtype)
     grad[:] = 0
-    # A literal would have numba compile what it is given to once more.
+    # For a literal, numba would compile the called function again.
     none = np.int64(0)
     loss, n, batch = 0.0, none, parts[p, 0]
     while p < len(parts) and parts[p, 0] == batch:
@@ -163,7 +164,7 @@ def _set_batch_gradient(
         for r in range(n_runs):
             for i in range(starts[r], starts[r] + (counts[r] if counted else 1)):
                 # Rows are not copied: the tile holds their addresses, and their first cache lines
-                # are on the way.
+                # are being prefetched.
                 where[n] = X_at + i * size
                 for at in range(where[n], where[n] + fetched, 64):
                     prefetch(at)
@@ -171,7 +172,7 @@ def _set_batch_gradient(
                 if weight_at != 0:
                     weight[n] = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 n += 1
-                # A full tile is worked on while it is cached.
+                # A full tile is processed while it is cached.
                 if n == _TILE_ROWS:
                     loss += _add_tile_gradient(
                         n, where, y, weight, g, values, w, grad, parameters, n_features
@@ -204,15 +205,15 @@ def _take_steps(
     blocks, parts, parameters
         As above.
     rows, rates : float64 (n_batches,)
-        Number of rows, and learning rate; a batch without rows has no parts.
+        Number of rows, and learning rate; a batch without rows has no entries in `parts`.
     numbers : (n_batches, n) floats
-        Of the optimizer.
+        Coefficients of the optimizer.
     state : tuple of (n_parameters,) floats
         w and the optimizer's state.
     grad : (n_parameters,) floats
         Scratch.
     losses : float64 (n_batches,)
-        Of each batch before its step, summed.
+        Summed loss of each batch before its step.
     """
     w, p = state[0], np.int64(0)
     number = w.dtype.type
@@ -222,7 +223,7 @@ def _take_steps(
             continue
         losses[b], p = _set_batch_gradient(blocks, parts, p, w, grad, parameters, n_features)
         n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
-        # A version without a penalty's step for a learning rate of 0.
+        # For a learning rate of 0, a version without the penalty's step.
         if rate > 0:
             _update_state(state, grad, n, rate, l1, l2, n_penalised, at_step)
         else:
@@ -235,16 +236,16 @@ class HostGather:
     Parameters
     ----------
     loss : Loss
-        With an `evaluate_row`.
+        Loss with an `evaluate_row`.
     blocks : mapping of int to (X, y, weight)
         C-contiguous and of one dtype; all have weights or none.
     n_rows : int
-        Of a batch at most.
+        Maximum rows of a batch.
     clips : bool, default=False
         Whether the weights are bounds of the rows' derivatives, as in private fits.
     """
 
-    #: Batches that are gathered together.
+    #: Number of batches that are gathered together.
     most = 1
 
     def __init__(
@@ -257,7 +258,7 @@ class HostGather:
         self._hold(blocks)
         first = next(iter(blocks.values()))[0]
         self.n_features, self.dtype = int(first.shape[1]), np.dtype(first.dtype)
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         self.most_steps = min(
             _MAX_STEPS_AT_ONCE, max(1, _MAX_ENTRIES_AT_ONCE // max(n_rows * self.n_features, 1))
         )
@@ -269,27 +270,25 @@ class HostGather:
         self.gradient = compiled_with(_set_batch_gradient, _add_tile_gradient=tile)
 
     def _hold(self, blocks: Mapping[int, tuple[Any, Any, Any | None]]) -> None:
-        """Keep blocks, and note the addresses of their arrays."""
-        self._blocks = dict(blocks)  # whose memory must not be given to others
+        """Keep blocks, and store the addresses of their arrays."""
+        self._blocks = dict(blocks)  # keeps their memory allocated
         self._place = {number: place for place, number in enumerate(blocks)}
         parts = self._blocks.values()
         self.where = np.array([[address_of(a) for a in arrays] for arrays in parts], np.int64)
 
     def __call__(self, batches: Sequence[Draw]) -> list[Callable[[Any, Any], float]]:
-        """Return, for each batch, :meth:`add_gradient` of its rows."""
+        """Return, for each batch, :meth:`add_gradient` for its rows."""
         return [partial(self.add_gradient, batch) for batch in batches]
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
-        """Return the addresses of the batches' runs of rows; valid as long as the batches live."""
+        """Return the addresses of the batches' runs of rows; valid while the batches exist."""
         return locate_runs(self._place, batches)
 
     def add_gradient(self, batch: Draw, w: NDArray[Any], out: NDArray[Any]) -> float:
-        """Add the gradient of a batch's summed loss at `w` to `out`, both (n, 1);
-        return the loss.
-        """
-        # The loop sets a gradient of its own, which is added to `out` in its dtype.
+        """Add the gradient of a batch's loss at `w` to `out`, both (n, 1); return the loss."""
+        # The loop writes a separate gradient, which is added to `out` in its dtype.
         grad, parts = np.empty(len(w), self.dtype), self.parts([batch])
-        # The loop reads rows in the dtype of w; one version is enough, for what may be written to.
+        # The loop reads rows in the dtype of w; only the version for writable arrays is compiled.
         fits = w.dtype == self.dtype and w.flags.c_contiguous and w.flags.writeable
         w = w.reshape(-1) if fits else w.astype(self.dtype).reshape(-1)
         loss, _ = self.gradient(self.where, parts, 0, w, grad, self.parameters, self.n_features)
@@ -298,20 +297,20 @@ class HostGather:
 
 
 class BatchSteps(ReplicaSteps):
-    """Steps of one replica along the batches of one gather, many in one call.
+    """Steps of one replica on the batches of one gather, many in one call.
 
     Parameters
     ----------
     gather : HostGather
     optimizer : Optimizer
-        With an `elementwise_update`.
+        Optimizer with an `elementwise_update`.
     step : Step
         One of the steps, without a gradient.
     """
 
     def __init__(self, gather: HostGather, optimizer: Any, step: Step) -> None:
         self._gather = gather
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         self.most = gather.most_steps
         super().__init__(optimizer, step)
         self._scratch = np.empty(len(step.w), step.w.dtype)
@@ -329,7 +328,7 @@ class BatchSteps(ReplicaSteps):
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:
         """Make steps."""
-        # What differs from step to step goes in as arrays: one call for all steps.
+        # Values that differ between steps are passed as arrays: one call for all steps.
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
         given = rows, rates, list_step_numbers(self._optimizer, steps)
@@ -340,7 +339,7 @@ class BatchSteps(ReplicaSteps):
 
 
 def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np.int64]:
-    """Return the batches' runs of rows as compiled loops take them, with blocks by their places."""
+    """Return the batches' runs of rows as compiled loops need them, with blocks by position."""
     return np.array(
         [
             (
@@ -358,7 +357,7 @@ def locate_runs(place: Mapping[int, int], batches: Sequence[Draw]) -> NDArray[np
 
 
 def _address_of_integers(array: Any) -> int:
-    """Return the address of an int64 array (0: None), after the checks that the loop leaves out."""
+    """Return the address of an int64 array (0 for None), after checks that the loop omits."""
     assert array is None or (array.dtype == np.int64 and array.flags.c_contiguous)
     return address_of(array)
 
@@ -371,8 +370,9 @@ def address_of(array: Any) -> int:
 def _set_large_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any:
-    """Set the gradient of a large batch part by part, whose sums are added up in float64."""
-    # In float32 sums of very many rows lose digits; parts of `_MAX_ROWS_PER_SUM` rows do not.
+    """Set the gradient of a large batch part by part, adding up the parts in float64."""
+    # float32 sums over very many rows lose digits; sums of parts of `_MAX_ROWS_PER_SUM` rows do
+    # not.
     sums, loss, batch = np.zeros(len(grad), np.float64), 0.0, parts[p, 0]
     none = np.int64(0)
     while p < len(parts) and parts[p, 0] == batch:
@@ -389,21 +389,21 @@ def _set_large_gradient(
 
 
 class StreamGather(HostGather):
-    """Gather of rows of dense blocks that are asked for as batches come to them.
+    """Gather of rows of dense blocks that are requested as batches need them.
 
     Parameters
     ----------
     loss : Loss
-        With an `evaluate_row`.
+        Loss with an `evaluate_row`.
     n_features : int
     dtype : dtype
         Of all blocks.
     find : callable
-        Takes the number of a block, in the order of the batches; returns X, y and weights.
+        Maps the number of a block, in the order of the batches, to X, y and weights.
     n_rows : int
-        Of a batch at most.
+        Maximum rows of a batch.
     most_steps : int
-        Steps made together at most: the blocks of them all are held at once.
+        Maximum steps made together: the blocks of all of them are held at the same time.
     """
 
     def __init__(
@@ -419,14 +419,14 @@ class StreamGather(HostGather):
         super().__init__(loss, {-1: nothing}, n_rows)
         self.most_steps = max(1, min(self.most_steps, most_steps))
         self._find = find
-        self._cut: list[Draw] = []  # whose runs lie where the loop reads them
+        self._cut: list[Draw] = []  # keeps the runs that the loop reads in memory
         self._large = n_rows > _MAX_ROWS_PER_SUM
         if self._large:
             self.gradient = compiled_with(_set_large_gradient, _set_batch_gradient=self.gradient)
 
     def parts(self, batches: Sequence[Draw]) -> NDArray[np.int64]:
         """Return the addresses of the batches' runs of rows; valid until the next call."""
-        # Blocks of these batches are held until the next call; blocks that stay are not asked for
+        # Blocks of these batches are held until the next call; blocks that stay are not requested
         # again.
         needed = dict.fromkeys(block for batch in batches for block, _, _ in batch)
         had = self._blocks
@@ -439,7 +439,7 @@ class StreamGather(HostGather):
 
 
 def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | None]]:
-    """Split a run into runs of at most `_MAX_ROWS_PER_SUM` rows together."""
+    """Split a run into runs that have at most `_MAX_ROWS_PER_SUM` rows together."""
     block, starts, counts = run
     if counts is None:
         return [
@@ -450,7 +450,7 @@ def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | N
         starts, counts = _shorten_runs(starts, counts)
     # Cut where the running number of rows crosses a multiple of the bound.
     ends = np.cumsum(counts)
-    # Where a run crosses a multiple of the bound, the next part begins with it.
+    # If a run crosses a multiple of the bound, the next part begins with it.
     edges = np.flatnonzero(np.diff((ends - 1) // _MAX_ROWS_PER_SUM, prepend=0)).tolist()
     return [
         (block, starts[a:b], counts[a:b])
@@ -462,7 +462,7 @@ def _split_run(run: tuple[int, Any, Any | None]) -> list[tuple[int, Any, Any | N
 def _shorten_runs(
     starts: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the same rows as runs that are each at most `_MAX_ROWS_PER_SUM` long."""
+    """Return the same rows as runs of at most `_MAX_ROWS_PER_SUM` rows each."""
     pieces = -(-counts // _MAX_ROWS_PER_SUM)
     at = np.repeat(np.arange(len(starts)), pieces)
     nth = np.arange(len(at)) - np.repeat(np.cumsum(pieces) - pieces, pieces)

@@ -1,8 +1,8 @@
-"""Host memory that is used again, since new pages cost more than the work on them.
+"""Reused host memory, since new pages cost more than the work on them.
 
-Dask's workers run with ``MALLOC_TRIM_THRESHOLD_``, by which glibc returns every array of 128 KiB to
-the system as soon as it is let go; the next one like it is filled with zeros page by page again,
-which takes longer than many a step. `Scratch` keeps arrays by use, `keep_freed_memory` tells glibc.
+Dask's workers set ``MALLOC_TRIM_THRESHOLD_``, which makes glibc return every freed array of 128 KiB
+or more to the system. A new array of that size is then zeroed page by page again, which takes
+longer than many steps. `Scratch` keeps arrays by use; `keep_freed_memory` changes glibc's setting.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 
 
 class Scratch:
-    """Memory of one thread, a piece for each use."""
+    """Memory of one thread, one array for each use."""
 
     def __init__(self) -> None:
         self._held: dict[str, NDArray[Any]] = {}
 
     def empty(self, use: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an uninitialised array, valid until the next one of the same use."""
+        """Return an uninitialised array, valid until the next call with the same use."""
         size, held = math.prod(shape), self._held.get(use)
         if held is None or held.dtype != dtype or held.size < size:
             held = self._held[use] = np.empty(size, dtype)
         return held[:size].reshape(shape)
 
 
-#: Bytes of a cache line, which a vector fills: aligned rows never need two lines for a vector.
+#: Bytes of a cache line, and of a vector: in aligned rows no vector crosses a line boundary.
 CACHE_LINE_BYTES = 64
 
 
 def allocate_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return an uninitialised array that begins at a cache line."""
     size, n = np.dtype(dtype).itemsize, math.prod(shape)
-    # numpy aligns to 16 or 64 bytes as it likes: a line more is asked for, and the start moved.
+    # NumPy aligns to 16 or 64 bytes: allocate one more line, and move the start.
     room = np.empty(n + CACHE_LINE_BYTES // size, dtype)
     skipped = -room.ctypes.data % CACHE_LINE_BYTES // size
     return room[skipped : skipped + n].reshape(shape)
@@ -48,10 +48,10 @@ def allocate_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 #: Numbers of the parameters M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's ``mallopt``.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: Bytes up to which arrays come from the heap (32 MiB, the most that glibc's own adaptation comes
-#: to); and free bytes at the heap's top that are not given back to the system (256 MiB).
+#: Up to this size, arrays come from the heap (32 MiB, the limit of glibc's own adaptation); and
+#: free bytes at the top of the heap that are not returned to the system (256 MiB).
 _KEPT_ARRAY_BYTES, _KEPT_TOP_BYTES = 1 << 25, 1 << 28
-#: Environment variable by which Dask sets the trim threshold, and glibc's default mmap threshold.
+#: Environment variable in which Dask sets the trim threshold, and glibc's default mmap threshold.
 _TRIM_VARIABLE, _DEFAULT_MMAP_BYTES = "MALLOC_TRIM_THRESHOLD_", 1 << 17
 
 _lock = threading.Lock()
@@ -60,13 +60,13 @@ _users = 0
 
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Keep memory of arrays for the next ones meanwhile; then give it back at once."""
+    """Keep freed memory for later arrays within the context; then return it to the system."""
     trim = os.environ.get(_TRIM_VARIABLE, "")
     if not trim.isdecimal() or not _has_glibc():
-        yield  # the allocator learns by itself
+        yield  # the allocator adapts its thresholds itself
         return
-    # By default glibc raises both thresholds as it learns; setting one of them, as Dask does, ends
-    # that.
+    # By default glibc raises both thresholds adaptively; setting one of them, as Dask does,
+    # disables that.
     _count_user(1, int(trim))
     try:
         yield
@@ -78,12 +78,12 @@ def _has_glibc() -> bool:
     """Return whether this process's allocator is glibc's."""
     try:
         return hasattr(ctypes.CDLL(None), "mallopt")
-    except (TypeError, OSError):  # Windows has no library of the process itself
+    except (TypeError, OSError):  # Windows cannot open the process itself as a library
         return False
 
 
 def _count_user(by: int, trim: int) -> None:
-    """Count those who want memory kept; the first and the last of them tell the allocator."""
+    """Count active contexts; the first and the last one change the allocator's settings."""
     global _users
     glibc = ctypes.CDLL(None)
     with _lock:

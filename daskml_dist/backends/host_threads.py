@@ -1,10 +1,10 @@
-"""Threads of the host: their number, BLAS's threads, and numbers too small to be normal.
+"""Threads of the host: their number, BLAS's threads, and denormal numbers.
 
-`BlasThreads` limits the threads of BLAS libraries, and `flush_denormals` lets a thread count
-denormal numbers (too small to be normal) as 0. A processor takes a hundred times as long for a
-product with one of these, and networks make many: the moments of a unit that is never active shrink
-at each step until they are such, and stay so. Whether they count as 0 is a mode of each thread; a
-new thread has that of the one that starts it.
+`BlasThreads` limits the threads of BLAS libraries, and `flush_denormals` makes a thread treat
+denormal numbers (tiny ones) as 0. A product with one of them takes a processor a hundred times as
+long, and networks produce many: the moments of a unit that is never active shrink in each step
+until they are denormal, and stay so. Flushing is a mode of each thread; a new thread inherits the
+mode of the thread that starts it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-#: By the kind of processor, the 32-bit word of C's ``fenv_t`` that holds the mode, and its bits
-#: (x86-64: FTZ and DAZ of MXCSR, for results and operands; 64-bit ARM: FZ of FPCR, for both).
+#: By processor, the 32-bit word of C's ``fenv_t`` that holds the mode, and the mode's bits (x86-64:
+#: FTZ and DAZ of MXCSR, for results and operands; 64-bit ARM: FZ of FPCR, for both).
 _MODE_WORDS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
 
-#: C's ``fenv_t``, with more room (256 bytes) than any system's has.
+#: C's ``fenv_t``, with more space (256 bytes) than on any system.
 _Environment = ctypes.c_uint32 * 64
 
 
 @contextmanager
 def flush_denormals(flushes: bool = True) -> Iterator[None]:
-    """Count denormal numbers as 0 in this thread, and in those that it starts, where it can."""
+    """Treat denormal numbers as 0 in this thread, and in threads that it starts, if supported."""
     if not flushes:
         yield
         return
@@ -47,7 +47,7 @@ def flush_denormals(flushes: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        # Other modes may have been changed meanwhile; only this one is put back.
+        # Other modes may have changed in between; only this one is restored.
         get(environment)
         environment[word] = environment[word] & ~bits | before
         put(environment)
@@ -55,9 +55,7 @@ def flush_denormals(flushes: bool = True) -> Iterator[None]:
 
 @cache
 def _find_mode_functions() -> tuple[Callable[..., int], Callable[..., int]] | None:
-    """Return C's functions that read and write a thread's floating-point mode, or None
-    if unknown.
-    """
+    """Return C's functions that read and set a thread's floating-point mode, or None if unknown."""
     if sys.platform != "linux" or platform.machine() not in _MODE_WORDS:
         return None
     for name in ("libm.so.6", None):
@@ -76,7 +74,7 @@ def count_cores() -> int:
 
 @cache
 def find_blas_controller() -> ThreadpoolController:
-    """Return the controller of the process's BLAS libraries; it takes milliseconds to find them."""
+    """Return the controller of the process's BLAS libraries; finding them takes milliseconds."""
     return ThreadpoolController()
 
 
@@ -87,9 +85,9 @@ def _find_blas_libraries() -> list[Any]:
 
 
 class BlasThreads:
-    """Context in which the BLAS libraries use at most some threads, as `threadpoolctl`'s own limit.
+    """Context that limits the threads of BLAS libraries, like `threadpoolctl`'s own.
 
-    It takes a few microseconds rather than twenty, and streams enter it at each call.
+    It takes a few microseconds instead of twenty, and streams enter it at each call.
 
     Parameters
     ----------
@@ -101,7 +99,7 @@ class BlasThreads:
         self._before: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
-        # Lanes are the parallelism: more threads would wait for each other, and sum in other
+        # Lanes run in parallel already: more threads would wait for each other, and sum in other
         # orders.
         for library in _find_blas_libraries():
             if (n := library.get_num_threads()) is not None and n > self._most:

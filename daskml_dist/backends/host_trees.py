@@ -21,29 +21,29 @@ from daskml_dist.backends.trees import (
 
 Array = NDArray[Any]
 
-#: Rows whose gradients are made at once in NumPy, so that its temporary arrays (120 kB of float64
+#: Rows whose gradients NumPy computes together, so that its temporary arrays (120 kB of float64
 #: each) stay in the L2 cache.
 _ROWS_AT_ONCE = 15_000
-#: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
-#: the loop that parts the rows of leaves the same histogram of all of them.
+#: Up to this many rows, loops are not worth a second of compiling: NumPy gives the same gradients,
+#: and the partition loop gives the same histogram of all rows.
 _MAX_ROWS_IN_NUMPY = 1 << 10
 #: int64 numbers from the packed sums of one feature to those of the next: the 256 bins, and a cache
-#: line. The same bin of all features would else lie multiples of 2 KiB apart, where they share a
-#: few sets of a processor's cache, and it takes loads of one for loads of another's stores.
+#: line. Otherwise the same bin of all features would be at multiples of 2 KiB, where addresses
+#: share a few cache sets and the processor confuses loads with stores of another address.
 _PACKED_STRIDE = 264
-#: Table of a split by which the rows of all bins go left.
+#: Table of a split that sends the rows of all bins left.
 _ALL_LEFT = np.ones(256, np.uint8)
 
 
 class HostTrees:
-    """The CPU, as trees grow on it."""
+    """CPU on which trees grow."""
 
     def open_rows(self, binned_rows: Sequence[Any], shape: tuple[int, int, int]) -> list[HostRows]:
-        """Return the rows of each lane, for a thread each."""
+        """Return the rows of each lane, each processed by a thread."""
         return [HostRows(binned, shape) for binned in binned_rows]
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that does nothing: the host's own error stays."""
+        """Return a context that does nothing: the host's error is not changed."""
         return nullcontext()
 
     def copy_to_host(self, hist: Any) -> Array:
@@ -76,7 +76,7 @@ class HostTrees:
         self, leaves: Sequence[SplitLeaf], first: int, facts: SplitFacts,
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Find the best split of leaves of several outputs, which share it."""
+        """Find the best split of leaves with several outputs, which share it."""
         from daskml_dist.backends.vector_tree_kernels import compiled_vector_search
 
         best_split = compiled_vector_search(bool(facts.categorical.any()))
@@ -96,7 +96,7 @@ class HostRows:
     ----------
     binned : solvers.binning.BinnedRows
     shape : tuple of int
-        Of a histogram.
+        Shape of a histogram.
     """
 
     def __init__(self, binned: Any, shape: tuple[int, int, int]) -> None:
@@ -113,7 +113,7 @@ class HostRows:
     def _allocate_histograms(self, n: int) -> Array:
         """Return arrays for the histograms of `n` leaves, valid until the next call.
 
-        Dask's workers give freed memory back at once, and new pages are dear.
+        Dask's workers return freed memory to the system immediately, and new pages are expensive.
         """
         d, *rest = self._shape
         size = n * math.prod(self._shape)
@@ -124,7 +124,7 @@ class HostRows:
     # Beyond the range of float32 they become infinite, which the caller looks for.
     @np.errstate(over="ignore")
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Make gradients and hessians in float32; return the largest size of each output."""
+        """Compute gradients and hessians in float32; return the largest size of each output."""
         from daskml_dist.backends.tree_kernels import GRADIENT_LOOPS
 
         binned, k = self._binned, loss.n_outputs
@@ -134,7 +134,7 @@ class HostRows:
         )
         if own is not None:
             return own
-        # One pass for the log loss; other losses in NumPy, a slice at a time, which a cache holds.
+        # One pass for the log loss; other losses in NumPy, a slice at a time that fits in a cache.
         compiled = GRADIENT_LOOPS.get(loss.kernel) if binned.n > _MAX_ROWS_IN_NUMPY else None
         if compiled is not None:
             found = np.zeros(2, np.float32)
@@ -150,7 +150,7 @@ class HostRows:
                 h_at = (
                     np.broadcast_to(1.0 if h_at is None else h_at, g_at.shape) * binned.weight[at]
                 )
-            # The largest sizes of the float32 numbers, by which these are scaled to whole ones.
+            # The largest float32 values, by which gradients are scaled to integers.
             g[:, at] = g_at
             for end in (g[:, at].max(axis=1), -g[:, at].min(axis=1)):
                 np.maximum(largest[0], end, out=largest[0])
@@ -162,7 +162,7 @@ class HostRows:
     def set_gradients(
         self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Keep gradients and hessians of one output in float32; return the largest sizes."""
+        """Store gradients and hessians of one output in float32; return the largest sizes."""
         own_g, own_h = self._allocate_gradients(1, constant=False)
         own_g[0], own_h[0] = g[0], h[0]
         return largest_sizes(own_g, own_h)
@@ -179,9 +179,7 @@ class HostRows:
         return np.hstack([largest_sizes(*both) for both in zip(g, h, strict=True)])
 
     def _allocate_gradients(self, k: int, constant: bool) -> tuple[Array, Array]:
-        """Return arrays for gradients and hessians, kept between trees: new pages cost more than
-        writing.
-        """
+        """Return arrays for gradients and hessians, kept between trees: new pages are expensive."""
         binned = self._binned
         if "given" not in binned.extra:
             shape = k, binned.n
@@ -207,7 +205,7 @@ class HostRows:
         return int(squares), int(sums)
 
     def pack_vectors(self, g_scales: NDArray[np.float64], h_scales: NDArray[np.float64]) -> None:
-        """Round the gradients of all outputs to whole numbers."""
+        """Round the gradients of all outputs to integers."""
         from daskml_dist.backends.vector_tree_kernels import round_gradients
 
         extra = self._binned.extra
@@ -215,16 +213,16 @@ class HostRows:
         round_gradients(g, h, g_scales, h_scales, extra["packed"])
 
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
-        """Have trees grow on some rows alone."""
+        """Let trees grow on some rows only."""
         extra = self._binned.extra
-        if "order" not in extra:  # kept, as the index, since new pages are dear
+        if "order" not in extra:  # kept, like the index, since new pages are expensive
             extra["order"] = self._binned.allocate_zeros((self.n,), np.int32)
         self._order = extra["order"]
         self.n_chosen = order_by_choice(is_chosen[0], self._order)
 
     def order_rows(self) -> None:
-        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
-        # The index names the rows of each leaf, leaf by leaf; before any split they are in order.
+        """Put all rows in one leaf: the chosen rows, then the others, each in order."""
+        # The index holds the rows leaf by leaf; before any split they are in order.
         index = self._binned.extra["index"]
         if len(self._order):
             index[:] = self._order
@@ -234,11 +232,11 @@ class HostRows:
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
 
     def build_root_histogram(self, mode: int, output: int) -> Array:
-        """Put all rows in one leaf, and return the histogram of those that are chosen."""
+        """Put all rows in one leaf, and return the histogram of the chosen ones."""
         binned = self._binned
         self.order_rows()
-        # Few rows, or some of all: the partitioning loop, with a split that sends all left, is
-        # compiled anyway.
+        # For few or chosen rows: the partition loop, which is compiled anyway, with a split that
+        # sends all rows left.
         if mode == VECTOR or binned.n <= _MAX_ROWS_IN_NUMPY or len(self._order):
             everywhere = LeafPartition(0, _ALL_LEFT, slice(0, self.n_chosen), 0)
             return self.partition_leaves([everywhere], mode, output)[0]
@@ -278,7 +276,7 @@ class HostRows:
     def add_leaf_values(
         self, output: int, at: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
-        """Add what leaves answer to the raw predictions of their rows."""
+        """Add the values of leaves to the raw predictions of their rows."""
         from daskml_dist.backends.tree_kernels import add_to_leaf
 
         extra = self._binned.extra

@@ -1,8 +1,7 @@
 """Steps of an optimizer in compiled loops: over all parameters, and over few rows of them.
 
-Each entry's mean gradient, the l2 penalty (or what is pending of it), the optimizer's step and the
-l1 penalty follow each other in one pass, as NumPy's operations on whole arrays would, to the same
-bits.
+For each entry, the mean gradient, the l2 penalty (or its pending part), the optimizer's step and
+the l1 penalty are applied in one pass, with the same bits as NumPy's operations on whole arrays.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -21,13 +20,13 @@ from daskml_dist.backends.base import Step
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.intrinsics import copy_values, prefetch
 
-#: Stands for None in compiled loops, whose arguments have one type.
+#: Stands for None in compiled loops, whose arguments must have one type.
 _NO_RATE_SUMS = np.empty(0)
-#: Rows ahead whose parameters are prefetched: they lie anywhere.
+#: Rows whose parameters are prefetched ahead, since they are scattered.
 _ROWS_AHEAD = 16
 
 
-# `_step_entry` stands for a step of `host_update`.
+# `_step_entry` is a placeholder for a step of `host_update`.
 def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 
 
@@ -55,24 +54,24 @@ def update_at(
     index : (n_rows,) integers
         Rows of the parameters.
     grad : (n_rows, width) floats
-        Of the summed loss; not changed.
+        Gradient of the summed loss; not changed.
     rows, rate, l1, l2 : floats of the same type
     n_penalised : int
-        Leading rows that penalties apply to.
+        Number of leading rows that are penalised.
     row_rate_sums : (n_parameter_rows,) floats
-        Rate sum up to which each row's penalty has been applied; empty: no penalty is pending.
+        Rate sum up to which each row's penalty has been applied; empty if no penalty is pending.
     rate_sum, step_rate : float
-        Sum of the learning rates with this step's, and this one's.
+        Sum of the learning rates including this step's, and this step's rate.
     longest : float
-        Largest number of steps that the l2 penalty is applied for: a row not touched for long must
-        not be thrown past zero.
+        Maximum number of steps for which the l2 penalty is applied: a row that was not used for
+        long must not be moved past zero.
     numbers : floats
-        Of the optimizer.
+        Coefficients of the optimizer.
     """
     w, number, width = state[0], state[0].dtype.type, grad.shape[1]
     n, stride = len(index), width * w.itemsize
     for i in range(n):
-        # Touched rows lie anywhere: those ahead are fetched.
+        # Used rows are scattered: prefetch the following ones.
         if i + _ROWS_AHEAD < n:
             ahead = np.int64(index[i + _ROWS_AHEAD])
             for s in range(len(state)):
@@ -80,8 +79,7 @@ def update_at(
             if len(row_rate_sums):
                 prefetch(row_rate_sums.ctypes.data + ahead * row_rate_sums.strides[0])
         row = np.uint64(index[i])
-        # Lazy regularisation: the penalty of all steps since the row was touched last is applied
-        # now.
+        # Lazy regularisation: apply now the penalty of all steps since the row was last used.
         elapsed = number(0)
         if len(row_rate_sums):
             if index[i] < n_penalised:
@@ -92,7 +90,7 @@ def update_at(
             k = row * np.uint64(width) + np.uint64(c)
             g = grad[i, c] / rows
             if l2 > 0:
-                # The pending l2 steps at once, at most as many as shrink the parameter to 0.
+                # The pending l2 steps together, at most as many as shrink the parameter to 0.
                 g += l2 * min(elapsed, longest) * w[k]
             _step_entry(state, k, g, rate, strength, numbers)
 
@@ -112,7 +110,7 @@ def _merge_sorted_rows(
                 total[n, c] = more[j, c]
             else:
                 total[n, c] = values[i, c] + more[j, c]
-        # Equal rows advance both.
+        # Equal rows advance both lists.
         i += a <= b
         j += b <= a
         n += 1
@@ -152,7 +150,7 @@ class CoordinateUpdates:
     ----------
     optimizer : Optimizer
     step : Step
-        Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
+        Any of the steps: its arrays (contiguous, of one dtype) and its penalty.
     row_rate_sums : ndarray of float64 of shape (n_rows,) or None
         Rate sum up to which each row's penalty has been applied, as a sum of learning rates.
     """
@@ -188,14 +186,14 @@ class CoordinateUpdates:
         ----------
         index : ndarray of int64 of shape (n,)
         grad : ndarray of shape (n, width)
-            Of the summed loss; not changed.
+            Gradient of the summed loss; not changed.
         rows : float
-            Rows of the gradient.
+            Number of rows of the gradient.
         lr : float
         number : int
-            Of the step, from 1.
+            Number of the step, from 1.
         rate_sum : float
-            Sum of the learning rates, with this step's.
+            Sum of the learning rates, including this step's.
         """
         to, l2 = self._number, self._l2
         has_penalty = self._row_rate_sums is not None and lr > 0
@@ -208,11 +206,12 @@ class CoordinateUpdates:
         )  # fmt: skip
 
 
-#: Classes of optimizers that numba does not compile.
+#: Classes of optimizers that numba cannot compile.
 _refused: set[type] = set()
 
 
-# `_move` stands for an optimizer's `elementwise_update`, `_step_entry` for one of the steps below.
+# `_move` is a placeholder for an optimizer's `elementwise_update`, `_step_entry` for one of the
+# steps below.
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 
 
@@ -222,7 +221,7 @@ def _plain(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> N
 
 
 def _proximal(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> None:
-    """Step one parameter, and apply the proximal operator of l1 at the rate of its step."""
+    """Step one parameter, and apply the proximal operator of l1 with the step's rate."""
     most = _move(state, k, grad, rate, numbers) * l1
     state[0][k] -= max(min(state[0][k], most), -most)
 
@@ -237,23 +236,23 @@ def _update(
     state : tuple of (n_parameters,) floats
         w and the optimizer's state.
     grad : (n_parameters,) floats
-        Of the summed loss; not changed.
+        Gradient of the summed loss; not changed.
     rows, rate, l1, l2 : floats of the same type
     n_penalised : int
-        Leading parameters that penalties apply to.
+        Number of leading parameters that are penalised.
     numbers : floats
-        Of the optimizer.
+        Coefficients of the optimizer.
     """
     w = state[0]
     with_l2 = n_penalised if l2 > 0 else 0
-    # Numbers with a sign could count from the end, and each would be looked at.
+    # Unsigned index: for signed indices numba adds a check for negative values.
     for i in range(with_l2):
         k = np.uint64(i)
         _step_entry(state, k, grad[k] / rows + l2 * w[k], rate, l1, numbers)
     for i in range(with_l2, n_penalised):
         k = np.uint64(i)
         _step_entry(state, k, grad[k] / rows, rate, l1, numbers)
-    # No strength is applied as well: digits do not depend on how the parameters are cut.
+    # Apply a strength of zero as well: the bits then do not depend on how parameters are split.
     none = l1 - l1
     for i in range(n_penalised, len(w)):
         k = np.uint64(i)
@@ -261,7 +260,7 @@ def _update(
 
 
 def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
-    """Return an optimizer's update of one entry, at a strength of l1 and a learning rate."""
+    """Return an optimizer's update of one entry, for a strength of l1 and a learning rate."""
     kind = type(optimizer)
     if l1 > 0 and lr != 0 and kind.elementwise_update_l1 is not None:
         step: Callable[..., Any] = kind.elementwise_update_l1
@@ -271,7 +270,7 @@ def compile_entry_step(optimizer: Any, l1: float, lr: float) -> Callable[..., An
     return found
 
 
-# `_update_state` stands for `_update`.
+# `_update_state` is a placeholder for `_update`.
 def _update_state(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None: ...
@@ -280,7 +279,7 @@ def _update_state(
 def _add_noise_and_update(
     state: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any, numbers: Any
 ) -> None:
-    """Take one step along a gradient to which noise is added, the first of `numbers`."""
+    """Take one step on a gradient to which noise, the first of `numbers`, is added."""
     for j in range(len(grad)):
         grad[j] += numbers[j]
     _update_state(state, grad, rows, rate, l1, l2, n_penalised, numbers[len(grad) :])
@@ -289,9 +288,9 @@ def _add_noise_and_update(
 def compile_update(
     optimizer: Any, l1: float, lr: float, noisy: bool = False
 ) -> Callable[..., None]:
-    """Return `_update` compiled for an optimizer, at a strength of l1 and a learning rate.
+    """Return `_update` compiled for an optimizer, for a strength of l1 and a learning rate.
 
-    `noisy`: its numbers are those of `list_step_numbers` for steps with noise.
+    `noisy`: numbers are those that `list_step_numbers` returns for steps with noise.
     """
     loop: Callable[..., None] = compiled_with(
         _update, exact=True, _step_entry=compile_entry_step(optimizer, l1, lr)
@@ -302,9 +301,9 @@ def compile_update(
 
 
 def list_step_numbers(optimizer: Any, steps: Sequence[Step]) -> NDArray[Any]:
-    """Return the numbers that compiled updates take for each step, a row each.
+    """Return the numbers that compiled updates need for each step, one row per step.
 
-    They are the optimizer's coefficients, behind the noise where steps have any.
+    They are the noise, if any, followed by the optimizer's coefficients.
     """
     numbers: NDArray[Any] = np.array(
         [optimizer.coefficients(step.number) for step in steps], steps[0].w.dtype
@@ -325,20 +324,19 @@ def can_compile_update(optimizer: Any, step: Step) -> bool:
 
 
 class Updates:
-    """Steps of an optimizer with an `elementwise_update`, each a compiled pass over the same
-    arrays.
+    """Steps of an optimizer with an `elementwise_update`, as compiled passes over the same arrays.
 
     Parameters
     ----------
     optimizer : Optimizer
     step : Step
-        Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
+        Any of the steps: its arrays (contiguous, of one dtype) and its penalty.
     """
 
     def __init__(self, optimizer: Any, step: Step) -> None:
         self._optimizer = optimizer
         self._dtype = step.w.dtype
-        # A Python float is what numba calls a float64, and quicker to make.
+        # numba treats a Python float as float64, and it is faster to create.
         self._number: Any = float if self._dtype == np.float64 else self._dtype.type
         self._state = tuple([array.reshape(-1) for array in step.state(optimizer)])
         self._loops = tuple(compile_update(optimizer, step.l1, lr) for lr in (0.0, 1.0))

@@ -1,4 +1,4 @@
-"""Numbers of the rows of a growing table, from ids and the fields that they stand in."""
+"""Row numbers of a growing table, from ids and their fields."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 #: Bits of an id within its field, and of a field's number.
 ID_BITS, FIELD_BITS = 54, 8
-#: Field of what belongs to a model and not to the rows: an intercept, weights of layers.
+#: Field of parameters of the model rather than of rows: an intercept, weights of layers.
 MODEL_FIELD = (1 << FIELD_BITS) - 1
 _MASK = np.uint64((1 << ID_BITS) - 1)
-#: Odd multipliers (those of splitmix64, cut to the bits of an id): odd ones lose no bit.
+#: Odd multipliers (those of splitmix64, cut to the bits of an id): they are invertible.
 _FIRST, _SECOND = (
     np.uint64(m & ((1 << ID_BITS) - 1)) for m in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -20,10 +20,10 @@ _SHIFT = np.uint64(ID_BITS // 2)
 
 
 def mix_ids(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a permutation of the numbers below ``2**54``, mixed; larger are folded."""
+    """Apply a mixing permutation of the numbers below ``2**54``; fold larger numbers first."""
     x = ids.astype(np.uint64)
     x = (x ^ (x >> np.uint64(ID_BITS))) & _MASK
-    # Each line can be undone, so no two ids become one.
+    # Each line is invertible, so no two ids collide.
     for multiplier in (_FIRST, _SECOND):
         x ^= x >> _SHIFT
         x *= multiplier
@@ -39,7 +39,7 @@ def find_fields(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def field_ids(ids: NDArray[Any], field: int) -> NDArray[np.int64]:
-    """Return the numbers of the rows of a growing table that the ids of a field have."""
+    """Return the row numbers of a growing table for the ids of a field."""
     found: NDArray[np.int64] = ((mix_ids(ids) << np.uint64(FIELD_BITS)) | np.uint64(field)).astype(
         np.int64
     )

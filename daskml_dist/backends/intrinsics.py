@@ -23,7 +23,7 @@ from daskml_dist.backends.compiled import compiled_inside
 
 
 def emitted(typing: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that makes an intrinsic of a function which emits LLVM's code.
+    """Return a decorator that makes an intrinsic from a function that emits LLVM code.
 
     `typing` returns numba's signature, given the types of the arguments.
     """
@@ -33,7 +33,7 @@ def emitted(typing: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
         def define(context: Any, *kinds: Any) -> Any:
             return typing(*kinds), emit
 
-        # numba matches arguments by the names of the parameters behind the context.
+        # numba matches arguments by the names of the parameters after the context.
         given = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)]
         own: Any = define
         own.__signature__ = Signature([*given, *signature(typing).parameters.values()])
@@ -44,13 +44,13 @@ def emitted(typing: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
 
 @emitted(lambda address: types.voidptr(types.int64))
 def pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Return an address as a pointer, for `array_at`."""
+    """Convert an address to a pointer, for `array_at`."""
     return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
 
 @emitted(lambda address: types.void(types.int64))
 def prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Fetch the cache line of an address, which need not be valid."""
+    """Prefetch the cache line at an address, which need not be valid."""
     number = ir.IntType(32)
     pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
     of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
@@ -61,7 +61,7 @@ def prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 @emitted(lambda address, place, dtype: dtype.dtype(types.int64, types.int64, dtype))
 def number_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Read a number of a dtype, so many places behind an address, which may be any byte."""
+    """Read a number of a dtype at an offset in items from an address, which may be unaligned."""
     # Like an entry of `array_at`, which takes ten times as long to compile.
     kind = context.get_value_type(signature.return_type)
     first = builder.inttoptr(arguments[0], kind.as_pointer())
@@ -70,7 +70,7 @@ def number_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any
 
 @emitted(lambda address, place, number: types.void(types.int64, types.int64, number))
 def put_number(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write a number so many places behind an address, which may be any byte."""
+    """Write a number at an offset in items from an address, which may be unaligned."""
     first = builder.inttoptr(arguments[0], arguments[2].type.as_pointer())
     builder.store(arguments[2], builder.gep(first, [arguments[1]]), align=1)
     return context.get_dummy_value()
@@ -80,14 +80,13 @@ def put_number(context: Any, builder: Any, signature: Any, arguments: Any) -> An
 array_at: Any = numba.carray  # type: ignore[attr-defined]
 
 
-#: Bytes of a vector: a cache line, and a register of AVX-512; LLVM splits it where registers are
-#: shorter.
+#: Bytes of a vector: a cache line, and a register of AVX-512; LLVM splits it for shorter registers.
 VECTOR_BYTES = 64
 _INT32 = ir.IntType(32)
 
 
 class _Vector(types.Type):
-    """Type of as many floats as are `VECTOR_BYTES` bytes."""
+    """Type of a vector of floats with `VECTOR_BYTES` bytes."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -112,7 +111,7 @@ def _pointer_to(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def _shuffle_lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    """Emit a vector of lanes of two vectors, by their places in both."""
+    """Emit a vector of lanes selected from two vectors, by position."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(places)), places))
 
 
@@ -125,7 +124,7 @@ def load_vector(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 @emitted(lambda address, vector: types.void(types.int64, vector))
 def store_vector(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write a vector from an address on."""
+    """Write a vector at an address."""
     builder.store(arguments[1], _pointer_to(builder, arguments[0], arguments[1].type), align=1)
     return context.get_dummy_value()
 
@@ -148,7 +147,7 @@ def broadcast_number(context: Any, builder: Any, signature: Any, arguments: Any)
 
 @emitted(lambda a, b, c: a(a, b, c))
 def multiply_add(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Return ``a * b + c``, rounded once where the processor has fused multiply-adds."""
+    """Return ``a * b + c``, rounded once if the processor has fused multiply-adds."""
     kind = arguments[0].type
     name = f"llvm.fmuladd.v{kind.count}f{signature.return_type.dtype.bitwidth}"
     of = ir.FunctionType(kind, [kind] * 3)
@@ -163,9 +162,9 @@ def add_vectors(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 @emitted(lambda address, a, b, c, d: types.void(types.int64, a, b, c, d))
 def store_four_sums(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write the sums of four vectors' numbers behind each other."""
+    """Write the sums of four vectors' numbers to consecutive addresses."""
     address, *vectors = arguments
-    # A tree of pairwise additions: two rounds interleave four vectors' halves, the rest halve
+    # A tree of pairwise additions: two rounds interleave halves of four vectors, the others halve
     # one vector, so that four horizontal sums cost about as much as one.
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
@@ -180,7 +179,7 @@ def store_four_sums(context: Any, builder: Any, signature: Any, arguments: Any) 
 
 
 def _add_halves(builder: Any, a: Any, b: Any, n: int) -> Any:
-    """Return one vector of two, in which neighbouring halves of each of `n` parts are added."""
+    """Combine two vectors: add neighbouring halves of each of `n` parts."""
     count = a.type.count
     places = [number * count + i for number in (0, 1) for i in range(count)]
     size = count // n
@@ -209,9 +208,9 @@ def copy_rows(out: Any, rows: Any) -> None:
 
 
 _INT64 = ir.IntType(64)
-#: Number of the clock CLOCK_MONOTONIC of ``clock_gettime``: another one on macOS than on Linux.
+#: Number of CLOCK_MONOTONIC for ``clock_gettime``; it differs between macOS and Linux.
 _CLOCK_MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
-#: LLVM's name of the instruction by which a spinning thread leaves its core to others, and its
+#: LLVM's name of the spin-wait instruction, which frees core resources for others, and its
 #: arguments, by processor.
 _WAITING_HINTS: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
@@ -228,7 +227,7 @@ def read_flag(context: Any, builder: Any, signature: Any, arguments: Any) -> Any
 
 @emitted(lambda address, value: types.void(types.int64, types.int64))
 def raise_flag(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write a number, after all that was written before and before all that is read after."""
+    """Write a number after all earlier writes, and before all later reads."""
     flag = builder.inttoptr(arguments[0], _INT64.as_pointer())
     builder.store_atomic(arguments[1], flag, "release", 8)
     builder.fence("seq_cst")
@@ -237,7 +236,7 @@ def raise_flag(context: Any, builder: Any, signature: Any, arguments: Any) -> An
 
 @emitted(lambda: types.void())
 def hint_waiting(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Tell the processor that this loop only waits."""
+    """Hint to the processor that this loop only waits."""
     name, given = _WAITING_HINTS.get(platform.machine(), (None, []))
     if name is not None:
         number = ir.IntType(32)
@@ -249,7 +248,7 @@ def hint_waiting(context: Any, builder: Any, signature: Any, arguments: Any) -> 
 
 @emitted(lambda: types.void())
 def yield_processor(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Let another thread run that waits for this one's core."""
+    """Yield the core to another thread."""
     of = ir.FunctionType(ir.IntType(32), [])
     call = cgutils.get_or_insert_function(builder.module, of, "sched_yield")
     builder.call(call, [])
@@ -270,7 +269,7 @@ def monotonic_nanoseconds(context: Any, builder: Any, signature: Any, arguments:
 
 @emitted(lambda descriptor: types.void(types.int64))
 def ring_bell(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Write a byte to a pipe; a pipe that is full already wakes its reader."""
+    """Write a byte to a pipe; if the pipe is full, its reader is already woken."""
     byte = cgutils.alloca_once_value(builder, ir.IntType(8)(33))
     of = ir.FunctionType(_INT64, [ir.IntType(32), byte.type, _INT64])
     call = cgutils.get_or_insert_function(builder.module, of, "write")

@@ -1,7 +1,7 @@
 """Rows of baskets on the host: their items, and the rows of each item as bits.
 
-The support of a set of items is the number of rows that have them all. With a bit for each row and
-item (a vertical layout), 64 rows are counted by an AND of words and a population count.
+The support of a set of items is the number of rows that contain all of them. With a bit for each
+row and item (a vertical layout), 64 rows are counted by an AND of words and a population count.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Words = NDArray[np.uint64]
 #: Bytes of dense rows that are read together (1 MiB), in a cache.
 _CACHED_BYTES = 1 << 20
 #: Words of all items in a tile of rows (1 MiB), so that a processor's cache holds them for all
-#: candidates; and words of one item at least and at most.
+#: candidates; minimum and maximum words of one item.
 _TILE_WORDS, _MIN_ITEM_WORDS, _MAX_ITEM_WORDS = 1 << 17, 64, 1024
-#: Words of two items that are compared in the time in which a pair of one row is counted: the
-#: ratio by which `add_pair_counts` chooses between rows and bits.
+#: Words of two items that are compared in the time needed to count a pair in one row: used by
+#: `add_pair_counts` to choose between rows and bits.
 _WORDS_A_PAIR = 8
 
 
@@ -51,7 +51,7 @@ def find_first_negative(X: Any, backend: NumpyBackend) -> tuple[int, float] | No
 
 
 def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> None:
-    """Add to `out` in how many rows each column is not zero."""
+    """Add to `out` the number of rows in which each column is not zero."""
     from daskml_dist.backends.itemset_kernels import count_csr_items, count_items
 
     if isinstance(X, CSRRows):
@@ -64,9 +64,9 @@ def add_item_counts(X: Any, out: NDArray[np.float64], backend: NumpyBackend) -> 
 def add_pair_counts(
     X: Any, items: NDArray[np.int64], first: int, end: int, out: NDArray[np.float64]
 ) -> bool:
-    """Add to `out` in how many rows pairs of items are, going through the rows.
+    """Add to `out` the number of rows that contain each pair of items, row by row.
 
-    False, with nothing done, where there are fewer bits to compare.
+    Return False, without changes, if comparing bits is cheaper.
     """
     from daskml_dist.backends.itemset_kernels import count_pairs, count_row_pairs
 
@@ -74,7 +74,7 @@ def add_pair_counts(
         return False
     m, rank = len(items), _rank_columns(items, X.shape[1])
     rows = X.X.indptr, X.X.indices, _nonzero_flags(X.X.data), X.rows, rank
-    # Row by row costs the pairs in the rows, bit by bit the pairs of items times the words.
+    # Row by row costs the pairs in the rows; bit by bit costs the pairs of items times the words.
     if count_row_pairs(*rows) * _WORDS_A_PAIR > m * (m - 1) / 2 * (X.shape[0] / 64):
         return False
     count_pairs(*rows, first, end, m, out)
@@ -82,14 +82,14 @@ def add_pair_counts(
 
 
 class ItemBits:
-    """Rows of some neighbours in a block as bits, a run of words for each item.
+    """Consecutive rows of a block as bits, with a run of words for each item.
 
-    They are made when they are first asked for, and kept where they are not larger than the rows.
+    They are made when first requested, and kept if they are not larger than the rows.
 
     Attributes
     ----------
     nbytes : int
-        Of what is kept.
+        Bytes of the words that are kept.
     """
 
     def __init__(self) -> None:
@@ -104,9 +104,7 @@ class ItemBits:
     def tiles(
         self, X: Any, items: NDArray[np.int64], backend: NumpyBackend
     ) -> Iterator[tuple[Words, NDArray[np.int64]]]:
-        """Yield words of shape (n_tiles, n, n_words) of consecutive rows, with the n items'
-        columns.
-        """
+        """Yield words (n_tiles, n, n_words) of consecutive rows, with the n items' columns."""
         if X.shape[0] == 0:
             return
         if self._words is None or not np.isin(items, self._items, assume_unique=True).all():
@@ -157,28 +155,28 @@ def add_set_counts(
     last: NDArray[np.int32],
     out: NDArray[np.float64],
 ) -> None:
-    """Add to `out` in how many rows all items of each candidate are."""
+    """Add to `out` the number of rows that contain all items of each candidate."""
     from daskml_dist.backends.itemset_kernels import count_supports
 
-    # What came in a message is read-only, for which numba would compile the loop once more.
+    # Arrays received in messages are read-only; numba would compile the loop again for them.
     own = [np.require(array, requirements=["C", "A", "W"]) for array in (prefix, bounds, last)]
     count_supports(words, own[0], own[1], own[2], out)
 
 
 def _word_aligned_slices(X: Any) -> Iterator[slice]:
-    """Yield slices of dense rows that begin at whole words of 64 rows."""
+    """Yield slices of dense rows that begin at multiples of 64 rows."""
     step = _CACHED_BYTES // max(1, X.shape[1] * X.dtype.itemsize)
     yield from row_slices(X.shape[0], max(64, step // 64 * 64))
 
 
 def _nonzero_flags(values: NDArray[Any]) -> Bytes:
-    """Return 1 where a value is not zero, else 0."""
+    """Return 1 for values that are not zero, else 0."""
     found: Bytes = np.ascontiguousarray(values != 0).view(np.uint8)
     return found
 
 
 def _rank_columns(items: NDArray[np.int64], n_columns: int) -> NDArray[np.int32]:
-    """Return the number of each column among some items; -1: it is none of them."""
+    """Return the position of each column among some items; -1 if it is none of them."""
     rank = np.full(n_columns, -1, np.int32)
     rank[items] = np.arange(len(items), dtype=np.int32)
     return rank

@@ -1,8 +1,8 @@
 """Compiled loops that count items, pairs and larger itemsets of baskets.
 
-The rows of a basket are bits of words, a run of words for each item (the vertical layout of Zaki,
-"Scalable algorithms for association mining", IEEE TKDE 12(3), 2000). Importing this module loads
-numba, so it is imported at first use.
+Rows are bits of words, with a run of words for each item (the vertical layout of Zaki, "Scalable
+algorithms for association mining", IEEE TKDE 12(3), 2000). Importing this module loads numba, so it
+is imported at first use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from daskml_dist.backends.intrinsics import copy_values
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
-#: Rows whose ones a byte can count.
+#: Maximum number of rows whose ones a byte can count.
 _MAX_BYTE_ROWS = 255
-#: Share of the words of a prefix above which all are read.
+#: If more than one in this many words of a prefix is not zero, all words are read.
 _DENSE_WORD_SHARE = 4
 
 
@@ -28,7 +28,7 @@ _DENSE_WORD_SHARE = 4
 
 @_exact
 def count_items(bought: Any, out: Any) -> None:
-    """Add to `out` how often each column is bought.
+    """Add to `out` how often each column is nonzero.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def count_items(bought: Any, out: Any) -> None:
     """
     n, d = bought.shape
     found = np.empty(d, np.uint8)
-    # Bytes are summed in bytes, 64 to a vector, and added to the floats before any can overflow.
+    # Bytes are summed in bytes, 64 per vector, and added to the floats before any can overflow.
     for start in range(0, n, _MAX_BYTE_ROWS):
         found[:] = 0
         for i in range(start, min(n, start + _MAX_BYTE_ROWS)):
@@ -50,7 +50,7 @@ def count_items(bought: Any, out: Any) -> None:
 
 @_exact
 def count_csr_items(indptr: Any, indices: Any, bought: Any, rows: Any, out: Any) -> None:
-    """Add to `out` how often each column of CSR rows is bought; see `count_items`."""
+    """Add to `out` how often each column of CSR rows is nonzero; see `count_items`."""
     for i in rows:
         for e in range(indptr[i], indptr[i + 1]):
             out[indices[e]] += bought[e]
@@ -70,7 +70,7 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
     items : ndarray of int64 of shape (n_items,)
         Columns, sorted.
     first : int
-        Word in which the rows begin, at its first bit.
+        Word whose first bit is the first of the rows.
     words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
     n, m, width = len(bought), len(items), words.shape[2]
@@ -82,7 +82,7 @@ def pack_rows(bought: Any, items: Any, first: int, words: Any) -> None:
             row, at = bought[i], np.uint64(i - start)
             if whole:
                 for j in range(m):
-                    # 64 rows become a word of each item.
+                    # 64 rows become one word per item.
                     found[j] |= np.uint64(row[j]) << at
             else:
                 for j in range(m):
@@ -106,7 +106,7 @@ def pack_csr_rows(
         0 or 1 for each entry.
     rows : ndarray of int of shape (n,)
     rank : ndarray of int32 of shape (n_columns,)
-        Number of each column among the items; -1: it is none.
+        Position of each column among the items; -1: none.
     words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     """
     # Tiles of `width` words: the words of all items of a tile fit in a cache.
@@ -122,9 +122,7 @@ def pack_csr_rows(
 
 @_inside
 def _count_ones(x: Any) -> Any:
-    """Return the number of set bits of 64; LLVM recognises these lines as one popcount
-    instruction.
-    """
+    """Return the number of set bits of 64; LLVM compiles it to one popcount instruction."""
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -133,18 +131,18 @@ def _count_ones(x: Any) -> Any:
 
 @_exact
 def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> None:
-    """Add to `out` in how many rows all items of each candidate are.
+    """Add to `out` the number of rows that contain all items of each candidate.
 
-    Candidates that have all but the last item in common follow each other; the rows that hold the
-    items of such a prefix are found once, of those that it shares with the one before.
+    Candidates that share all but the last item are contiguous. The rows with the items of such a
+    prefix are found once, starting from those of the items shared with the previous prefix.
 
     Parameters
     ----------
     words : ndarray of uint64 of shape (n_tiles, n_items, n_words)
     prefix : ndarray of int32 of shape (n_prefixes, k - 1)
-        Items of each prefix, by their numbers in `words`; sorted.
+        Items of each prefix, by position in `words`; sorted.
     bounds : ndarray of int64 of shape (n_prefixes + 1,)
-        Where the candidates of each begin.
+        First candidate of each prefix.
     last : ndarray of int32 of shape (n,)
         Last item of each candidate.
     out : ndarray of float64 of shape (n,)
@@ -160,7 +158,7 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
             same = 0
             if p > 0:
                 # Candidates are sorted: the intersections of the items that this prefix shares with
-                # the one before are still held.
+                # the previous one are still stored.
                 while same < depth and prefix[p, same] == prefix[p - 1, same]:
                     same += 1
             for level in range(same, depth):
@@ -174,13 +172,13 @@ def count_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) ->
             top = held[depth - 1]
             n_live = 0
             for w in range(width):
-                # Without a branch: words of no common row are written over by the next one.
+                # Without a branch: an index with no common row is overwritten by the next one.
                 live[n_live] = w
                 some[n_live] = top[w]
                 n_live += top[w] != 0
             if n_live == 0:
                 continue
-            # Most words are alive: reading all of them, vector by vector, beats a gather.
+            # Most words are nonzero: reading all of them, vector by vector, beats a gather.
             if n_live * _DENSE_WORD_SHARE > width:
                 for c in range(bounds[p], bounds[p + 1]):
                     own, found = bits[last[c]], np.uint64(0)
@@ -215,7 +213,7 @@ def count_pairs(
     indptr: Any, indices: Any, bought: Any, rows: Any, rank: Any, first: int, end: int, m: int,
     out: Any,
 ) -> None:  # fmt: skip
-    """Add to `out` in how many rows pairs of items are, row by row."""
+    """Add to `out` the number of rows that contain each pair of items, row by row."""
     held = np.empty(m, np.int64)
     begins = np.empty(m, np.int64)
     at = 0
@@ -243,9 +241,7 @@ def count_pairs(
 
 @_exact
 def join_frequent_sets(sets: Any, most: int) -> Any:
-    """Return the candidates of the next length all of whose subsets are frequent
-    (Apriori's join).
-    """
+    """Return the candidates of the next length whose subsets are all frequent (Apriori's join)."""
     n, k = sets.shape
     # Pairs of sets with a common prefix bound the number of candidates.
     room = 0
@@ -265,8 +261,8 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
         # last item make a candidate; it stays if all other subsets are frequent.
         for a in range(start, stop):
             begin = found
-            # Sets that begin as this one does without one of its items: where the last is b's,
-            # that subset of the candidate is frequent.
+            # Sets that begin like set `a` without one of its items: if one of them ends with b's
+            # last item, that subset of the candidate is frequent.
             for q in range(k - 1):
                 at[q], ends[q] = _subset_bounds(sets, a, q)
             for b in range(a + 1, stop):
@@ -291,7 +287,7 @@ def join_frequent_sets(sets: Any, most: int) -> Any:
 
 @_inside
 def _end_of_prefix(sets: Any, start: int) -> int:
-    """Return the end of the run of sets that differ from one in the last item alone."""
+    """Return the end of the run of sets that differ from one only in the last item."""
     n, k = sets.shape
     stop = start + 1
     while stop < n:
@@ -311,13 +307,11 @@ def _subset_bounds(sets: Any, a: int, q: int) -> Any:
 
 @_inside
 def _count_sets_below(sets: Any, a: int, q: int, also: bool) -> int:
-    """Return how many sets sort before those of `_subset_bounds`; with `also`, these are counted
-    too.
-    """
+    """Return how many sets sort before those of `_subset_bounds`; with `also`, include these."""
     n, k = sets.shape
     low, high = 0, n
     while low < high:
-        # Binary search: sets are sorted, and compared in their first k - 1 items.
+        # Binary search: sets are sorted, and compared by their first k - 1 items.
         middle = (low + high) >> 1
         order = 0
         for j in range(k - 1):

@@ -1,8 +1,8 @@
-"""Rows and normal distributions: their log-densities, and the moments of each component's rows.
+"""Log-densities of rows under normal distributions, and the moments of each component's rows.
 
 An E-step of expectation maximisation (Dempster, Laird and Rubin 1977) in one pass: responsibilities
-of a slice of rows are computed, used for the moments, and dropped. Rows are taken relative to a
-shift near their mean, so that squares of large coordinates lose no digits.
+of a slice of rows are computed, used for the moments, and dropped. A shift near their mean is
+subtracted from rows, so that squares of large coordinates lose no digits.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ import numpy as np
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
 from daskml_dist.backends.row_slices import row_slices
 
-#: Numbers of a tile that a core's cache holds (512 KiB of float64); rows of it at least and at
-#: most.
+#: Numbers of a tile that fit in a core's cache (512 KiB of float64); minimum and maximum rows of a
+#: tile.
 _ENTRIES_AT_ONCE, _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = 1 << 16, 64, 1024
-#: Products of rows and components from which compiled loops are worth loading numba for.
+#: Number of products of rows and components from which compiled loops are worth loading numba.
 _MIN_COMPILED_PRODUCTS = 1 << 20
 
 
 def iterate_shifted_rows(
     backend: Any, X: Any, shift: Any, weight: Any | None, width: int
 ) -> Iterator[tuple[slice, Any, Any | None]]:
-    """Yield slices of dense rows less the shift, of as many as leave memory for `width` numbers
-    each.
-    """
+    """Yield slices of dense rows minus the shift, with memory left for `width` numbers per row."""
     step = (backend.entries_at_once or _ENTRIES_AT_ONCE) // max(width, 1)
     step = max(step, _MIN_ROWS_AT_ONCE)
     for at in row_slices(
@@ -48,11 +46,11 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
         Logarithms of the components' weights and determinants.
     means : array of shape (k, d)
     factors : array of shape (k, d, d), or (k, d) of diagonals
-        Of the precisions.
+        Factors of the precisions.
     """
     found = []
     for c in range(means.shape[0]):
-        # The factor F of the precision, F F' : |(x - mean) F|**2 is the squared Mahalanobis
+        # With the factor F of the precision F F', |(x - mean) F|**2 is the squared Mahalanobis
         # distance.
         apart = near - means[c, ...]
         apart = apart * factors[c, ...] if factors.ndim == 2 else apart @ factors[c, ...]
@@ -61,7 +59,7 @@ def log_densities(near: Any, constants: Any, means: Any, factors: Any) -> Any:
 
 
 def add_moments(near: Any, shares: Any, means: Any, out: Any) -> None:
-    """Add each component's share of some rows to `out`, about its mean.
+    """Add each component's share of some rows to `out`, as moments about its mean.
 
     Parameters
     ----------
@@ -91,14 +89,14 @@ def add_expected(
     weight: Any | None,
     out: Any,
 ) -> Any:
-    """Add the moments of each component's share of the rows, as it is expected; an E-step.
+    """Add the moments of each component's expected share of the rows (an E-step).
 
     Parameters
     ----------
     backend : Backend
     X : rows of shape (n, d)
     shift : array of shape (d,)
-        Taken from each row; means are less it too.
+        Subtracted from each row; already subtracted from the means.
     constants, means, factors
         As of :func:`log_densities`.
     weight : array of shape (n,) or None
@@ -116,7 +114,7 @@ def add_expected(
     ):
         xp = namespace(near)
         shares = log_densities(near, constants, means, factors)
-        # log-sum-exp over components, about the largest.
+        # log-sum-exp over components, relative to the largest.
         top = xp.max(shares, axis=1)
         shares = xp.exp(shares - top[:, None])
         size = total(shares, axis=1)

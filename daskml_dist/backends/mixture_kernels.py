@@ -1,4 +1,4 @@
-"""Compiled E-steps: between products of BLAS, one look at what a core's cache holds.
+"""Compiled E-steps: loops over cached tiles between the products of BLAS.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.row_slices import row_slices
 
-#: Bytes of what is made of a tile's rows, and rows of a tile: fewer are a slow product, more leave
-#: the cache.
+#: Bytes of the arrays computed for a tile's rows, and rows of a tile: fewer make products slow,
+#: more exceed the cache.
 _CACHED_BYTES, _MIN_TILE_ROWS, _MAX_TILE_ROWS = 3 << 18, 128, 1024
 
 _fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
@@ -42,7 +42,7 @@ def add_expected(
     room, product = np.empty((most, d), X.dtype), np.empty((k, d, d), X.dtype)
     for at in row_slices(len(X), most):
         n = at.stop - at.start
-        # What came over a network may start at any byte.
+        # Arrays received over a network may be unaligned.
         room[:n] = X[at]
         near, scaled = (one[: k * n * d].reshape(k, n, d) for one in numbers)
         of_row = shares[: k * n].reshape(k, n)
@@ -60,7 +60,7 @@ def add_expected(
 
 @_fast
 def _shift_to_means(rows: Any, shift: Any, means: Any, near: Any) -> None:
-    """Write rows less the shift and the mean of each component."""
+    """Write rows minus the shift and the mean of each component."""
     k, d = means.shape
     for c in range(k):
         for i in range(rows.shape[0]):
@@ -87,7 +87,7 @@ def _normalise_shares(shares: Any, weight: Any) -> float:
     k, n = shares.shape
     found = 0.0
     for i in range(n):
-        # log-sum-exp over components, about the largest.
+        # log-sum-exp over components, relative to the largest.
         top = shares[0, i]
         for c in range(1, k):
             top = max(top, shares[c, i])

@@ -1,4 +1,4 @@
-"""Least squares without negative coefficients, for many right-hand sides of one Gram matrix."""
+"""Non-negative least squares for many right-hand sides with one Gram matrix."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, total, zeros
 
-#: Products of coefficients from which compiled loops are worth loading numba for.
+#: Number of products of coefficients from which compiled loops are worth loading numba.
 _MIN_COMPILED_PRODUCTS = 1 << 16
-#: Ridge of the first coefficients, as a share of the trace of the Gram matrix.
+#: Ridge for the initial coefficients, as a share of the trace of the Gram matrix.
 _START_RIDGE = 1e-6
 
 
@@ -23,9 +23,10 @@ def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
         Symmetric.
     products : array of shape (n, k), of the same dtype
     most, tol
-        As of :func:`descend_coordinates`.
+        As in :func:`descend_coordinates`.
     """
-    # From the best ones of any sign, as far as they are not negative: near where few are.
+    # Start from the unconstrained solution, clipped at 0: it is near if few coefficients are
+    # negative.
     xp, k = namespace(products), gram.shape[0]
     # A small ridge, so that a singular Gram matrix has an inverse.
     ridge = zeros((k, k), gram.dtype, like=gram)
@@ -40,19 +41,18 @@ def solve_nonnegative(gram: Any, products: Any, most: int, tol: float) -> Any:
 
 
 def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
-    """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, in place.
+    """Decrease ``w @ gram @ w / 2 - b @ w``, w >= 0, for each row w of W, in place.
 
     Parameters
     ----------
     gram : array of shape (k, k)
     slope : array of shape (n, k)
-        ``W @ gram - b``, and kept so.
+        ``W @ gram - b``; kept up to date.
     W : array of shape (n, k)
     most : int
-        Sweeps over the coefficients at most.
+        Maximum sweeps over the coefficients.
     tol : float
-        A row ends after a sweep that changes none of its coefficients by more than so much of the
-        largest.
+        A row ends after a sweep that changes no coefficient by more than this share of the largest.
     """
     if is_host(W) and W.size * len(gram) >= _MIN_COMPILED_PRODUCTS:
         from daskml_dist.backends import nonnegative_kernels
@@ -60,7 +60,7 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
         nonnegative_kernels.descend_rows(np.ascontiguousarray(gram), slope, W, most, tol)
         return
     xp = namespace(W)
-    # All rows take the same sweep side by side; rows that have converged are multiplied by 0.
+    # All rows are swept together; steps of converged rows are multiplied by 0.
     going = zeros((W.shape[0],), W.dtype, like=W) + 1
     # Cyclic coordinate descent (Hsieh and Dhillon 2011): the minimum along coefficient t is at
     # w_t - slope_t / gram_tt, clipped at 0.
@@ -81,7 +81,7 @@ def descend_coordinates(gram: Any, slope: Any, W: Any, most: int, tol: float) ->
 
 
 def divide_by_product(X: Any, found: Any, least: float) -> Any:
-    """Return ``X / max(found, least)``; on the host in the memory of `found`."""
+    """Return ``X / max(found, least)``; on the host, in the memory of `found`."""
     if is_host(found):
         np.maximum(found, least, out=found)
         return np.divide(X, found, out=found)

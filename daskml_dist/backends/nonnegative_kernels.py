@@ -18,16 +18,16 @@ import numpy as np
 
 from daskml_dist.backends.compiled import compiled_entry
 
-#: LLVM's fast-math flags of sums whose order does not matter; NaN and infinity keep their meaning.
+#: LLVM's fast-math flags for sums whose order does not matter; NaN and infinity are kept.
 _REORDERED = {"contract", "reassoc", "nsz"}
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
-    """Lower ``w @ gram @ w / 2 - b @ w``, w >= 0, of each row w of W, a coefficient at a time.
+    """Decrease ``w @ gram @ w / 2 - b @ w``, w >= 0, for each row w of W, by coordinate.
 
-    `slope` is ``W @ gram - b`` and kept so. A row ends after `most` sweeps, or one that changes no
-    coefficient by more than `tol` of the largest.
+    `slope` is ``W @ gram - b`` and is kept up to date. A row ends after `most` sweeps, or after one
+    that changes no coefficient by more than `tol` of the largest.
     """
     k = len(gram)
     for i in range(len(W)):
@@ -46,7 +46,7 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
                     w[t] = new
                     row = gram[t]
                     for r in range(k):
-                        # The gradient follows, at the cost of a row of the Gram matrix.
+                        # Update the gradient by a row of the Gram matrix.
                         g[r] += step * row[r]
                     change = max(change, abs(step))
                 largest = max(largest, new)
@@ -56,7 +56,7 @@ def descend_rows(gram: Any, slope: Any, W: Any, most: int, tol: float) -> None:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERED)
 def _floored_product(w: Any, h: Any, least: Any) -> Any:
-    """Return a product of two vectors, at least `least`, since it is divided by."""
+    """Return a product of two vectors, at least `least`, since it is a divisor."""
     found = w[0] * 0
     for c in range(len(w)):
         found += w[c] * h[c]
@@ -70,7 +70,7 @@ def multiply_weights(
 ) -> None:  # fmt: skip
     """Take multiplicative steps of each row's weights for the Kullback-Leibler divergence.
 
-    A row ends after `most` of them, or one that changes no weight by more than `tol` of the
+    A row ends after `most` of them, or after one that changes no weight by more than `tol` of the
     largest.
     """
     above = np.empty(W.shape[1], W.dtype)

@@ -1,8 +1,8 @@
-"""The CPU backend: NumPy and BLAS for dense blocks, compiled loops where they pay.
+"""The CPU backend: NumPy and BLAS for dense blocks, compiled loops if they are worth it.
 
-NumPy makes a product in an array of its own, and another pass over memory then adds it; SciPy's
-BLAS adds as it multiplies. Loading numba takes half a second, and compiling a loop for the first
-time some more: constants here say from which sizes on that is worth it.
+NumPy computes a product in a new array, and adding it takes another pass over memory; SciPy's BLAS
+adds as it multiplies. Loading numba takes half a second, and compiling a loop for the first time
+takes longer: constants here give the sizes from which that is worth it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from daskml_dist.backends.host_memory import Scratch
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-#: Losses that `dense_kernels` has kernels of; to look there would load numba.
+#: Losses with a kernel in `dense_kernels`; looking there would load numba.
 FUSED_LOSSES = ("log_loss",)
-#: Entries of X from which a fused kernel is worth loading numba for.
+#: Number of entries of X from which a fused kernel is worth loading numba.
 MIN_FUSED_ENTRIES = 1 << 13
 #: Entries of all rows of a fit up to which NumPy computes the log loss: the kernel saves a tenth of
-#: a millisecond a pass over these, and compiling it takes seconds.
+#: a millisecond per pass over these, but compiling it takes seconds.
 _MAX_FEW_ENTRIES = 1 << 17
-#: Products of rows and centroids from which compiled loops over them are worth it, likewise.
+#: Number of products of rows and centroids from which compiled loops are worth it.
 _MIN_CENTRE_PRODUCTS = 1 << 20
 
 
@@ -42,7 +42,7 @@ def has_few_entries(n_rows: int, n_features: int) -> bool:
 def has_kernel(
     kernel: str | None, w: NDArray[Any], X: Any, y: NDArray[Any], weight: NDArray[Any]
 ) -> bool:
-    """Return whether the kernels of dense rows take these."""
+    """Return whether the kernels for dense rows support these arrays."""
     if (
         kernel not in FUSED_LOSSES
         or w.shape[1] > 1
@@ -56,9 +56,7 @@ def has_kernel(
 
 
 def load_centroid_loops(X: Any, shift: Any | None, k: int) -> Any | None:
-    """Return the compiled loops over centroids, or None where they do not pay or cannot read the
-    rows.
-    """
+    """Return the compiled loops over centroids; None if not worth it, or not applicable."""
     if shift is None or not isinstance(X, np.ndarray) or not X.flags.c_contiguous:
         return None
     if X.size * k < _MIN_CENTRE_PRODUCTS:
@@ -69,7 +67,7 @@ def load_centroid_loops(X: Any, shift: Any | None, k: int) -> Any | None:
 
 
 def can_compile_steps(dtype: Any, optimizer: Any, step: Step) -> bool:
-    """Return whether steps along rows of a dtype can be made in one loop."""
+    """Return whether steps on rows of a dtype can be made in one loop."""
     state = step.state(optimizer)
     if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
         return False
@@ -80,7 +78,7 @@ def can_compile_steps(dtype: Any, optimizer: Any, step: Step) -> bool:
     return host_update.can_compile_update(optimizer, step)
 
 
-#: Bytes of scaled rows of which the symmetric product is made at once (512 KiB): they are still in
+#: Bytes of scaled rows whose symmetric product is computed together (512 KiB): they are still in
 #: the L2 cache when BLAS reads them.
 _SCALED_BYTES = 1 << 19
 
@@ -96,22 +94,22 @@ def add_matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     a : ndarray of shape (n, k)
     b : ndarray of shape (k, m)
     out : ndarray of shape (n, m)
-        C-contiguous and of the dtype of both, or NumPy makes the product: BLAS would write to a
-        copy.
+        If it is not C-contiguous or the dtypes differ, NumPy computes the product: BLAS would write
+        to a copy.
     """
-    # Anything BLAS would copy first is left to NumPy.
+    # Use NumPy if BLAS would have to copy an argument.
     gemm = _GEMM.get(out.dtype)
     left, right = _fortran_order(a, out.dtype), _fortran_order(b, out.dtype)
     if gemm is None or left is None or right is None or not out.flags.c_contiguous or not a.size:
         out += a @ b
         return
-    # BLAS counts along columns, so what it sees are transposes: out.T = b.T @ a.T.
+    # BLAS uses column order, so it is given the transposes: out.T = b.T @ a.T.
     (a, a_turned), (b, b_turned) = left, right
     gemm(1.0, b, a, 1.0, out.T, b_turned, a_turned, 1)
 
 
 def _fortran_order(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool] | None:
-    """Return an array's transpose in Fortran order, and whether BLAS is to turn it, or None."""
+    """Return an array's transpose in Fortran order, and whether BLAS must transpose it, or None."""
     if array.dtype != dtype:
         return None
     if array.flags.c_contiguous:
@@ -120,30 +118,28 @@ def _fortran_order(array: NDArray[Any], dtype: Any) -> tuple[NDArray[Any], bool]
 
 
 def round_up_columns(n_columns: int) -> int:
-    """Return a number of columns rounded up to whole vectors, with which BLAS is fastest."""
+    """Round a number of columns up to whole vectors, with which BLAS is fastest."""
     return -(-n_columns // 8) * 8
 
 
 def rows_per_hessian(X: NDArray[Any]) -> int:
-    """Return how many rows to scale at once: a cache holds them, and adding products
-    costs little.
-    """
+    """Return how many rows to scale together: they fit in a cache, and adding products is cheap."""
     n, n_features = X.shape
-    # At least 64 rows, so that the product is efficient; at most 4 rows a feature, since adding the
-    # product to the Hessian costs features squared.
+    # At least 64 rows, so that the product is efficient, and 4 rows per feature (up to 2**14),
+    # since adding the product to the Hessian costs features squared.
     cached = _SCALED_BYTES // (n_features * X.itemsize)
     return int(min(n, max(64, cached, min(4 * n_features, 2**14))))
 
 
 #: Bytes of dense rows that go through NumPy's operations together (1 MiB), in a cache.
 _BLOCK_BYTES = 1 << 20
-#: Steps of a fit that copy their rows at most, and entries of these rows; later ones read the rows
-#: in place by compiled loops, which are worth loading by then.
+#: Maximum steps of a fit that copy their rows, and entries of these rows; later steps read rows in
+#: place by compiled loops, which are worth loading by then.
 _MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES = 1 << 10, 1 << 26
-#: Entries that steps have moved, from which one pass over them is worth loading numba for.
+#: Number of entries updated by steps, from which a compiled pass is worth loading numba.
 _MIN_MOVED_ENTRIES = 1 << 26
-#: The module of compiled loops; where it is loaded, steps, or entries that these have moved, from
-#: which one more loop is worth it.
+#: The module of compiled loops; if it is already loaded: number of steps, or of entries updated by
+#: them, from which one more loop is worth it.
 _LOOPS_MODULE = "daskml_dist.backends.compiled"
 _MIN_LOADED_UPDATES, _MIN_LOADED_ENTRIES = 1 << 12, 1 << 23
 #: Rows of a batch whose gradients are added up in the dtype of X.
@@ -164,19 +160,19 @@ class NumpyBackend(Backend):
 
     @cached_property
     def _touched(self) -> TouchedColumns:
-        """Return the memory for the columns that batches of sparse rows touch."""
+        """Return the reused memory for the columns that batches of sparse rows use."""
         return TouchedColumns()
 
     @cached_property
     def _scratch(self) -> Scratch:
-        """Return the memory that products and tiles use again."""
+        """Return the reused memory for products and tiles."""
         return Scratch()
 
     def to_device(self, array: Any) -> Any:
         """Return the array itself, or an aligned copy.
 
-        What came over a network may start at any byte, and NumPy then copies the whole block
-        for each batch that is taken from it.
+        Arrays received over a network may be unaligned; NumPy would then copy the whole block for
+        each batch taken from it.
         """
         if not sparse.issparse(array):
             return np.require(array, requirements=["C", "A"])
@@ -191,7 +187,7 @@ class NumpyBackend(Backend):
         return np.asarray(array)
 
     def rows(self, X: Any, rows: NDArray[np.intp] | slice) -> Any:
-        """Return copies of dense rows (a view for a slice), or a wrapper of CSR rows."""
+        """Return copies of dense rows (for a slice a view), or a wrapper of CSR rows."""
         if sparse.issparse(X):
             if isinstance(rows, slice):
                 rows = np.arange(rows.start, rows.stop)
@@ -201,7 +197,7 @@ class NumpyBackend(Backend):
         return X.take(rows, axis=0, mode="clip")
 
     def part(self, X: Any, at: slice) -> Any:
-        """Return a view of rows, or an aligned copy in memory that is used again."""
+        """Return a view of rows, or an aligned copy in reused memory."""
         rows = self.rows(X, at)
         if not isinstance(rows, np.ndarray) or rows.flags.aligned:
             return rows
@@ -214,7 +210,7 @@ class NumpyBackend(Backend):
         return self._touched.find(pieces)
 
     def dot(self, X: Any, w: NDArray[Any]) -> NDArray[Any]:
-        """Return the product ``X @ w``; 1-d where the weights have one column."""
+        """Return the product ``X @ w``; 1-d if the weights have one column."""
         if isinstance(X, CSRRows):
             from daskml_dist.backends import csr_kernels
 
@@ -233,7 +229,7 @@ class NumpyBackend(Backend):
     def add_tdot(self, X: Any, g: NDArray[Any], out: NDArray[Any]) -> None:
         """Add ``X.T @ g`` to `out` in place."""
         if not isinstance(X, CSRRows):
-            # g @ X reads X row by row, in the order in which it lies in memory.
+            # g @ X reads X row by row, in memory order.
             out += (g @ X)[:, None] if g.ndim == 1 else X.T @ g
             return
         from daskml_dist.backends import csr_kernels
@@ -250,7 +246,7 @@ class NumpyBackend(Backend):
         add_matmul(a, b, out)
 
     def matmul(self, a: NDArray[Any], b: NDArray[Any], use: str | None) -> NDArray[Any]:
-        """Return ``a @ b``, in the same memory for each product of a use."""
+        """Return ``a @ b``, in the same memory for each product of a `use`."""
         shape = a.shape[0], b.shape[1]
         room = np.empty(shape, b.dtype) if use is None else self._scratch.empty(use, shape, b.dtype)
         return np.matmul(a, b, out=room)
@@ -292,9 +288,7 @@ class NumpyBackend(Backend):
         gradient: NDArray[np.float64],
         hessian: NDArray[np.float64],
     ) -> tuple[float, float] | None:
-        """Add gradient and Hessian: rows times the root of their curvature, and BLAS's symmetric
-        product.
-        """
+        """Add gradient and Hessian: rows times the root of their curvature, and BLAS's syrk."""
         sums, n, width = gradient[:, 0], X.shape[0], len(w)
         weight = np.empty(0, X.dtype) if weight is None else weight
         if not has_kernel(kernel, w, X, y, weight) or not sums.flags.c_contiguous:
@@ -312,16 +306,16 @@ class NumpyBackend(Backend):
             rows = scaled[: at.stop - at.start]
             some = run(X[at], y[at], weight[at], w.reshape(-1), sums, rows)
             loss, flat = loss + some[0], flat + some[1]
-            # BLAS's symmetric product (syrk) makes half of it; the column behind the features has
+            # BLAS's symmetric product (syrk) computes half of it; the column after the features is
             # the intercept.
             hessian += self._square(rows)[:width, :width]
         return loss, flat
 
     def updates_at(self, number: int, n_entries: int, any_way: bool) -> bool:
-        """Return True once steps have taken about a third of the time in which numba is loaded."""
+        """Return True once steps have taken about a third of the time of loading numba."""
         if number * n_entries > _MIN_MOVED_ENTRIES:
             return True
-        # Where numba is loaded already, a loop pays sooner; it may be used only where bits are
+        # If numba is already loaded, a loop is worth it sooner; it may be used only if the bits are
         # equal.
         many = number > _MIN_LOADED_UPDATES or number * n_entries > _MIN_LOADED_ENTRIES
         return many and any_way and _LOOPS_MODULE in sys.modules
@@ -331,7 +325,7 @@ class NumpyBackend(Backend):
         return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
-        """Return steps of one compiled pass each, for optimizers with an `elementwise_update`."""
+        """Return an updater of one compiled pass, for optimizers with an `elementwise_update`."""
         state, dtype = step.state(optimizer), step.w.dtype
         fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
         if optimizer.elementwise_update is None or dtype.kind != "f" or not fit:
@@ -341,7 +335,7 @@ class NumpyBackend(Backend):
         return Updates(optimizer, step)
 
     def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
-        """Return steps of a compiled loop, for optimizers with an `elementwise_update`, or None."""
+        """Return an updater by a compiled loop for few rows, or None."""
         if not can_compile_steps(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import host_update
@@ -349,7 +343,7 @@ class NumpyBackend(Backend):
         return host_update.CoordinateUpdates(optimizer, step, row_rate_sums)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
-        """Return the steps that take about a third of the time in which numba is loaded."""
+        """Return the number of steps that take about a third of the time of loading numba."""
         if kernel == "wide" or (kernel in FUSED_LOSSES and n_entries >= MIN_FUSED_ENTRIES):
             return 0  # the gradient of the first step loads it
         return min(_MAX_COPIED_STEPS, _MAX_COPIED_ENTRIES // max(n_entries, 1))
@@ -363,17 +357,15 @@ class NumpyBackend(Backend):
         few: bool = False,
         clips: bool = False,
     ) -> Any | None:
-        """Return a compiled loop that reads rows, for losses that numba compiles and one output, or
-        None.
-        """
-        # Many models of the same rows, side by side.
+        """Return a compiled gather, for losses that numba compiles and one output, or None."""
+        # Many models on the same rows.
         if loss.kernel == "wide":
             from daskml_dist.backends import wide_gather
 
             return wide_gather.make_wide_gather(loss, shape, blocks, n_rows)
         if shape[1] > 1 or loss.evaluate_row is None:
             return None
-        # Batches that touch few of the parameters: CSR rows.
+        # Batches that use few of the parameters: CSR rows.
         if few:
             from daskml_dist.backends import csr_team
 
@@ -394,7 +386,7 @@ class NumpyBackend(Backend):
         n_rows: int,
         most_steps: int,
     ) -> Any | None:
-        """Return a compiled loop over blocks that come and go, or None."""
+        """Return a compiled loop over streamed blocks, or None."""
         if loss.evaluate_row is None:
             return None
         from daskml_dist.backends.host_gather import StreamGather
@@ -402,9 +394,7 @@ class NumpyBackend(Backend):
         return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """Return one compiled loop of steps, for optimizers with an
-        `elementwise_update`, or None.
-        """
+        """Return a compiled loop of steps, for optimizers with an `elementwise_update`, or None."""
         if not can_compile_steps(gather.dtype, optimizer, step):
             return gather.recorder(optimizer, step) if hasattr(gather, "recorder") else None
         if step.coordinates:
@@ -419,7 +409,8 @@ class NumpyBackend(Backend):
         self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
         """Return one compiled loop of a team's steps, or None."""
-        # Teams wait for each other by functions of C that Windows has not: their lanes step apart.
+        # Team members wait for each other by C functions that Windows lacks: there, lanes step
+        # separately.
         if sys.platform == "win32":
             return None
         kinds = {gather.dtype for gather in gathers if gather is not None}
@@ -434,11 +425,11 @@ class NumpyBackend(Backend):
         return team_steps.TeamSteps(gathers, optimizer, step, board)
 
     def row_blocks(self, X: Any) -> Iterable[slice]:
-        """Return slices of dense rows of a megabyte each; sparse rows whole."""
+        """Return slices of dense rows of a megabyte each; sparse rows as a whole."""
         n = X.shape[0]
         if not isinstance(X, np.ndarray) or X.nbytes < 2 * _BLOCK_BYTES:
             return (slice(0, n),)
-        # At least 64 rows: fewer make slow products.
+        # At least 64 rows: with fewer, products are slow.
         return row_slices(n, max(64, _BLOCK_BYTES * n // X.nbytes))
 
     def add_gram(self, X: Any, weight: NDArray[Any] | None, out: NDArray[Any]) -> None:
@@ -450,7 +441,7 @@ class NumpyBackend(Backend):
             csr_kernels.add_weighted_gram(X.X.indptr, X.X.indices, X.X.data, X.rows, weight, out)
             return
         if weight is not None:
-            # Rows times the root of their weights: one symmetric product.
+            # Rows times the square root of their weights: one symmetric product.
             scaled = self._scratch.empty("scaled", X.shape, X.dtype)
             X = np.multiply(X, np.sqrt(weight)[:, None], out=scaled)
         out += self._square(X)
@@ -463,15 +454,13 @@ class NumpyBackend(Backend):
         out: NDArray[Any],
         shift: NDArray[Any] | None = None,
     ) -> None:
-        """Add all products at once, of dense rows copied beside `side`; rows may start at any
-        byte.
-        """
+        """Add all products together, for dense rows copied beside `side`; rows may be unaligned."""
         if not isinstance(X, np.ndarray):
             super().add_products(X, side, weight, out)
             return
         (n, d), n_side = X.shape, side.shape[1]
-        # One array [X - shift, side, zeros], times the root of the weights: its symmetric product
-        # holds all blocks.
+        # One array [X - shift, side, zeros], times the square root of the weights: its symmetric
+        # product contains all blocks.
         packed = self._scratch.empty("scaled", (n, round_up_columns(d + n_side)), X.dtype)
         if shift is None:
             packed[:, :d] = X
@@ -484,7 +473,7 @@ class NumpyBackend(Backend):
         out += self._square(packed)[:d, : d + n_side]
 
     def _square(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return ``rows.T @ rows``, of which BLAS makes one half; valid until the next call."""
+        """Return ``rows.T @ rows``, of which BLAS computes one half; valid until the next call."""
         product = self._scratch.empty("product", (rows.shape[1],) * 2, rows.dtype)
         return np.matmul(rows.T, rows, out=product)
 
@@ -504,24 +493,20 @@ class NumpyBackend(Backend):
         self, X: Any, shift: Any | None, centroids: Any, weight: Any | None, out: Any,
         bounds: Any = None, before: Any = None,
     ) -> float:  # fmt: skip
-        """Add dense rows to their nearest centroids: a product, and a compiled look while it is
-        cached.
-        """
+        """Add dense rows to their nearest centroids: a product, then a loop while it is cached."""
         if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
             return float(super().assign(X, shift, centroids, weight, out))
         known = (bounds, before) if bounds is not None and bounds.shape[1] else ()
         return float(loops.add_to_nearest(X, shift, centroids, weight, out, self._scratch, *known))
 
     def row_bounds(self, X: Any, shift: Any | None, k: int) -> Any:
-        """Return room for a label and two distances of each dense row."""
+        """Return memory for a label and two distances of each dense row."""
         if (loops := load_centroid_loops(X, shift, k)) is None:
             return super().row_bounds(X, shift, k)
         return np.full((len(X), loops.N_BOUNDS), -1, X.dtype)
 
     def nearest(self, X: Any, shift: Any | None, centroids: Any) -> tuple[Any, Any]:
-        """Return the nearest centroid of each dense row by the compiled loops, and squared
-        distances.
-        """
+        """Return each dense row's nearest centroid by compiled loops, and squared distances."""
         if (loops := load_centroid_loops(X, shift, len(centroids))) is None:
             return super().nearest(X, shift, centroids)
         return tuple(loops.nearest(X, shift, centroids, self._scratch))

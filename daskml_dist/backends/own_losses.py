@@ -1,4 +1,4 @@
-"""Functions of one row that users write, over all rows: compiled where numba can, else in Python.
+"""Users' functions of one row, applied to all rows: compiled if numba can, else in Python.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -46,15 +46,15 @@ def write_row_gradients(
     function: RowFunction, parameters: tuple[float, ...], y: Array, raw: Array, weight: Array,
     g: Array, h: Array,
 ) -> bool:  # fmt: skip
-    """Write weighted gradients and hessians of boosting in float32; False if not compiled.
+    """Write weighted gradients and hessians for boosting in float32; False if not compiled.
 
     Parameters
     ----------
     function : RowFunction
-        Of first and second derivatives.
+        Returns first and second derivatives.
     parameters : tuple of float
     y, raw, weight : ndarray of float64 of shape (n,)
-        `y` may be complex; `weight` is empty where there is none.
+        `y` may be complex; `weight` is empty without weights.
     g, h : ndarray of float32 of shape (n,)
     """
     parameters = tuple(float(value) for value in parameters)
@@ -70,11 +70,11 @@ def write_row_gradients(
 def _compile(
     function: RowFunction, n_parameters: int, dtype: np.dtype[Any] = _FLOAT64
 ) -> Any | None:
-    """Return the loop over rows, compiled with a function; None where numba cannot compile it."""
+    """Return the loop over rows, compiled with a function; None if numba cannot compile it."""
     row, parameters = np.zeros(1), (1.0,) * n_parameters
     try:
         loop = compiled_with(_map_rows, exact=True, _evaluate=function)
-        # One row, whatever comes of it: numba compiles at the first call.
+        # A trial on one row, since numba compiles at the first call.
         loop(row.astype(dtype), row, parameters, np.zeros(1), np.zeros(1))
     except (NumbaError, AttributeError, NotImplementedError):
         return None
@@ -89,7 +89,8 @@ def _map_in_python(
     for i, (target, prediction) in enumerate(zip(y.tolist(), raw.tolist(), strict=True)):
         try:
             found = function(target, prediction, parameters)
-        # Compiled, a division by 0 is infinity, and a logarithm of less than 0 is NaN.
+        # In compiled code a division by 0 gives infinity, and the logarithm of a negative number
+        # NaN.
         except (ArithmeticError, ValueError) as error:
             raise InvalidParameterError(
                 f"{name} failed for the target {target!r} and the raw prediction {prediction!r}: "
@@ -103,7 +104,7 @@ def _map_in_python(
             ) from error
 
 
-# `_evaluate` stands for the function of a loss.
+# `_evaluate` is a placeholder for the function of a loss.
 def _evaluate(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 

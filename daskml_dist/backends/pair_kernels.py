@@ -1,4 +1,4 @@
-"""Compiled loops over pairs of rows of the parameters: which ones a batch touches, and gradients.
+"""Compiled loops over pairs of parameter rows: the rows that a batch uses, and gradients.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.elementary_functions import ROW_LOSSES
 
-#: Bits of a place in a batch (16 million entries), beside which a number must fit into the 63 bits
-#: of a key that is not negative.
+#: Bits of a position in a batch (16 million entries); position and number must fit together into
+#: the 63 bits of a non-negative key.
 _PLACE_BITS = 24
 
 
-# `_evaluate_row` stands for the function of a loss.
+# `_evaluate_row` is a placeholder for the function of a loss.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 
 
@@ -32,7 +32,7 @@ def _multiply_factors(w: Any, a: Any, b: Any, rank: Any) -> Any:
 
 
 def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
-    """Write sorted distinct numbers, and the place of each entry's among them; return how many."""
+    """Write sorted distinct numbers, and each entry's position among them; return how many."""
     n, last = -1, np.int64(-1)
     for key in keys:
         number = key >> _PLACE_BITS
@@ -44,13 +44,13 @@ def _number_distinct(keys: Any, place: Any, index: Any) -> Any:
 
 
 def find_distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Return the sorted distinct numbers of some arrays, and each entry's place among them."""
+    """Return the sorted distinct numbers of some arrays, and each entry's position among them."""
     whole = np.concatenate([part.reshape(-1) for part in numbers]).astype(np.int64)
     n = len(whole)
     if n >> _PLACE_BITS or (n and int(whole.max()) >> (63 - _PLACE_BITS)):
         index, place = np.unique(whole, return_inverse=True)
     else:
-        # Number above, place below, in one key: sorting the keys sorts both.
+        # Number in the high bits, position in the low bits of one key: sorting the keys sorts both.
         whole <<= _PLACE_BITS
         whole |= np.arange(n)
         whole.sort()  # several times faster than an argument sort
@@ -70,15 +70,15 @@ def _add_pair_gradients(
     Parameters
     ----------
     w, out : (n_rows, rank) or (n_rows, rank + 1) floats
-        Factors and, where there is one more column, biases.
+        Factors and, if there is one more column, biases.
     at : (n, 2) integers
         Rows of the users and items.
     y, weight : (n,) floats
-        No weights: all are 1.
+        Empty: all weights are 1.
     rank : int
     reg, offset : floats
     parameters : floats
-        Of the loss.
+        Parameters of the loss.
     """
     number, whole = w.dtype.type, 0.0
     biased = w.shape[1] > rank
@@ -120,7 +120,7 @@ def add_pair_gradients(
     weight : ndarray of shape (n,), or None
     rank : int
     reg : float
-        Half the penalty of the squares of both rows of each pair.
+        Half the penalty on the squares of both rows of each pair.
     offset : float
     """
     evaluate_row = ROW_LOSSES.get(loss.kernel, type(loss).evaluate_row)

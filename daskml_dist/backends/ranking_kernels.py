@@ -1,8 +1,8 @@
-"""Compiled loops over the rows of queries: orders by score, gradients of ranking, and their scores.
+"""Compiled loops over the rows of queries: orders by score, gradients, and scores of rankings.
 
-The rows of a query lie behind each other. A query's numbers depend on its own rows alone, in the
-order in which they lie, and are made of operations that IEEE 754 fixes: they have the same bits on
-every machine, whichever queries are computed together.
+The rows of a query are contiguous. A query's results depend only on its rows, in their order, and
+use only operations that IEEE 754 defines exactly: they have the same bits on every machine,
+whichever queries are computed together.
 
 Importing this module loads numba, so it is imported at first use.
 
@@ -26,23 +26,23 @@ from daskml_dist.backends.elementary_functions import LOG_2, exponentiate_in_pla
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
-#: Rows that are sorted by insertion before runs of so many are merged: scores of neighbours in a
-#: query often are in order already, and few rows need no merging at all.
+#: Rows that are sorted by insertion before runs of this length are merged: scores of neighbours in
+#: a query often are in order already, and small queries need no merging at all.
 _RUN_ROWS = 16
-#: Least argument of an exponential: scores that lie further apart are as good as infinitely far,
-#: and the ratio of two such exponentials would be 0 / 0.
+#: Smallest argument of an exponential: scores further apart are treated as infinitely far, since
+#: the ratio of two such exponentials would be 0 / 0.
 _MIN_EXPONENT = -700.0
-#: Added to the distance of two scores that a pair's weight is divided by, as LightGBM does.
+#: Added to the distance of two scores, by which a pair's weight is divided, as in LightGBM.
 _SCORE_DISTANCE = 0.01
 
 
 @_inside
 def _sort_query(scores: Any, order: Any, spare: Any) -> None:
-    """Set the places of a query's rows by falling score; equal scores stay in the order of rows."""
+    """Write the order of a query's rows by decreasing score; ties stay in the order of rows."""
     n = len(scores)
     for i in range(n):
         order[i] = i
-    # Runs by insertion: strict comparisons keep equal scores in their order.
+    # Runs by insertion: strict comparisons keep ties in order.
     for low in range(0, n, _RUN_ROWS):
         for i in range(low + 1, min(low + _RUN_ROWS, n)):
             place, score, k = order[i], scores[order[i]], i
@@ -50,7 +50,7 @@ def _sort_query(scores: Any, order: Any, spare: Any) -> None:
                 order[k] = order[k - 1]
                 k -= 1
             order[k] = place
-    # Neighbouring runs are merged, twice as long each time.
+    # Neighbouring runs are merged, doubling the length each time.
     width = _RUN_ROWS
     while width < n:
         for low in range(0, n - width, 2 * width):
@@ -73,7 +73,7 @@ def _sort_query(scores: Any, order: Any, spare: Any) -> None:
 
 @_inside
 def _most_rows(starts: Any, first: int, last: int) -> int:
-    """Return the rows of the largest of some queries."""
+    """Return the number of rows of the largest of some queries."""
     most = 0
     for q in range(first, last):
         most = max(most, starts[q + 1] - starts[q])
@@ -82,14 +82,14 @@ def _most_rows(starts: Any, first: int, last: int) -> int:
 
 @_exact
 def fill_discounts(out: Any) -> None:
-    """Set the discounts ``1 / log2(place + 1)`` of the places from 1 on."""
+    """Write the discounts ``1 / log2(place + 1)`` of the places from 1 on."""
     for i in range(len(out)):
         out[i] = LOG_2 / logarithm(i + 2.0)
 
 
 @_exact
 def sum_best_gains(gains: Any, starts: Any, discounts: Any, cutoff: int, out: Any) -> None:
-    """Set the discounted cumulative gain of each query's best order, of its first rows.
+    """Write the discounted cumulative gain of each query's ideal order, over its first rows.
 
     Parameters
     ----------
@@ -97,9 +97,9 @@ def sum_best_gains(gains: Any, starts: Any, discounts: Any, cutoff: int, out: An
     starts : ndarray of int64 of shape (n_queries + 1,)
         First row of each query, and the end of the last.
     discounts : ndarray of float64 of shape (at least the rows of the largest query,)
-        Of each place, falling.
+        Discount of each place, decreasing.
     cutoff : int
-        How many places count.
+        Number of places that count.
     out : ndarray of float64 of shape (n_queries,)
     """
     most = _most_rows(starts, 0, len(out))
@@ -119,10 +119,10 @@ def sum_ranked_gains(
     scores: Any, gains: Any, starts: Any, discounts: Any, cutoff: int, averages_ties: bool,
     first: int, last: int, out: Any,
 ) -> None:  # fmt: skip
-    """Set the discounted cumulative gain of some queries in the order of their scores.
+    """Write the discounted cumulative gain of some queries in the order of their scores.
 
-    Rows of equal scores share the mean of their gains, since nothing says which comes first; or
-    they keep their order. Parameters as of :func:`sum_best_gains`.
+    Rows of equal scores share the mean of their gains, since their order is undefined; or they keep
+    their order. Parameters as in :func:`sum_best_gains`.
     """
     most = _most_rows(starts, first, last)
     order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -150,10 +150,10 @@ def sum_ranked_gains(
 def average_precisions(
     scores: Any, relevant: Any, starts: Any, first: int, last: int, out: Any
 ) -> None:
-    """Set the average precision of some queries: the mean of precisions at their relevant rows.
+    """Write the average precision of some queries: the mean of precisions at relevant rows.
 
-    Rows of equal scores count as one place, as in scikit-learn. A query without relevant rows
-    gets -1.
+    Rows of equal scores count as one place, as in scikit-learn. A query without relevant rows gets
+    -1.
 
     Parameters
     ----------
@@ -186,36 +186,36 @@ def make_pair_gradients(
     truncation: int, sigmoid: float, by_gain: bool, normalizes: bool, first: int, last: int,
     g: Any, h: Any,
 ) -> None:  # fmt: skip
-    """Make the gradients of LambdaRank, or of RankNet, of the rows of some queries.
+    """Compute the gradients of LambdaRank, or of RankNet, for the rows of some queries.
 
-    For two rows of which the first is the more relevant, the loss is ``log(1 + exp(-sigmoid *
-    (s_first - s_second)))``, in LambdaRank times the change of NDCG that exchanging them makes
-    (Burges 2010, section 4).
+    For two rows, the first of which is more relevant, the loss is ``log(1 + exp(-sigmoid * (s_first
+    - s_second)))``, in LambdaRank times the change of NDCG if they are exchanged (Burges 2010,
+    section 4).
 
     Parameters
     ----------
     scores, gains : ndarray of float64 of shape (n,)
     weight : ndarray of float64 of shape (n_queries,)
     starts, discounts
-        As of :func:`sum_best_gains`.
+        As in :func:`sum_best_gains`.
     inverse_best : ndarray of float64 of shape (n_queries,)
-        1 / best discounted gain of a query; 0 where no row is relevant.
+        1 / ideal discounted gain of a query; 0 if no row is relevant.
     truncation : int
-        Pairs have a row among the first so many.
+        Only pairs with a row among the first `truncation` count.
     sigmoid : float
     by_gain : bool
-        Whether pairs weigh by the change of NDCG; else all weigh 1.
+        Whether pairs are weighted by the change of NDCG; else all have weight 1.
     normalizes : bool
-        Whether a pair's weight falls with the distance of its scores, and the gradients of a query
-        are divided by the sum of their sizes (as LightGBM does), so that large queries do not
-        outweigh small ones.
+        Whether a pair's weight decreases with the distance of its scores, and the gradients of a
+        query are divided by the sum of their absolute values (as in LightGBM), so that large
+        queries do not dominate small ones.
     first, last : int
         Range of queries.
     g, h : ndarray of float64 of shape (n,)
-        Become gradients and hessians.
+        Set to gradients and hessians.
     """
     begin, end = starts[first], starts[last]
-    # Of all rows of the range, in the order of their scores: each pair then needs no exponential.
+    # For all rows of the range, in the order of their scores: pairs then need no exponentials.
     order, spare = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
     sorted_scores, sorted_gains = np.empty(end - begin), np.empty(end - begin)
     powers = np.empty(end - begin)
@@ -239,7 +239,7 @@ def make_pair_gradients(
             own_g[i] = 0.0
             own_h[i] = 0.0
         scale = inverse_best[q] if by_gain else 1.0
-        # Where all scores are equal their distance says nothing.
+        # If all scores are equal, their distance has no information.
         spreads = normalizes and by_gain and S[0] != S[n - 1]
         constant, factor = (_SCORE_DISTANCE, 1.0) if spreads else (1.0, 0.0)
         size = 0.0
@@ -251,12 +251,12 @@ def make_pair_gradients(
                 if not by_gain:
                     change = 1.0 if difference > 0.0 else (-1.0 if difference < 0.0 else 0.0)
                 change /= constant + factor * (score - S[j])
-                # The probability that the model gives to the wrong order of the two.
+                # The model's probability of the wrong order of the two.
                 share = 1.0 / (power + E[j])
                 wrong = (E[j] if difference > 0.0 else power) * share
                 pair_g[j] = change * wrong
                 pair_h[j] = abs(change) * (power * share) * (E[j] * share)
-            # Four sums side by side, in an order that is fixed.
+            # Four independent sums, in a fixed order.
             g0, g1, g2, g3, h0, h1, s0, s1 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
             for j in range(i + 1, n):
                 own_g[j] += pair_g[j]
@@ -293,18 +293,18 @@ def make_pair_gradients(
 def make_cross_entropy_gradients(
     scores: Any, targets: Any, weight: Any, starts: Any, first: int, last: int, g: Any, h: Any
 ) -> None:
-    """Make the gradients of XE-NDCG of the rows of some queries.
+    """Compute the gradients of XE-NDCG for the rows of some queries.
 
     The loss is the cross entropy between the softmax of a query's scores and its targets, divided
-    by their sum; the gradient is taken to the third order of its expansion, as LightGBM does.
+    by their sum; the gradient is expanded to the third order, as in LightGBM.
 
     Parameters
     ----------
     scores : ndarray of float64 of shape (n,)
     targets : ndarray of float64 of shape (n,)
-        ``2**label - draw``, with a draw of [0, 1) for each row and tree.
+        ``2**label - draw``, with a draw in [0, 1) for each row and tree.
     weight, starts, first, last, g, h
-        As of :func:`make_pair_gradients`.
+        As in :func:`make_pair_gradients`.
     """
     begin, end = starts[first], starts[last]
     powers = np.empty(end - begin)
@@ -324,12 +324,12 @@ def make_cross_entropy_gradients(
         for i in range(n):
             total += share[i]
             target += targets[start + i]
-        # One row has no rank, and rows without targets no order.
+        # One row has no rank, and rows without targets have no order.
         is_ranked = n > 1 and target > 0.0
         first_sum, second_sum = 0.0, 0.0
         for i in range(n):
             share[i] /= total
-            # At least the smallest step below 1: a row that has all of the softmax.
+            # At least the smallest step below 1, for a row that has all of the softmax.
             rest = max(1.0 - share[i], 1e-15)
             of_row = share[i] - targets[start + i] / target if is_ranked else 0.0
             g[start + i] = of_row

@@ -1,4 +1,4 @@
-"""Rows of arrays in slices: draws of batches, slices that a cache holds, slices for threads."""
+"""Rows of arrays in slices: draws of batches, slices that fit in a cache, slices for threads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.host_threads import count_cores
 
-#: A batch's runs of neighbouring rows, by block: its number, their first rows, and their lengths;
-#: None where each is one row.
+#: A batch's runs of neighbouring rows, by block: block number, first rows, and lengths (None: one
+#: row each).
 Draw = Sequence[tuple[int, NDArray[np.intp], NDArray[np.intp] | None]]
 
 
 def run_over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> None:
-    """Call a function of slices of rows, which lets go of the interpreter, for all rows.
+    """Call a function on slices of all rows, in threads; the function must release the GIL.
 
-    In a process's main thread alone: others, as those of a Dask worker, are one of several that
-    share the cores. ``OMP_NUM_THREADS`` bounds the threads, as it does in other libraries.
+    Only in a process's main thread: other threads, such as those of a Dask worker, already share
+    the cores. ``OMP_NUM_THREADS`` limits the threads, as in other libraries.
     """
     n_threads = min(n_rows // least, _count_allowed_threads())
     if n_threads < 2:
         work(slice(0, n_rows))
         return
-    # The calling thread takes the first slice itself.
+    # The calling thread processes the first slice.
     own, *others = row_slices(n_rows, -(-n_rows // n_threads))
     with ThreadPoolExecutor(len(others), "daskml-rows") as pool:
         found = [pool.submit(work, at) for at in others]
@@ -37,7 +37,7 @@ def run_over_threads(work: Callable[[slice], None], n_rows: int, least: int) -> 
 
 
 def _count_allowed_threads() -> int:
-    """Return the threads that the caller may have at work."""
+    """Return the number of threads that the caller may use."""
     if threading.current_thread() is not threading.main_thread():
         return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -46,7 +46,7 @@ def _count_allowed_threads() -> int:
 
 
 def row_slices(n_rows: int, step: int) -> Iterator[slice]:
-    """Yield slices of `step` rows (at least one) that make up `n_rows`; the last may be shorter."""
+    """Yield slices of `step` rows (at least one) that cover `n_rows`; the last may be shorter."""
     step = max(step, 1)
     for start in range(0, n_rows, step):
         yield slice(start, min(start + step, n_rows))

@@ -1,12 +1,12 @@
 """Steps of single rows over CSR blocks, without locks: product, slope and update in one loop.
 
-A row costs its stored entries: they are gathered into scratch arrays that stay in the cache, the
-loss and the optimizer move them there (`Loss.evaluate_row`, `Optimizer.elementwise_update`), and
-they are scattered back with plain writes, so that threads may race on the parameters (HOGWILD!,
-Recht et al. 2011). Penalties are applied when a parameter is touched, for all the steps since (lazy
-regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*: ``(w,
-*opt_state, row_rate_sums)``. Rows are visited in any order, and those ahead are prefetched; memory
-serves runs of neighbouring rows faster.
+The cost of a row is proportional to its stored entries: their parameters are gathered into scratch
+arrays that stay in the cache, the loss and the optimizer update them there (`Loss.evaluate_row`,
+`Optimizer.elementwise_update`), and they are scattered back with plain writes, and threads may race
+on the parameters (HOGWILD!, Recht et al. 2011). Penalties are applied when a parameter is touched,
+for all steps since then (lazy regularisation, Carpenter 2008). All values of one parameter are
+contiguous in a *cell*: ``(w, *opt_state, row_rate_sums)``. Rows are visited in any order, and those
+ahead are prefetched; runs of neighbouring rows are faster to read.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -27,11 +27,11 @@ from daskml_dist.backends.intrinsics import array_at, pointer, prefetch
 #: A CSR block, its targets and weights (or None).
 Rows = tuple[Any, NDArray[Any], NDArray[Any] | None]
 
-#: Rows ahead whose entries, and whose cells, are fetched.
+#: Rows whose entries, and whose cells, are prefetched ahead.
 _ENTRIES_AHEAD, _CELLS_AHEAD = 8, 2
 
 
-# `_evaluate_row` and `_move_entry` stand for the functions of a loss and an optimizer.
+# `_evaluate_row` and `_move_entry` are placeholders for functions of a loss and an optimizer.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _move_entry(state: Any, k: Any, grad: Any, rate: Any, parameters: Any) -> Any: ...
 
@@ -59,18 +59,18 @@ def _step_along_rows(
     ----------
     blocks : int64 (n_blocks, 6)
         Addresses of indptr, indices and data; whether a row never holds a column twice; addresses
-        of targets and weights, of no weights 0.
+        of targets and weights (0: no weights).
     like : integers (0,)
-        Of the dtype of indptr and indices.
+        Has the dtype of indptr and indices.
     block, row : integers (n_rows,)
-        In the order in which the rows are visited.
+        Rows in the order in which they are visited.
     stops : int64 (n_batches,)
-        Rows up to the end of each batch.
+        Number of rows up to the end of each batch.
     cells : (n_parameters, n) floats
-        The last cell is the intercept's, where there is one.
+        The last cell is the intercept's, if there is one.
     state, row_rate_sums : scratch for w, the optimizer's state, and the rate sums up to which
     penalties have been applied
-        Each for the longest row and the intercept.
+        Each as long as the longest row plus the intercept.
     rate, rate_sum : float
         Learning rate, and sum of the learning rates before these steps.
     """
@@ -78,15 +78,16 @@ def _step_along_rows(
     number, item = cells.dtype.type, cells.itemsize
     index_item = like.itemsize
     base, stride = cells.ctypes.data, cells.strides[0]
-    # Penalties wait in the cells until a row touches them.
+    # Penalties are pending in the cells until a row uses them.
     penalised = l1 > 0 or l2 > 0
-    # A row not touched for long must not be thrown past zero.
+    # A row that was not used for long must not be moved past zero.
     longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
     step, per_step = number(rate), number(1 / rate)
     loss, batch, before = 0.0, 0, rate_sum
     for i in range(n_rows):
         while i == stops[batch]:
-            # Rounded as whoever counts batches does, however many are taken at once.
+            # Rounded in the same way as by code that counts batches, however many are made
+            # together.
             before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * rate
             batch, rate_sum = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
@@ -117,13 +118,12 @@ def _step_along_rows(
 
         for k in range(n):
             j: Any = np.uint64(column[k])
-            # Gather: the cells of the row's columns go to scratch, which the first-level cache
-            # holds.
+            # Gather: the cells of the row's columns are copied to scratch arrays in the L1 cache.
             for s in range(n_state):
                 state[s][k] = cells[j, s]
             if penalised:
                 row_rate_sums[k] = cells[j, n_state]
-        # Four sums: none waits for the one before.
+        # Four independent sums, which do not wait for each other.
         raw, raw_b, raw_c, raw_d = number(0), number(0), number(0), number(0)
         for k in range(0, n - 3, 4):
             raw += x[k] * state[0][k]
@@ -150,7 +150,7 @@ def _step_along_rows(
         now = number(rate_sum)
 
         if here[3] == 0:
-            # The row may hold a column twice: its entries move one after the other.
+            # The row may hold a column twice: its entries are updated one after the other.
             for k in range(n):
                 j = np.uint64(column[k])
                 for s in range(n_state):
@@ -197,7 +197,7 @@ def _step_along_rows(
 
 @dataclass(frozen=True, slots=True)
 class _LocatedBlock:
-    """Addresses of a block; `arrays` keeps it there."""
+    """Addresses of a block; `arrays` keeps its memory allocated."""
 
     arrays: tuple[Any, ...]
     addresses: NDArray[np.int64]
@@ -205,16 +205,16 @@ class _LocatedBlock:
 
 
 class RowSteps:
-    """Steps of single rows by one thread, on cells that others may write as well.
+    """Steps of single rows by one thread, on cells that other threads may write as well.
 
     Parameters
     ----------
     loss : Loss
-        With an `evaluate_row`.
+        Loss with an `evaluate_row`.
     optimizer : Optimizer
-        With an `elementwise_update`, and `single_rows`.
+        Optimizer with an `elementwise_update`, and `single_rows`.
     l1, l2 : float
-        Strengths of the penalty on all parameters but the intercept.
+        Strengths of the penalty on all parameters except the intercept.
     fit_intercept : bool
     """
 
@@ -251,13 +251,13 @@ class RowSteps:
         blocks : sequence of (X, y, weight or None)
             CSR blocks.
         block, row : ndarray of int of shape (n_rows,)
-            Place of each row's block among these, and number of the row in it.
+            Position of each row's block in `blocks`, and number of the row in it.
         cells : ndarray of shape (n_parameters, n), C-contiguous
             ``(w, *opt_state, row_rate_sums)`` of each parameter.
         rate : float
             Learning rate of each step.
         rate_sum : float
-            Sum of the learning rates of all steps before.
+            Sum of the learning rates of all earlier steps.
         sizes : sequence of int, optional
             Rows of each batch; the rate sum is rounded after each. None: all are one batch.
         """
@@ -277,23 +277,21 @@ class RowSteps:
         )  # fmt: skip
 
     def _get_scratch(self, length: int, dtype: Any) -> list[NDArray[Any]]:
-        """Return scratch for the values of a row of a length, kept between calls."""
+        """Return scratch arrays for the values of a row of a length, kept between calls."""
         if not self._scratch or len(self._scratch[0]) < length:
             self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_state_arrays)]
         return self._scratch
 
     def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:
-        """Return the blocks' addresses, their longest row's length, and the dtype of their
-        indices.
-        """
-        # One version of the loop reads all blocks: indices of 64 bits if any block has them.
+        """Return the blocks' addresses, their longest row's length, and their index dtype."""
+        # One version of the loop reads all blocks: with 64-bit indices if any block has them.
         wide = np.dtype(np.int64 if any(X.indptr.itemsize == 8 for X, *_ in blocks) else np.int32)
         keys = [(id(X), id(y), wide) for X, y, _ in blocks]
         known = {
             key: self._known.get(key) or _locate_block(X, y, weight, wide)
             for key, (X, y, weight) in zip(keys, blocks, strict=True)
         }
-        # The next batch is of the same blocks, mostly; others must not be kept in memory.
+        # The next batch mostly has the same blocks; other blocks must not be kept in memory.
         self._known = known
         found = [known[key] for key in keys]
         return np.stack([k.addresses for k in found]), max(k.longest for k in found), wide
@@ -301,7 +299,7 @@ class RowSteps:
 
 def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedBlock:
     """Return a block's arrays, their addresses and its longest row, for compiled loops."""
-    # Both are of one dtype nearly always, so nothing is copied.
+    # They nearly always have one dtype already, so nothing is copied.
     indptr, indices = (np.require(a, wide, ["C", "A"]) for a in (X.indptr, X.indices))
     values = [
         None if a is None else np.require(a, X.data.dtype, ["C", "A"]) for a in (X.data, y, weight)
@@ -309,5 +307,5 @@ def _locate_block(X: Any, y: Any, weight: Any, wide: np.dtype[Any]) -> _LocatedB
     arrays = indptr, indices, *values
     *at, y_at, weight_at = (0 if a is None else a.__array_interface__["data"][0] for a in arrays)
     addresses = np.array([*at, X.has_canonical_format, y_at, weight_at], dtype=np.int64)
-    # What is known goes by the numbers of X and y, which nothing else may take.
+    # Blocks are identified by the ids of X and y; holding both keeps these ids from being reused.
     return _LocatedBlock((X, y, *arrays), addresses, int(np.diff(X.indptr).max(initial=0)))

@@ -1,11 +1,11 @@
-"""Compiled loops of a store of rows by id: its hash index, moves of rows, and initial values.
+"""Compiled loops of a store of rows by id: hash index, copies of rows, and initial values.
 
-An index is a table of pairs (id, number) of int64, as long as a power of two, with open addressing
-by linear probing (Knuth, The Art of Computer Programming, vol. 3, 6.4). Ids are stored whole, so no
-two of them are ever taken for one; a free place holds -1 twice. Each search waits for memory once
-or twice, far longer than it computes: places of the ids ahead are prefetched, so that many waits
-pass at once.
-Importing this module loads numba (about half a second), so it is imported at first use.
+An index is a table of pairs (id, number) of int64, whose length is a power of two, with open
+addressing by linear probing (Knuth, The Art of Computer Programming, vol. 3, 6.4). Ids are stored
+completely, so two ids are never confused; a free entry holds -1 twice. Each search waits for memory
+once or twice, far longer than it computes: entries for the following ids are prefetched, so that
+many waits overlap. Importing this module loads numba (about half a second), so it is imported at
+first use.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from daskml_dist.backends.elementary_functions import logarithm
 from daskml_dist.backends.forest_kernels import hash_number
 from daskml_dist.backends.intrinsics import prefetch
 
-#: Id of a free place, and the number beside it.
+#: Id of a free entry, and its number.
 FREE = -1
-#: Lowest bits of a number that counts sightings: the count. The step of the last one lies above.
+#: Lowest bits of a sighting counter: the count. The bits above hold the step of the last sighting.
 COUNT_BITS = 16
-#: The count's bits of such a number.
+#: Mask of the count's bits.
 _COUNT_MASK = (1 << COUNT_BITS) - 1
-#: Searches, and moves of rows, whose memory is fetched ahead: about as many misses as a core has
-#: under way at once.
+#: Searches, and copies of rows, whose memory is prefetched ahead: about as many cache misses as a
+#: core can have outstanding.
 _SEARCHES_AHEAD, _MOVES_AHEAD = 16, 8
 _PAIR_BYTES, _CACHE_LINE_BYTES = 16, 64
-#: Lines of a row that are fetched ahead; the processor itself sees the rest coming.
+#: Lines of a row that are prefetched; the hardware prefetches the rest.
 _MAX_LINES_AHEAD = 8
 
 _exact = compiled_entry()
@@ -39,14 +39,14 @@ _inside = compiled_inside(error_model="numpy")
 
 @_inside
 def _fetch_place(table: Any, number: Any) -> None:
-    """Prefetch the place at which the search for an id begins."""
+    """Prefetch the entry at which the search for an id begins."""
     home = hash_number(number) & np.uint64(len(table) - 1)
     prefetch(table.ctypes.data + np.int64(home) * _PAIR_BYTES)
 
 
 @_inside
 def _search(table: Any, number: Any) -> Any:
-    """Return the place of an id, or the free place at which its search ends."""
+    """Return the position of an id, or the free entry at which its search ends."""
     last = np.uint64(len(table) - 1)
     at = hash_number(number) & last
     while table[at, 0] != number and table[at, 0] != FREE:
@@ -56,14 +56,14 @@ def _search(table: Any, number: Any) -> Any:
 
 @_exact
 def find_slots(table: Any, ids: Any, touched: Any, step: int, slots: Any) -> int:
-    """Write the slot of each id, -1 where it has none; return how many have none.
+    """Write the slot of each id, -1 if it has none; return how many have none.
 
     Parameters
     ----------
     table : ndarray of int64 of shape (n_places, 2)
     ids : ndarray of int64 of shape (n,)
     touched : ndarray of int64 of shape (capacity,)
-        The step is written at the slots that are found, if it is not negative.
+        The step is written at the slots found, if it is not negative.
     step : int
     slots : ndarray of int64 of shape (n,)
     """
@@ -72,7 +72,7 @@ def find_slots(table: Any, ids: Any, touched: Any, step: int, slots: Any) -> int
         if i + _SEARCHES_AHEAD < n:
             _fetch_place(table, ids[i + _SEARCHES_AHEAD])
         if i >= 0:
-            # The number of a free place is -1, so an id that is not there needs no branch.
+            # The number of a free entry is -1, so an absent id needs no branch.
             slot = table[_search(table, ids[i]), 1]
             slots[i] = slot
             n_missing += slot < 0
@@ -89,7 +89,7 @@ def find_slots(table: Any, ids: Any, touched: Any, step: int, slots: Any) -> int
 
 @_exact
 def insert_ids(table: Any, ids: Any, numbers: Any) -> None:
-    """Enter ids that a table does not hold, each with its number; there must be free places."""
+    """Insert ids that are not in the table, each with its number; there must be free entries."""
     n = len(ids)
     for i in range(-_SEARCHES_AHEAD, n):
         if i + _SEARCHES_AHEAD < n:
@@ -108,7 +108,7 @@ def collect_entries(table: Any, least: int, bound: int, ids: Any, numbers: Any) 
     table : ndarray of int64 of shape (n_places, 2)
     least, bound : int
     ids, numbers : ndarray of int64
-        With room for all entries that there are.
+        With space for all entries.
     """
     n = 0
     for at in range(len(table)):
@@ -121,10 +121,10 @@ def collect_entries(table: Any, least: int, bound: int, ids: Any, numbers: Any) 
 
 @_exact
 def remove_ids(table: Any, ids: Any) -> int:
-    """Remove those of the ids that a table holds; return how many.
+    """Remove the given ids that are in the table; return how many.
 
-    Entries behind a removed one move up (Knuth's algorithm R), so that searches never pass over
-    places of ids that are gone, however many have come and gone.
+    Entries after a removed one move up (Knuth's algorithm R), so that searches never pass over
+    entries of removed ids, however many there were.
     """
     n, n_removed = len(ids), 0
     last, one = np.uint64(len(table) - 1), np.uint64(1)
@@ -142,8 +142,8 @@ def remove_ids(table: Any, ids: Any) -> int:
             at = (at + one) & last
             if table[at, 0] == FREE:
                 break
-            # An entry may fill the hole unless its search begins behind it: it lies at least as far
-            # from its home as from the hole.
+            # An entry may fill the hole unless its search begins after it: it must be at least as
+            # far from its home as from the hole.
             home = hash_number(table[at, 0]) & last
             if ((at - home) & last) >= ((at - hole) & last):
                 table[hole, 0], table[hole, 1] = table[at, 0], table[at, 1]
@@ -156,22 +156,22 @@ def remove_ids(table: Any, ids: Any) -> int:
 def count_sightings(
     table: Any, ids: Any, step: int, admit_after: int, due: Any, before: Any
 ) -> int:
-    """Count a sighting of each id in a table of counts; return how many ids are new in it.
+    """Count a sighting of each id in a table of counts; return how many ids are new.
 
     Parameters
     ----------
     table : ndarray of int64 of shape (n_places, 2)
-        With free places for all ids. Its numbers are step of the last sighting and count,
+        With free entries for all ids. Its numbers are the step of the last sighting and the count,
         ``step << COUNT_BITS | count``.
     ids : ndarray of int64 of shape (n,)
     step : int
     admit_after : int
-        At least 2. The count of an id stops one below, so that one that finds no room for its row
-        is due again at its next sighting.
+        At least 2. The count of an id stops one below, so that an id for whose row there is no
+        space is due again at its next sighting.
     due : ndarray of bool of shape (n,)
-        Set where this was sighting number `admit_after`, or a later one.
+        Set if this was sighting number `admit_after`, or a later one.
     before : ndarray of int64 of shape (n,)
-        The numbers as they were; -1 of an id that is new.
+        The previous numbers; -1 for a new id.
     """
     n, n_new = len(ids), 0
     for i in range(-_SEARCHES_AHEAD, n):
@@ -202,7 +202,7 @@ def _fetch_row(rows: Any, slot: Any) -> None:
 
 @_exact
 def gather_rows(rows: Any, slots: Any, out: Any) -> None:
-    """Copy the rows of slots behind each other; zeros where a slot is negative."""
+    """Copy the rows at slots into consecutive rows; zeros if a slot is negative."""
     n, width = out.shape
     for i in range(-_MOVES_AHEAD, n):
         if i + _MOVES_AHEAD < n:
@@ -220,7 +220,7 @@ def gather_rows(rows: Any, slots: Any, out: Any) -> None:
 
 @_exact
 def scatter_rows(rows: Any, slots: Any, values: Any) -> None:
-    """Write rows into their slots; a negative slot takes none."""
+    """Write rows to their slots; negative slots are skipped."""
     n, width = values.shape
     for i in range(-_MOVES_AHEAD, n):
         if i + _MOVES_AHEAD < n:
@@ -232,31 +232,31 @@ def scatter_rows(rows: Any, slots: Any, values: Any) -> None:
             rows[slot, j] = values[np.uint64(i), j]
 
 
-# Coefficients of Wichura's PPND7: about the median, and in the tails.
+# Coefficients of Wichura's PPND7: near the median, and in the tails.
 _A0, _A1, _A2, _A3 = 3.3871327179, 50.434271938, 159.29113202, 59.109374720
 _B1, _B2, _B3 = 17.895169469, 78.757757664, 67.187563600
 _C0, _C1, _C2, _C3 = 1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103
 _D1, _D2 = 0.73700164250, 0.12021132975
-#: Distance from the median beyond which a probability lies in the tails.
+#: Distance from the median beyond which a probability is in the tails.
 _CENTRE = 0.425
 
 
 @_exact
 def draw_rows(ids: Any, places: Any, seed: Any, scales: Any, out: Any) -> None:
-    """Write initial values of the ids at some places into the rows of these places.
+    """Write initial values for the ids at some positions into the rows at these positions.
 
-    A value follows from seed, id and column alone: two columns share a word of the splitmix64
-    stream that the hash of seed and id begins (Steele, Lea and Flood, OOPSLA 2014), and half of it
-    becomes a normal number by inversion (M. J. Wichura, "Algorithm AS 241: the percentage points of
-    the normal distribution", Applied Statistics 37, 1988). All of it is whole numbers and
-    operations that IEEE 754 fixes: the same bits on every machine.
+    A value depends only on seed, id and column: two columns share a word of the splitmix64 stream
+    that the hash of seed and id begins (Steele, Lea and Flood, OOPSLA 2014), and half of it becomes
+    a normal number by inversion (M. J. Wichura, "Algorithm AS 241: the percentage points of the
+    normal distribution", Applied Statistics 37, 1988). It uses only integers and operations that
+    IEEE 754 defines exactly, so it has the same bits on every machine.
 
     Parameters
     ----------
     ids : ndarray of int64 of shape (n,)
     places : ndarray of int64 of shape (n_places,)
     seed : uint64
-        Hashed already.
+        Already hashed.
     scales : ndarray of float64 of shape (width,)
         Standard deviation of each column.
     out : ndarray of float32 of shape (n, width)
@@ -274,17 +274,17 @@ def draw_rows(ids: Any, places: Any, seed: Any, scales: Any, out: Any) -> None:
             offset[j] = (high + 0.5) * 2.0**-32 - 0.5
             offset[j + 1] = (low + 0.5) * 2.0**-32 - 0.5
         for j in range(width):
-            # Both branches of the algorithm, of which one is chosen: one number in seven lies in
-            # the tails, so that a processor would often guess a branch wrongly.
+            # Both branches of the algorithm are computed and one is chosen: one number in seven is
+            # in the tails, so the processor would often mispredict a branch.
             q = offset[j]
             r = _CENTRE * _CENTRE - q * q
             value = q * (((_A3 * r + _A2) * r + _A1) * r + _A0)
             value /= ((_B3 * r + _B2) * r + _B1) * r + 1.0
-            # At the least probability, 2**-33, the root is 4.78: below 5, where the algorithm has a
-            # third branch.
+            # At the smallest probability, 2**-33, the root is 4.78: below 5, where the algorithm
+            # has a third branch.
             r = math.sqrt(-logarithm(0.5 - abs(q))) - 1.6
             tail = (((_C3 * r + _C2) * r + _C1) * r + _C0) / ((_D2 * r + _D1) * r + 1.0)
             tail = -tail if q < 0 else tail
             value = tail if abs(q) > _CENTRE else value
-            # Adding zero makes a zero of -0.0, where a scale is 0.
+            # Adding zero turns -0.0 into 0.0, if a scale is 0.
             out[i, j] = scales[j] * value + 0.0

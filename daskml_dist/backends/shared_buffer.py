@@ -1,7 +1,7 @@
-"""Buffers in which the members of a team put their gradients, and flags that say so.
+"""Buffers in which the members of a team publish their gradients, and flags that signal this.
 
-Compiled loops meet here without Python between their steps: they know the addresses of the places
-and the flags of all members, and wait by looking at the flags.
+Compiled loops synchronise here without Python between their steps: they know the addresses of the
+places and flags of all members, and wait by polling the flags.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from numpy.typing import NDArray
 
 
 class SharedBuffer(ABC):
-    """Buffer of the gradients of a team, for loops that numba compiles.
+    """Buffer of the gradients of a team, for loops compiled by numba.
 
-    A member writes those of its own lanes, or their sum, raises its flag to the number of the
-    turn, and waits until all flags have that number. Two places of each take turns: who has begun
-    a turn has read all of the one before the last.
+    A member writes the gradients of its lanes, or their sum, raises its flag to the number of the
+    turn, and waits until all flags have that number. Each member alternates between two places: a
+    member that has begun a turn has read everything of the turn before the last.
 
     Parameters
     ----------
     own : int
-        Address of the own flag.
+        Address of the member's own flag.
     own_at : ndarray of int64 of shape (2, n_own)
-        Addresses of the own gradients, in even turns and odd ones: of each own lane, or of all.
+        Addresses of the own gradients, in even and odd turns: one for each own lane, or one for
+        all.
     all_at : ndarray of int64 of shape (2, n)
         Addresses of all gradients, in the order in which they are added up.
     others : ndarray of int64 of shape (n_others, 3)
-        For each other member, the addresses of its flag and of the flag that says that it sleeps,
-        and the descriptor of the pipe that wakes it.
+        For each other member, the addresses of its flag and of the flag that it sleeps, and the
+        descriptor of the pipe that wakes it.
     patience : int
-        Nanoseconds to wait for others in a loop.
+        Nanoseconds to wait for others within a loop.
     yields : bool
         Whether others may need this member's core.
     lanes : list of list of int
         Numbers of each member's lanes.
     rank : int
-        The own place among these.
+        Position of this member among them.
     size : int
         Bytes of a place.
     """
@@ -70,11 +71,11 @@ class SharedBuffer(ABC):
 
     @abstractmethod
     def count_turns(self, turns: int, written: int | None = None) -> None:
-        """Count turns that a loop has taken, and bytes written; None: a whole place in each."""
+        """Record turns made by a loop, and bytes written; None: a whole place in each turn."""
 
 
 class LocalBuffer(SharedBuffer):
-    """Buffer of a team of one member, who waits for nobody.
+    """Buffer of a team with one member, which never waits.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class LocalBuffer(SharedBuffer):
         super().__init__(0, nowhere, nowhere, np.empty((0, 3), np.int64), 0, False, [lanes])
 
     def wait(self, turn: int) -> None:
-        """Wait for nobody."""
+        """Return immediately: there are no other members."""
 
     def count_turns(self, turns: int, written: int | None = None) -> None:
-        """Count nothing."""
+        """Record nothing."""

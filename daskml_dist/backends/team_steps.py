@@ -1,11 +1,11 @@
-"""Steps of a team in one loop: its members sum each step's gradient in memory that all see.
+"""Steps of a team in one loop: its members sum each step's gradient in shared memory.
 
-Python takes more than a hundred microseconds to let two processes meet, whatever they sum. Here a
-member makes the gradient of its lanes' rows where the others can read it, raises its flag, waits
-for the flags of the others, adds up all gradients in their order, and applies the sum to parameters
-of its own, which are therefore the same everywhere.
+Synchronising two processes through Python takes more than a hundred microseconds, whatever they
+sum. Here a member writes the gradient of its lanes' rows to shared memory, raises its flag, waits
+for the flags of the others, adds up all gradients in order, and applies the sum to its own copy of
+the parameters, which is therefore the same in every member.
 
-Who waits in vain for a moment leaves the loop with what it has done so far, sleeps, and comes back.
+A member that has waited for a while leaves the loop with its progress, sleeps, and enters it again.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -34,11 +34,11 @@ from daskml_dist.backends.intrinsics import (
 from daskml_dist.backends.row_slices import Draw
 from daskml_dist.backends.shared_buffer import SharedBuffer
 
-#: Looks at a flag between two looks at the clock.
+#: Polls of a flag between two reads of the clock.
 _LOOKS_PER_CLOCK_READ = 32
 
 
-# These stand for functions of `host_gather`, `host_update` and this file.
+# Placeholders for functions of `host_gather`, `host_update` and this file.
 def _batch_gradient(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, parameters: Any, n_features: Any
 ) -> Any: ...
@@ -51,20 +51,20 @@ def _announce_turn(own: Any, turn: Any, others: Any) -> None: ...
 def _await_others(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 
 
-_update_at_rest = _update_state  # at a learning rate of 0
+_update_at_rest = _update_state  # used if the learning rate is 0
 
 
 def _set_own_gradients(
     at: Any, scratch: Any, counts: Any, losses: Any, busy: Any, blocks: Any, parts: Any, p: Any,
     w: Any, parameters: Any, n_features: Any,
 ) -> Any:  # fmt: skip
-    """Set the gradients of the own lanes' batches, or their sum where there is one place for all.
+    """Write the gradients of the own lanes' batches, or their sum if there is one place for all.
 
-    Sets their losses too, and returns where the next batches begin.
+    Also set their losses; return where the next batches begin.
     """
     since = monotonic_nanoseconds()
     for lane in range(len(counts)):
-        # A place for each lane, or one for all: then later lanes are added to the first one's
+        # One place per lane, or one for all: then later lanes are added to the first one's
         # gradient.
         place = array_at(pointer(at[min(lane, len(at) - 1)]), len(w), w.dtype)
         first = lane < len(at)
@@ -83,27 +83,27 @@ def _set_own_gradients(
 
 
 def announce_turn(own: Any, turn: Any, others: Any) -> None:
-    """Raise the own flag: the gradients are there; the last to come wakes members who sleep."""
-    # Release order: whoever sees the flag sees the gradients.
+    """Raise the own flag after writing gradients; the last member to arrive wakes sleeping ones."""
+    # Release order: a member that sees the flag also sees the gradients.
     raise_flag(own, turn)
     for i in range(len(others)):
         if read_flag(others[i, 0]) < turn:
             return
     for i in range(len(others)):
-        # A member that sleeps waits at a pipe.
+        # A sleeping member waits at a pipe.
         if read_flag(others[i, 1]) != 0:
             ring_bell(others[i, 2])
 
 
 def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
-    """Wait for the others' gradients; return False where `patience` (nanoseconds) ends before."""
+    """Wait for the others' gradients; return False if `patience` (nanoseconds) runs out."""
     end, looks = np.int64(0), 0
     for i in range(len(others)):
-        # Spin first: others are mostly there within microseconds, and a system call costs several.
+        # Spin first: others mostly arrive within microseconds, and a system call costs several.
         while read_flag(others[i, 0]) < turn:
             hint_waiting()
             looks += 1
-            # The clock costs more than a look at the flag.
+            # Reading the clock costs more than polling the flag.
             if looks % _LOOKS_PER_CLOCK_READ == 0:
                 now = monotonic_nanoseconds()
                 if end == 0:
@@ -116,7 +116,7 @@ def await_others(turn: Any, others: Any, patience: Any, yields: Any) -> bool:
 
 
 def _sum_gradients(at: Any, total: Any) -> None:
-    """Add up all gradients in their order."""
+    """Add up all gradients in order."""
     for k in range(len(at)):
         grad = array_at(pointer(at[k]), len(total), total.dtype)
         if k == 0:
@@ -131,21 +131,20 @@ def _take_team_steps(
     progress: Any, blocks: Any, parts: Any, batches: Any, state: Any, scratch: Any, penalty: Any,
     model: Any, first: Any, meeting: Any,
 ) -> bool:  # fmt: skip
-    """Take steps; return False where others are waited for, and the loop is to be entered again.
+    """Take steps; return False if others are not ready, and the loop must be entered again.
 
     Parameters
     ----------
     progress : int64 (6,)
-        Steps that are made, the place in `parts`, and whether the own gradients of the next step
-        are there; the others are `csr_team`'s.
+        Steps made, position in `parts`, and whether the own gradients of the next step are written;
+        the others are used by `csr_team`.
     blocks, parts
-        As in `host_gather`; batches follow each other by step, and in a step by own lane.
+        As in `host_gather`; batches are sorted by step, and within a step by own lane.
     batches : tuple
-        counts, int64 (n_steps, n_own): rows of each batch.
-        losses, float64 (n_steps, n_own): set.
-        busy, int64 (n_own,): nanoseconds that gradients took are added.
-        rows, rates, float64 (n_steps,): rows of all lanes, and learning rate.
-        numbers, (n_steps, n) floats: coefficients of the optimizer.
+        counts, int64 (n_steps, n_own): rows of each batch. losses, float64 (n_steps, n_own): set.
+        busy, int64 (n_own,): the nanoseconds used for gradients are added. rows, rates, float64
+        (n_steps,): rows of all lanes, and learning rate. numbers, (n_steps, n) floats: coefficients
+        of the optimizer.
     state : tuple of (n_parameters,) floats
         w and the optimizer's state.
     scratch : (n_parameters,) floats
@@ -167,7 +166,7 @@ def _take_team_steps(
     while progress[0] < len(rows):
         b = progress[0]
         turn = first + b
-        # Own gradients of this step; not again if the loop was left while waiting.
+        # Own gradients of this step; not repeated if the loop was left while waiting.
         if progress[2] == 0:
             progress[1] = _set_own_gradients(
                 own_at[turn & 1], scratch, counts[b], losses[b], busy, blocks, parts, progress[1],
@@ -177,7 +176,8 @@ def _take_team_steps(
             progress[2] = 1
         if not _await_others(turn, others, patience, yields):
             return False
-        # Places of even and odd turns alternate: nobody overwrites what another may still read.
+        # Places of even and odd turns alternate: no member overwrites data that another may still
+        # read.
         if rows[b] > 0:
             _sum_gradients(all_at[turn & 1], scratch)
             n, rate, at_step = number(rows[b]), number(rates[b]), numbers[b]
@@ -190,18 +190,18 @@ def _take_team_steps(
 
 
 class TeamSteps(ReplicaSteps):
-    """Steps of a replica by the gradients of a whole team, many in one call.
+    """Steps of a replica on the gradients of a whole team, many in one call.
 
     Parameters
     ----------
     gathers : list of HostGather, CSRGather or None
-        Of each own lane, of one loss and dtype; None of one without rows.
+        One for each own lane, all of one loss and dtype; None for a lane without rows.
     optimizer : Optimizer
-        With an `elementwise_update`.
+        Optimizer with an `elementwise_update`.
     step : Step
         One of the steps, without a gradient.
     board : SharedBuffer
-        Of gradients as long as the parameters.
+        For gradients as long as the parameters.
     """
 
     def __init__(
@@ -209,14 +209,14 @@ class TeamSteps(ReplicaSteps):
     ) -> None:
         some = [gather for gather in gathers if gather is not None]
         first = some[0]
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         self.most = max(1, min(gather.most_steps for gather in some) // len(some))
         super().__init__(optimizer, step)
         self._gathers, self._board = gathers, board
         self._loop, self._rest = self._bind(first, step)
 
     def _bind(self, gather: Any, step: Step) -> tuple[Any, tuple[Any, ...]]:
-        """Return the compiled loop, and its arguments behind the replica's arrays."""
+        """Return the compiled loop, and its arguments after the replica's arrays."""
         noisy = step.noise is not None
         loops = [compile_update(self._optimizer, step.l1, rate, noisy) for rate in (1.0, 0.0)]
         loop = compiled_with(
@@ -236,10 +236,10 @@ class TeamSteps(ReplicaSteps):
     def __call__(
         self, lanes: Sequence[Sequence[Draw]], counts: NDArray[np.int64], steps: Sequence[Step]
     ) -> TeamRun:
-        """Return steps that :meth:`TeamRun.run` takes."""
+        """Return steps to be made by :meth:`TeamRun.run`."""
         rest = *self._arrays(steps[0]), *self._rest
         parts = self._parts(lanes)
-        # Only now: blocks that are streamed come and go.
+        # Only now, since streamed blocks change.
         where = np.concatenate([gather.where for gather in self._gathers if gather is not None])
         return self._run(self._loop, self._board, where, parts, counts, self._given(steps), rest)
 
@@ -264,8 +264,7 @@ class TeamSteps(ReplicaSteps):
             if gather is None:
                 continue
             parts = gather.parts(batches)
-            # Batches are numbered by step and then by lane; blocks of all gathers are counted
-            # through.
+            # Batches are numbered by step and then by lane; blocks are numbered across all gathers.
             parts[:, 0] = parts[:, 0] * len(lanes) + place
             parts[:, 1] += blocks
             blocks += len(gather.where)
@@ -277,16 +276,16 @@ class TeamSteps(ReplicaSteps):
 
 
 class TeamRun:
-    """Some steps of a team, on their way.
+    """Some steps of a team, in progress.
 
     Attributes
     ----------
     made : int
-        Steps that have been made.
+        Number of steps made.
     losses : ndarray of float64 of shape (n_steps, n_own)
         The summed loss of each own batch before its step.
     seconds : list of float
-        What the gradients of each own lane took.
+        Seconds used for the gradients of each own lane.
     """
 
     def __init__(
@@ -311,7 +310,7 @@ class TeamRun:
         board = self._board
         first = board.last_turn + 1
         try:
-            # The loop returns False when others were waited for in vain: sleep at the pipe, and
+            # The loop returns False if the others were not ready in time: sleep at the pipe, and
             # enter again.
             while not self._loop(*self._given, first, board.numbers):
                 board.wait(first + self.turns - 1)
@@ -320,7 +319,7 @@ class TeamRun:
 
     @property
     def turns(self) -> int:
-        """Return the turns whose own part is written."""
+        """Return the number of turns whose own part is written."""
         return self.n_steps_made + int(self._progress[2])
 
     @property
@@ -330,7 +329,7 @@ class TeamRun:
 
     @property
     def n_steps_made(self) -> int:
-        """Return the steps that have been made."""
+        """Return the number of steps made."""
         return int(self._progress[0])
 
     @property

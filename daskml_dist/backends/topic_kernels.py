@@ -1,4 +1,4 @@
-"""Compiled steps of latent Dirichlet allocation over rows of CSR blocks: no row is copied.
+"""Compiled steps of latent Dirichlet allocation on rows of CSR blocks, without copies of rows.
 
 Importing this module loads numba, so it is imported at first use.
 
@@ -24,9 +24,9 @@ _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 _inside_fast = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
-#: What keeps the mean of a word's topics from 0.
+#: Keeps the mean over a word's topics above 0.
 _MIN_MEAN = float(np.finfo(np.float64).eps)
-#: Shape of the gamma distribution that documents begin with; its mean is 1.
+#: Shape of the gamma distribution of documents' initial values; its mean is 1.
 _GAMMA_SHAPE = 100.0
 
 
@@ -47,7 +47,7 @@ def _digamma(x: Any) -> Any:
 
 @_inside_fast
 def _write_log_expectation(gamma: Any, out: Any) -> None:
-    """Write E[log p] of a p with a Dirichlet distribution: digamma(g) - digamma(sum of g)."""
+    """Write E[log p] for p with a Dirichlet distribution: digamma(g) - digamma(sum of g)."""
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
@@ -65,17 +65,15 @@ def write_log_expectations(rows: Any, out: Any) -> None:
 
 @_inside_fast
 def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
-    """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x; `room`
-    is scratch.
-    """
+    """Write exp(E[log p]) without logarithms, since exp(digamma(x)) is about x."""
     total = 0.0
     for c in range(len(gamma)):
         total += gamma[c]
     whole = math.exp(-_digamma(total))
     for c in range(len(gamma)):
         x, above, below = gamma[c], 0.0, 1.0
-        # All topics take the same six turns, so that LLVM makes vectors of the loop over topics.
-        for _ in range(6):  # as in `_digamma`, without a jump
+        # All topics take the same six iterations, so that LLVM vectorises the loop over topics.
+        for _ in range(6):  # as in `_digamma`, without a branch
             small = x < 6.0
             above = above * x + below if small else above
             below = below * x if small else below
@@ -83,7 +81,8 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
         r = 1.0 / x
         square = r * r
         series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252)))
-        # digamma(x) = log(x) + this rest, so exp of it is x * exp(rest): a logarithm less.
+        # digamma(x) = log(x) + this remainder, so exp of it is x * exp(remainder): one logarithm
+        # less.
         out[c] = -0.5 * r - series - above / below
         room[c] = x * whole
     for c in range(len(out)):
@@ -92,7 +91,7 @@ def _write_exp_expectation(gamma: Any, room: Any, out: Any) -> None:
 
 @_inside_fast
 def _longest_document(indptr: Any, rows: Any) -> Any:
-    """Return the most stored entries of a row."""
+    """Return the maximum number of stored entries of a row."""
     most = 0
     for i in range(len(rows)):
         most = max(most, indptr[rows[i] + 1] - indptr[rows[i]])
@@ -104,21 +103,21 @@ def fit_documents(
     indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, prior: Any, most: Any, tol: Any,
     gamma: Any, shares: Any,
 ) -> None:  # fmt: skip
-    """Fit the topics of each document by coordinate ascent, from where `gamma` is, in place.
+    """Fit the topics of each document by coordinate ascent, starting from `gamma`, in place.
 
     Parameters
     ----------
     indptr, indices, data
-        Of a CSR block.
+        Arrays of a CSR block.
     rows : ndarray of int of shape (n,)
-        Documents of it.
+        Documents in the block.
     topics : ndarray of float64 of shape (n_words, k)
         exp(E[log beta]).
     prior : float
     most : int
-        Iterations.
+        Maximum iterations.
     tol : float
-        Mean change of a document's `gamma` that ends them.
+        Iterations end when the mean change of a document's `gamma` is below it.
     gamma : ndarray of float64 of shape (n, k)
     shares : ndarray of float64 of shape (n, k)
         Receives exp(E[log theta]).
@@ -129,7 +128,8 @@ def fit_documents(
     for i in range(len(rows)):
         first = indptr[rows[i]]
         n = indptr[rows[i] + 1] - first
-        # Rows of the document's words are copied side by side: the iterations read them many times.
+        # Rows of `topics` for the document's words are copied together: the iterations read them
+        # often.
         for w in range(n):
             for c in range(k):
                 words[w, c] = topics[indices[first + w], c]
@@ -162,9 +162,9 @@ def fit_documents(
 def add_word_counts(
     indptr: Any, indices: Any, data: Any, rows: Any, topics: Any, shares: Any, out: Any
 ) -> None:
-    """Add the expected number of times that topics make each word, but for the factor `topics`.
+    """Add the expected number of times that topics generate each word, without the factor `topics`.
 
-    Parameters are those of `fit_documents`; `out` is of shape (n_words, k).
+    Parameters as in `fit_documents`; `out` has shape (n_words, k).
     """
     k = topics.shape[1]
     for i in range(len(rows)):
@@ -187,8 +187,7 @@ def write_bounds(
 ) -> None:  # fmt: skip
     """Write each document's part of the variational bound, and its number of words.
 
-    Parameters are those of `fit_documents`, E[log beta] in the place of `topics`; `out` is of shape
-    (n, 2).
+    Parameters as in `fit_documents`, with E[log beta] in place of `topics`; `out` has shape (n, 2).
     """
     k = log_topics.shape[1]
     theta, terms = np.empty(k), np.empty(k)
@@ -204,7 +203,7 @@ def write_bounds(
         for at in range(indptr[rows[i]], indptr[rows[i] + 1]):
             word, highest = indices[at], -np.inf
             for c in range(k):
-                # log-sum-exp over topics, about the largest term.
+                # log-sum-exp over topics, relative to the largest term.
                 terms[c] = theta[c] + log_topics[word, c]
                 highest = max(highest, terms[c])
             likelihood = 0.0
@@ -217,7 +216,7 @@ def write_bounds(
 
 @_inside
 def _next_random(state: Any) -> Any:
-    """Return the next state of a splitmix64 stream, and a number of (0, 1)."""
+    """Return the next state of a splitmix64 stream, and a number in (0, 1)."""
     state += np.uint64(0x9E3779B97F4A7C15)
     bits = state
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -233,16 +232,16 @@ def draw_gamma(key: Any, numbers: Any, out: Any) -> None:
     Parameters
     ----------
     key : uint64
-        Of the stream.
+        Key of the stream.
     numbers : ndarray of int of shape (n,)
-        Of the rows, each of which draws by its own.
+        Numbers of the rows; each row has its own draws.
     out : ndarray of float64 of shape (n, k)
     """
     # Marsaglia and Tsang (2000): a cubed normal, accepted with probability near 1.
     d = _GAMMA_SHAPE - 1.0 / 3.0
     scale = 1.0 / math.sqrt(9.0 * d)
     for i in range(out.shape[0]):
-        # A stream a row, so that draws do not depend on which rows come together.
+        # One stream per row, so that draws do not depend on which rows are processed together.
         state = key ^ (np.uint64(numbers[i] + 1) * np.uint64(0xD1342543DE82EF95))
         state, _ = _next_random(state)
         for c in range(out.shape[1]):

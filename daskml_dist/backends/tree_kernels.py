@@ -1,8 +1,9 @@
-"""Compiled loops of growing trees: gradients, histograms of whole numbers, splits, partitions.
+"""Compiled loops for growing trees: gradients, integer histograms, splits, partitions.
 
-Gradients and hessians are rounded to whole numbers and packed into 64 bits, so that a row costs one
-addition a feature and sums do not depend on the order of rows. Nothing here may be reordered by a
-compiler: the same rows give the same bits on every machine, and the CUDA kernels repeat them.
+Gradients and hessians are rounded to integers and packed into 64 bits, so that a row costs one
+addition per feature and sums do not depend on the order of rows. The compiler must not reorder
+anything here: the same rows give the same bits on every machine, and the CUDA kernels repeat the
+operations.
 
 Importing this module loads numba, so it is imported at first use.
 """
@@ -28,14 +29,15 @@ from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
-#: Channels of a histogram whose hessians are all 1: gradients and rows; else hessians between.
+#: Channels of a histogram if all hessians are 1: gradients and rows; otherwise with hessians in
+#: between.
 _CONSTANT_CHANNELS = 2
 
 
 @_inside
 def _leaf_value(g: float, h: float, low: float, high: float, l2: float) -> float:
     """Return the value of a leaf with sums g and h of gradients and hessians."""
-    # Newton's step of the leaf, kept within the bounds that monotonic constraints set.
+    # Newton's step of the leaf, clipped to the bounds of monotonic constraints.
     value = -g / (h + l2 + 1e-15)
     if value < low:
         return low
@@ -49,9 +51,9 @@ def _split_gain(
     gl: float, hl: float, gr: float, hr: float, loss: float, sign: int, low: float, high: float,
     l2: float,
 ) -> float:  # fmt: skip
-    """Return the gain of a split into two leaves; -1 where its order is not allowed."""
+    """Return the gain of a split into two leaves; -1 if their order is not allowed."""
     left, right = _leaf_value(gl, hl, low, high, l2), _leaf_value(gr, hr, low, high, l2)
-    # A split whose children's answers are in the wrong order is not allowed.
+    # Monotonic constraints forbid a split whose children's values are in the wrong order.
     if (sign > 0 and left > right) or (sign < 0 and left < right):
         return -1.0
     # The drop of the loss's second-order model, as in XGBoost (Chen and Guestrin 2016, equation 7).
@@ -61,7 +63,7 @@ def _split_gain(
     return gain
 
 
-#: Placeholder for the function that `compiled_search` puts in: `_find_best_categories` or none.
+#: Placeholder for the function inserted by `compiled_search`: `_find_best_categories` or none.
 _search_categories: Any = None
 
 
@@ -79,33 +81,33 @@ def find_best_split(
     found: Any,
     bits: Any,
 ) -> float:
-    """Find a leaf's best split among some features; return its gain, -1 where there is none.
+    """Find a leaf's best split among some features; return its gain, -1 if there is none.
 
     Parameters
     ----------
     hist : ndarray of int64 of shape (m, n_bins, 2 or 3)
-        Of features ``first`` to ``first + m``.
+        Histograms of features ``first`` to ``first + m``.
     first : int
     counts : ndarray of int32 of shape (n_features,)
-        Bins of each feature, without that of missing values, which is the last.
+        Bins of each feature, without the bin of missing values, which is the last.
     missing, categorical, allowed : ndarray of uint8 of shape (n_features,)
-        Whether a feature has missing values, is a category, may be split by.
+        Whether a feature has missing values, is categorical, may be used.
     signs : ndarray of int8 of shape (n_features,)
-        Of monotonic constraints.
+        Signs of monotonic constraints.
     totals : ndarray of int64 of shape (3,)
         Sums of gradients, hessians and rows of the node.
     scales : ndarray of float64 of shape (2,)
-        What a unit of gradients, and of hessians, is.
+        Units of gradients and of hessians.
     facts : ndarray of float64 of shape (6,)
-        Value of the node, its lower and upper bound, l2, the least hessian, the least rows.
+        Value of the node, its lower and upper bound, l2, minimum hessian, minimum rows.
     found : ndarray of int64 of shape (7,)
-        Feature, last bin that goes left, whether missing values do, sums of gradients, hessians
-        and rows of the left child, whether it is a split of categories.
+        Feature, last bin that goes left, whether missing values go left, sums of gradients,
+        hessians and rows of the left child, whether the split is by categories.
     bits : ndarray of uint64 of shape (4,)
         Categories that go left.
     """
-    # Histograms hold whole numbers; a scale turns them into gradients and hessians. They are summed
-    # as whole numbers and scaled once, so the order of sums does not matter.
+    # Histograms hold integers; a scale converts them to gradients and hessians. They are summed as
+    # integers and scaled once, so the order of sums does not matter.
     gs, hs = scales[0], scales[1]
     value, low, high, l2 = facts[0], facts[1], facts[2], facts[3]
     least_h, least_n = facts[4], np.int64(facts[5])
@@ -119,23 +121,23 @@ def find_best_split(
         j = first + m
         if not allowed[j]:
             continue
-        # Categories have no order of their own, and a search of their own.
+        # Categories have no natural order, and need a separate search.
         if categorical[j]:
             best = _search_categories(
                 hist[m], j, counts[j], missing[j], signs[j], totals, scales, facts, best, found,
                 bits,
             )  # fmt: skip
             continue
-        # From the left, with missing values on the right: cut behind each bin in turn.
+        # From the left, with missing values on the right: cut after each bin in turn.
         gl, hl, nl = np.int64(0), np.int64(0), np.int64(0)
         for b in range(counts[j] - 1 + missing[j]):
             gl += hist[m, b, 0]
             nl += hist[m, b, rows_at]
-            # Where all hessians are 1 their sum is the number of rows.
+            # If all hessians are 1, their sum is the number of rows.
             hl = nl if constant else hl + hist[m, b, 1]
             if nl < least_n:
                 continue
-            # Rows on the right only become fewer from here on.
+            # The number of rows on the right only decreases from here on.
             if N - nl < least_n:
                 break
             h_left = hl * hs
@@ -154,7 +156,7 @@ def find_best_split(
                 found[3], found[4], found[5], found[6] = gl, hl, nl, 0
         if not missing[j]:
             continue
-        # From the right, so that missing values, which no bin counts here, go left.
+        # From the right, so that missing values, which are in no bin here, go left.
         gr, hr, nr = np.int64(0), np.int64(0), np.int64(0)
         for b in range(counts[j] - 2, -1, -1):
             gr += hist[m, b + 1, 0]
@@ -185,7 +187,7 @@ def find_best_split(
 def compiled_search(has_categories: bool) -> Any:
     """Return `find_best_split`, compiled for arrays of any layout, writable or not.
 
-    One signature takes them all: else each layout of histograms would be compiled for again.
+    One signature covers them all; otherwise each layout of histograms would be compiled separately.
     """
     part = _find_best_categories if has_categories else _skip_categories
     search = compiled_with(find_best_split, exact=True, _search_categories=part)
@@ -193,7 +195,7 @@ def compiled_search(has_categories: bool) -> Any:
         kind: types.Array(kind, 1, "C", readonly=True)
         for kind in (types.int8, types.uint8, types.int32, types.int64, types.float64)
     }
-    # Arrays may be read-only and strided ("A"): what came in a message, or a view of a histogram.
+    # Arrays may be read-only and strided ("A"): arrays from messages, or views of a histogram.
     compile_once(
         search,
         types.float64(
@@ -211,23 +213,20 @@ def _skip_categories(
     hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
     best: float, found: Any, bits: Any,
 ) -> float:  # fmt: skip
-    """Stand for `_find_best_categories` where no feature is one, so that it need not be
-    compiled.
-    """
+    """Replace `_find_best_categories`, to compile less if no feature is categorical."""
     return best
 
 
 @_inside
 def sort_by_value(numbers: Any, values: Any, n: int) -> None:
-    """Sort the first numbers and their values by the values; equal ones keep their order.
+    """Sort the first numbers and their values by the values; ties keep their order.
 
-    By insertion, of 256 at most: numba's argsort takes a second to compile.
+    By insertion, for at most 256: numba's argsort takes a second to compile.
     """
     for i in range(1, n):
         value, number = values[i], numbers[i]
         k = i
-        # A strict comparison keeps equal values in their order, so ties are the same on each
-        # device.
+        # A strict comparison keeps ties in order, so the result is the same on each device.
         while k > 0 and values[k - 1] > value:
             values[k], numbers[k] = values[k - 1], numbers[k - 1]
             k -= 1
@@ -248,14 +247,13 @@ def _find_best_categories(
     loss = g_all * facts[0]
     constant = hist.shape[1] == _CONSTANT_CHANNELS
     last = hist.shape[1] - 1
-    # Categories of few rows stay on the right.
-    # As scikit-learn and LightGBM: categories below ten (weighted) rows are not trusted, and ten
-    # smooths the order of the others.
+    # Categories of few rows stay on the right. As in scikit-learn and LightGBM, categories with
+    # fewer than ten (weighted) rows are not used, and ten smooths the order of the others.
     support, least = N / h_all, 10.0
     numbers, values = np.empty(256, np.int64), np.empty(256)
     n = 0
     for b in range(count + missing):
-        # Missing values count as one more category.
+        # Missing values count as an additional category.
         b = b if b < count else hist.shape[0] - 1
         h = hist[b, 1] * hs
         if h * support >= least:
@@ -265,7 +263,7 @@ def _find_best_categories(
         return best
     sort_by_value(numbers, values, n)
     # Sorted by gradient, the best partition is a prefix (Fisher 1958); up to the middle from both
-    # ends, so that the smaller set is the one told by bits.
+    # ends, so that the bits describe the smaller set.
     for direction in (1, -1):
         gl, hl, nl = np.int64(0), np.int64(0), np.int64(0)
         for i in range((n + 1) // 2 if direction == 1 else (n + 1) // 2 - 1):
@@ -285,7 +283,7 @@ def _find_best_categories(
                 best = gain
                 found[0], found[1], found[2] = j, 0, 0
                 found[3], found[4], found[5], found[6] = gl, hl, nl, 1
-                # Bit c of the word c / 64 says that category c goes left.
+                # Bit c of word c / 64 is set if category c goes left.
                 bits[:] = 0
                 for k in range(i + 1):
                     c = numbers[k if direction == 1 else n - 1 - k]
@@ -296,19 +294,19 @@ def _find_best_categories(
     return best
 
 
-#: Rows whose exponentials are made together, and stay in the L1 cache.
+#: Rows whose exponentials are computed together, and stay in the L1 cache.
 _GRADIENT_TILE_ROWS = 1024
-#: Mask of all bits of a float32 but the sign. Of numbers without a sign, the larger has the larger
-#: bits.
+#: Mask of all bits of a float32 except the sign. Among non-negative floats, the larger has the
+#: larger bits.
 _ABSOLUTE_BITS = np.int32(0x7FFFFFFF)
 
 
 @_inside
 def _largest_bits(x: Any) -> Any:
-    """Return the bits of the largest absolute value; NaN is larger than any number."""
+    """Return the bits of the largest absolute value; NaN counts as larger than any number."""
     bits, found = x.view(np.int32), np.int32(0)
-    # Of floats without a sign, the order of the bits is that of the numbers: an integer maximum,
-    # which LLVM makes vectors of, and which NaN wins.
+    # Non-negative floats sort like their bits: an integer maximum, which LLVM vectorises and in
+    # which NaN is largest.
     for i in range(len(bits)):
         found = max(found, bits[i] & _ABSOLUTE_BITS)
     return found
@@ -321,17 +319,17 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
     Parameters
     ----------
     y, raw, weight : ndarray of float64 of shape (n,)
-        `weight` is empty where there is none.
+        `weight` is empty without weights.
     g, h : ndarray of float32 of shape (n,)
     largest : ndarray of float32 of shape (2,)
-        Of zeros. Becomes the largest of both, without their signs.
+        Initially zeros. Set to the largest absolute values of both.
     """
     small, of = np.empty(_GRADIENT_TILE_ROWS), largest.view(np.int32)
     for start in range(0, len(y), _GRADIENT_TILE_ROWS):
         n = min(_GRADIENT_TILE_ROWS, len(y) - start)
         part = small[:n]
         for i in range(n):
-            # Of the smaller of both, so that nothing overflows.
+            # The exponential of minus the absolute value cannot overflow.
             part[i] = -abs(raw[start + i])
         exponentiate_in_place(part)
         for i in range(n):
@@ -349,15 +347,16 @@ def write_binomial_gradients(y: Any, raw: Any, weight: Any, g: Any, h: Any, larg
         of[1] = max(of[1], _largest_bits(h[start : start + n]))
 
 
-#: By the name of the loss's kernel.
+#: Loops by the name of the loss's kernel.
 GRADIENT_LOOPS: dict[str, Any] = {"binomial": write_binomial_gradients}
 
 
-#: Rows of which the packed sums of a bin cannot overflow, of exact and of rounded gradients.
+#: Maximum rows for which the packed sums of a bin cannot overflow, for exact and for rounded
+#: gradients.
 _MAX_PACKED_ROWS, _MAX_ROUNDED_ROWS = 65_535, 8_191
-#: Rows that a loop prefetches before it reads them.
+#: Rows that a loop prefetches ahead.
 _ROWS_AHEAD = 16
-#: Unsigned numbers for indices: numba tests signed ones for negative values.
+#: Unsigned indices: for signed ones, numba adds a test for negative values.
 _ONE = np.uintp(1)
 
 
@@ -365,37 +364,37 @@ _ONE = np.uintp(1)
 def pack_gradients(
     g: Any, h: Any, g_scale: float, h_scale: float, mode: int, salt: Any, key: Any, out: Any
 ) -> Any:
-    """Round gradients and hessians to whole numbers, packed into 64 bits.
+    """Round gradients and hessians to integers, packed into 64 bits.
 
     Parameters
     ----------
     g, h : ndarray of float32 of shape (n,)
-        `h` is empty where all hessians are 1.
+        `h` is empty if all hessians are 1.
     g_scale, h_scale : float
-        Powers of two that bring them below ``2**30`` and ``2**24``; below ``2**12`` to be rounded.
+        Powers of two that scale them below ``2**30`` and ``2**24``; below ``2**12`` if rounded.
     mode : {CONSTANT, EXACT, ROUNDED}
-        What becomes of them; see :func:`sum_chosen_rows`.
+        How they are packed; see :func:`sum_chosen_rows`.
     salt : ndarray of uint32 of shape (n,)
-        A hash of each row's number, by which numbers are rounded up or down.
+        A hash of each row's number, which decides between rounding up and down.
     key : uint32
-        Of the tree.
+        Key of the tree.
     out : ndarray of int64 of shape (n,)
     """
     squares, sums = np.int64(0), np.int64(0)
-    # Gradient in the upper 48 bits, a one below: a sum of these counts rows as well.
+    # Gradient in the upper 48 bits, a one below: their sums also count rows.
     if mode == CONSTANT:
         for i in range(len(g)):
             out[i] = (np.int64(np.rint(np.float64(g[i]) * g_scale)) << 16) + 1
     elif mode == EXACT:
-        # 32 bits each; rows are counted beside the hessians when they are summed.
+        # 32 bits each; rows are counted together with the hessians when they are summed.
         for i in range(len(g)):
             of_g = np.int64(np.rint(np.float64(g[i]) * g_scale))
             out[i] = (of_g << 32) + np.int64(np.rint(np.float64(h[i]) * h_scale))
     else:
         for i in range(len(g)):
-            # Stochastic rounding: 16 bits of a hash each push gradient and hessian up or down, so
-            # that sums of many rows are unbiased. The hash is of the row and the tree, and the same
-            # on any device.
+            # Stochastic rounding: 16 bits of a hash each round gradient and hessian up or down, so
+            # that sums of many rows are unbiased. The hash depends on the row and the tree, and is
+            # the same on any device.
             x = np.uint32((salt[i] ^ key) * np.uint32(0x9E3779B1))
             x = np.uint32((x ^ (x >> 15)) * np.uint32(0x85EBCA77))
             x = np.uint32(x ^ (x >> 13))
@@ -403,7 +402,7 @@ def pack_gradients(
             of_g = np.int64(np.floor(np.float64(g[i]) * g_scale + up))
             up = np.float64(x >> 16) * (1 / 65536)
             of_h = np.int64(np.floor(np.float64(h[i]) * h_scale + up))
-            # What rounding adds to the variance is judged by the caller.
+            # The caller decides whether rounding adds too much variance.
             squares += of_g * of_g
             sums += of_h
             # 26 bits of gradient, 25 of hessian, 13 that count rows.
@@ -413,7 +412,7 @@ def pack_gradients(
 
 @_exact
 def count_digits(keys: Any, shift: Any, counts: Any) -> None:
-    """Count the digits of keys, behind which `shift` bits lie.
+    """Count the digits of keys, which have `shift` lower bits after them.
 
     Parameters
     ----------
@@ -428,10 +427,10 @@ def count_digits(keys: Any, shift: Any, counts: Any) -> None:
 
 @_inside
 def _unpack_sums(mode: int, counts: Any, one: Any, two: Any, out: Any, number: Any) -> None:
-    """Add packed sums to a histogram of `out`, and begin anew."""
+    """Add packed sums to a histogram of `out`, and reset them to zero."""
     last = out.shape[2] - 1
     for j in range(out.shape[0]):
-        # An indicator has two bins of the 256 that there is room for, and that of missing values.
+        # An indicator uses two of the 256 bins, and the bin of missing values.
         for start, stop in ((0, np.int64(counts[j])), (last, last + 1)):
             for number_of_bin in range(start, stop):
                 b = np.uintp(number_of_bin)
@@ -452,8 +451,8 @@ def _unpack_sums(mode: int, counts: Any, one: Any, two: Any, out: Any, number: A
                     out[j, number, b, 2] += count
                     one[j, b] = 0
                 else:
-                    # The second number has hessians above 16 bits of rows; the first is the
-                    # gradient alone.
+                    # The second number has hessians above 16 bits of rows; the first is only the
+                    # gradient.
                     v = two[j, b, 1]
                     count = v & 0xFFFF
                     out[j, number, b, 0] += two[j, b, 0]
@@ -469,7 +468,7 @@ def sum_all_rows(
 ) -> None:  # fmt: skip
     """Add the histograms of all rows to the only ones of `out`; see :func:`sum_chosen_rows`."""
     n = len(packed)
-    # After so many rows the lowest field could overflow into the next one.
+    # After this many rows the lowest field could overflow into the next one.
     most = _MAX_ROUNDED_ROWS if mode == ROUNDED else _MAX_PACKED_ROWS
     for start in range(0, n, most):
         stop = min(n, start + most)
@@ -482,8 +481,9 @@ def sum_all_rows(
 
 @_inside
 def _add_packed_rows(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
-    """Add rows to packed sums, four at once; see :func:`_add_chosen_rows`."""
-    # Four rows a turn: their loads overlap, and a feature's bins stay in the cache for all four.
+    """Add rows to packed sums, four at a time; see :func:`_add_chosen_rows`."""
+    # Four rows per iteration: their loads overlap, and a feature's bins stay in the cache for all
+    # four.
     d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
     bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
     fours = stop - (stop - start) % 4
@@ -513,8 +513,8 @@ def _add_row_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> N
     d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
     bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
     for i in range(start, stop, 2):
-        # Of an odd number of rows nothing is added for the one behind the last.
-        # Two rows a turn, and two numbers each.
+        # For an odd number of rows, nothing is added for the row after the last. Two rows per
+        # iteration, with two numbers each.
         both = min(i + 1, stop - 1)
         there = np.int64(both - i)
         ga, gb = packed[i] >> 32, (packed[both] >> 32) * there
@@ -537,28 +537,28 @@ def sum_chosen_rows(
     mode: int, rows: Any, packed: Any, index: Any, counts: Any, one: Any, two: Any, out: Any,
     number: Any,
 ) -> None:  # fmt: skip
-    """Add the histograms of some rows to those of a number of `out`.
+    """Add the histograms of some rows to histogram `number` of `out`.
 
     Parameters
     ----------
     mode : {CONSTANT, EXACT, ROUNDED}
-        How gradients and hessians are packed, by :func:`pack_gradients`. CONSTANT: hessians are 1,
+        How gradients and hessians are packed by :func:`pack_gradients`. CONSTANT: hessians are 1,
         and `out` has no sums of them.
     rows : ndarray of uint8 of shape (n, width)
         The bins of each row.
     packed : ndarray of int64 of shape (n,)
     index : ndarray of int32 of shape (m,)
-        Which rows.
+        Numbers of the rows.
     counts : ndarray of int32 of shape (n_features,)
-        Bins of each feature, without that of missing values, which is the last.
+        Bins of each feature, without the bin of missing values, which is the last.
     one, two : ndarray of int64 of shape (n_features, at least 256), and (..., 2) for EXACT
-        Room for packed sums, of zeros; left as zeros.
+        Scratch for packed sums: zeros before and after.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
-        Sums of gradients, of hessians, and rows.
+        Sums of gradients, of hessians, and number of rows.
     number : int
     """
     n = len(index)
-    # Small leaves write to the histogram at once: unpacking goes through all bins.
+    # Small leaves write to the histogram directly: unpacking reads all bins.
     if n * len(counts) <= counts.sum():
         _sum_few_rows(mode, rows, packed, index, out, number)
         return
@@ -574,10 +574,10 @@ def sum_chosen_rows(
 
 @_inside
 def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
-    """Add some rows to packed sums, four at once, feature by feature.
+    """Add some rows to packed sums, four at a time, feature by feature.
 
-    A bin that several of them have is then read while it is still being written, which processors
-    foresee; a row later they do not.
+    If several of them share a bin, it is read while its write is still pending, which processors
+    predict for neighbouring rows, but not for a later row.
     """
     d, width, last = np.uintp(len(one)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 4
     bins, sums, stride = rows.reshape(-1), one.reshape(-1), np.uintp(one.shape[1])
@@ -586,7 +586,7 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
     for q in range(start, fours, 4):
         if q <= last:
             for r in range(q + _ROWS_AHEAD, q + _ROWS_AHEAD + 4):
-                # Rows of a leaf lie anywhere: the processor cannot foresee their addresses.
+                # Rows of a leaf are scattered: the processor cannot predict their addresses.
                 soon = np.int64(index[r])
                 prefetch(rows_at + soon * line)
                 prefetch(packed_at + soon * 8)
@@ -611,9 +611,10 @@ def _add_chosen_rows(rows: Any, packed: Any, index: Any, start: int, stop: int, 
 
 @_inside
 def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
-    """Add some rows to sums of two numbers, two rows at once.
+    """Add some rows to sums of two numbers, two rows at a time.
 
-    Both numbers of a bin in turn would be added as one, which takes long where it is read again.
+    Otherwise both numbers of a bin would be added as one vector, and reading it again would be
+    slow.
     """
     d, width, last = np.uintp(len(two)), np.uintp(rows.shape[1]), len(index) - _ROWS_AHEAD - 2
     bins, sums, stride = rows.reshape(-1), two.reshape(-1), np.uintp(two.shape[1])
@@ -624,7 +625,7 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
                 soon = np.int64(index[r])
                 prefetch(rows_at + soon * line)
                 prefetch(packed_at + soon * 8)
-        # Of an odd number of rows nothing is added for the one behind the last.
+        # For an odd number of rows, nothing is added for the row after the last.
         both = min(q + 1, stop - 1)
         there = np.int64(both - q)
         a, b = np.uintp(index[q]), np.uintp(index[both])
@@ -647,10 +648,10 @@ def _add_chosen_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int,
 def _sum_few_rows(
     mode: int, rows: Any, packed: Any, index: Any, out: Any, number: Any
 ) -> None:  # fmt: skip
-    """Add the histograms of few rows: going through all bins would take longer."""
+    """Add the histograms of few rows, for which reading all bins would take longer."""
     last = out.shape[3] - 1
-    # Feature by feature, whose bins then stay in the cache: the same bin of all features lies
-    # multiples of 2 KiB apart.
+    # Feature by feature, whose bins then stay in the cache: the same bins of all features are at
+    # multiples of 2 KiB.
     for j in range(out.shape[0]):
         for q in range(len(index)):
             i = np.uintp(index[q])
@@ -669,14 +670,14 @@ def _sum_few_rows(
 
 @_inside
 def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
-    """Move rows that go left before the others, in place and in order; return how many they are.
+    """Move rows that go left before the others, in place and in order; return their number.
 
     Parameters
     ----------
     column : ndarray of uint8 of shape (n,)
         Bins of a feature.
     table : ndarray of uint8 of shape (256,)
-        Of each bin, whether it goes left.
+        For each bin, whether it goes left.
     index : ndarray of int32 of shape (m,)
         Rows of a node.
     spare : ndarray of int32 of shape (at least m,)
@@ -685,7 +686,7 @@ def partition_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     for q in range(len(index)):
         i = index[q]
         goes = np.uintp(table[column[np.uintp(i)]])
-        # Without a branch: each row is written to both sides, and one of the counts moves on.
+        # Without a branch: each row is written to both sides, and one of the counts is incremented.
         index[left] = i
         spare[right] = i
         left += goes
@@ -701,23 +702,23 @@ def partition_and_sum(
     mode: int, columns: Any, rows: Any, packed: Any, index: Any, spare: Any, tasks: Any,
     tables: Any, counts: Any, one: Any, two: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Partition the rows of some leaves, and make the histograms that are asked for.
+    """Partition the rows of some leaves, and compute the requested histograms.
 
     Parameters
     ----------
     mode, rows, packed, counts, one, two
-        As :func:`sum_chosen_rows` takes them.
+        As in :func:`sum_chosen_rows`.
     columns : ndarray of uint8 of shape (n_features, n)
     index : ndarray of int32 of shape (n,)
-        Rows of all leaves, one leaf's behind another's.
+        Rows of all leaves, contiguous for each leaf.
     spare : ndarray of int32 of shape (n,)
     tasks : ndarray of int64 of shape (n_leaves, 4)
-        Feature, first and last place in `index`, the side that is asked for (-1: none). The
-        second becomes the place where the right child begins.
+        Feature, first and last position in `index`, the requested side (-1: none). The second
+        becomes the position at which the right child begins.
     tables : ndarray of uint8 of shape (n_leaves, 256)
-        Of each bin, whether it goes left.
+        For each bin, whether it goes left.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
-        Its values may be anything.
+        Need not be initialised.
     """
     number = 0
     for k in range(len(tasks)):
@@ -731,7 +732,7 @@ def partition_and_sum(
             for b in range(out.shape[2]):
                 for c in range(out.shape[3]):
                     out[j, number, b, c] = 0
-        # Only the smaller child's rows are read; the sibling's histogram is the parent's less this
+        # Only the smaller child's rows are read; the sibling's histogram is the parent's minus this
         # one.
         asked = own[n_left:] if side else own[:n_left]
         sum_chosen_rows(mode, rows, packed, asked, counts, one, two, out, number)

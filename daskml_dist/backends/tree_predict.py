@@ -1,4 +1,4 @@
-"""Compiled loops of rows through trees: bins of values, answers of boosted trees and forests.
+"""Compiled loops of rows through trees: bins of values, predictions of boosted trees and forests.
 
 Importing this module loads numba, so it is imported at first use.
 
@@ -20,10 +20,10 @@ from daskml_dist.backends.intrinsics import copy_values
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
-#: Zeros below the lowest bit that is set.
+#: Number of zeros below the lowest set bit.
 _zeros_below: Any = trailing_zeros
 
-#: Rows that go through a tree together, so that what they need of it stays in the nearest cache.
+#: Rows that go through a tree together, so that the tree's data stays in the L1 cache.
 _MASK_ROWS = 512
 
 
@@ -39,16 +39,16 @@ def add_by_masks(
     columns : ndarray of uint8 of shape (n_features, n)
         Bins of rows.
     nodes : tuple
-        Of `models.trees.Trees`: feature, bin, left, missing_left, category, bitsets.
+        Arrays of `models.trees.Trees`: feature, bin, left, missing_left, category, bitsets.
     missing : int
         Bin of missing values.
     tables : ndarray of uint32 or uint64 of shape (n_features + 3, 256)
-        Room to work in. A tree of more leaves than an entry has bits takes several turns.
+        Scratch. A tree with more leaves than an entry has bits takes several rounds.
     out : ndarray of float64 of shape (n, n_outputs)
     """
     # QuickScorer (Lucchese et al., SIGIR 2015): a leaf is a bit, and each node that a row fails
-    # clears the leaves it cannot reach. The lowest bit that is left is the row's leaf. By bins a
-    # node's test becomes a table: bin -> mask.
+    # clears the leaves it cannot reach. The lowest remaining bit is the row's leaf. With bins, a
+    # node's test is a table: bin -> mask.
     n, bits = len(out), 8 * tables.itemsize
     alive = np.empty(_MASK_ROWS, tables.dtype)
     values = np.empty(bits)
@@ -58,7 +58,7 @@ def add_by_masks(
         # A binary tree of n nodes has (n + 1) / 2 leaves.
         n_leaves = (roots[t + 1] - roots[t] + 1) // 2
         n_words = (n_leaves + bits - 1) // bits
-        # Leaves `low` to `low + bits` in each turn.
+        # Leaves `low` to `low + bits` in each round.
         for low in range(0, n_words * bits, bits):
             n_used = _fill_mask_tables(
                 roots[t],
@@ -77,7 +77,7 @@ def add_by_masks(
                 rest = alive[:m]
                 rest[:] = _bit_range(0, n_leaves - low, tables)
                 _rule_out_leaves(columns[:, start:], tables, used, n_used, rest)
-                # A row whose leaf is in another turn's word has no bit left.
+                # A row whose leaf is in another round's word has no bit left.
                 if n_words == 1:
                     for i in range(m):
                         out[start + i, output] += values[_zeros_below(rest[i])]
@@ -90,7 +90,7 @@ def add_by_masks(
 @_inside
 def _rule_out_leaves(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
     """Clear the bits of the leaves that rows cannot reach."""
-    # Four tables a turn, so that a row's mask is read and written once for four features.
+    # Four tables at a time, so that a row's mask is read and written once per four features.
     for s in range(0, n_used, 4):
         a, b = columns[used[s]], columns[used[s + 1]]
         c, d = columns[used[s + 2]], columns[used[s + 3]]
@@ -114,13 +114,11 @@ def _fill_mask_tables(
     root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
     used: Any, values: Any,
 ) -> int:  # fmt: skip
-    """Make a tree's tables of the features it uses; return their number, padded to a multiple of
-    4.
-    """
+    """Make tables of the features a tree uses; return their number, padded to a multiple of 4."""
     feature, bins, left, missing_left, category, bitsets = nodes
     size, begin = np.ones(end - root, np.int64), np.zeros(end - root, np.int64)
     slots = np.full(len(tables), -1)
-    # Leaves under each node, from the last node up: children lie behind their parent.
+    # Leaves under each node, from the last node up: children come after their parent.
     for k in range(end - 1, root - 1, -1):
         if feature[k] >= 0:
             child = left[k] - root
@@ -136,10 +134,10 @@ def _fill_mask_tables(
         child = left[k] - root
         middle = begin[child + 1] = at + size[child]
         begin[child] = at
-        # Going right rules out the left child's leaves, and going left the right child's.
+        # Going right excludes the left child's leaves, and going left the right child's.
         stay = ~_bit_range(at - low, middle - low, tables)
         leave = ~_bit_range(middle - low, at + size[k - root] - low if both else 0, tables)
-        if stay == leave:  # no leaf of the word is under the node
+        if stay == leave:  # the word has no leaf below this node
             continue
         slot = slots[feature[k]]
         if slot < 0:
@@ -148,8 +146,7 @@ def _fill_mask_tables(
             tables[slot] = ~tables.dtype.type(0)
             n_used += 1
         table = tables[slot]
-        # What each bin of the feature rules out is combined over all nodes of the tree that test
-        # it.
+        # The masks of a bin are combined over all nodes of the tree that test the feature.
         if category[k] >= 0:
             for b in range(missing):
                 goes = (bitsets[category[k], b >> 6] >> np.uint64(b & 63)) & np.uint64(1) == 1
@@ -160,7 +157,7 @@ def _fill_mask_tables(
                 _mask_entries(table[: min(bins[k] + 1, missing)], leave)
         table[missing] &= leave if missing_left[k] else stay
     while n_used % 4:
-        # Once more the first: what is ruled out twice stays so.
+        # Pad with the first feature: applying a mask twice changes nothing.
         used[n_used] = used[0]
         copy_values(tables[n_used], tables[0])
         n_used += 1
@@ -169,25 +166,25 @@ def _fill_mask_tables(
 
 @_inside
 def _mask_entries(row: Any, word: Any) -> None:
-    """Clear the bits of all entries that a word does not have."""
+    """Clear the bits of all entries that are not set in a word."""
     for b in range(len(row)):
         row[b] &= word
 
 
-#: Rows that go through all trees together, and those that go through a tree side by side.
+#: Rows that go through all trees together, and rows that descend one tree in parallel.
 _FOREST_ROWS, _ROWS_SIDE_BY_SIDE = 512, 8
 
 
 @_inside
 def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
-    """Return the node that a row goes to from another; a leaf's is itself."""
+    """Return the node that a row goes to from another one; a leaf is its own successor."""
     x = X[i, facts[k, 0]]
     left = facts[k, 1]
     # NaN is missing.
     if x != x:
         return left + 1 - facts[k, 2]
-    # A comparison in the place of a branch. Of leaves `left` is the leaf itself, and their
-    # threshold is infinite.
+    # A comparison instead of a branch. For leaves `left` is the leaf itself, and the threshold is
+    # infinite.
     return left + np.int32(x > threshold[k])
 
 
@@ -195,7 +192,7 @@ def _next_node(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
 def add_forest_answers(
     X: Any, roots: Any, threshold: Any, facts: Any, depths: Any, values: Any, out: Any
 ) -> None:
-    """Add the answers of all trees, in their order.
+    """Add the values of all trees, in order.
 
     Parameters
     ----------
@@ -225,10 +222,10 @@ def add_forest_answers(
 def _descend_rows(
     X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
 ) -> None:
-    """Write the leaves that rows end in."""
+    """Write the leaves that rows reach."""
     i = start
     while i + _ROWS_SIDE_BY_SIDE <= stop:
-        # Eight rows descend side by side: none waits for the node that another one loads.
+        # Eight rows descend in parallel: none waits for the node that another one loads.
         a: Any = np.int64(root)
         b = c = d = e = f = g = h = a
         for _ in range(depth):
@@ -240,7 +237,7 @@ def _descend_rows(
             f1 = _next_node(X, i + 5, f, threshold, facts)
             g1 = _next_node(X, i + 6, g, threshold, facts)
             h1 = _next_node(X, i + 7, h, threshold, facts)
-            # All eight are in leaves when no node has changed.
+            # All eight rows are in leaves when no node changes.
             moved = (a1 ^ a) | (b1 ^ b) | (c1 ^ c) | (d1 ^ d)
             moved |= (e1 ^ e) | (f1 ^ f) | (g1 ^ g) | (h1 ^ h)
             a, b, c, d, e, f, g, h = a1, b1, c1, d1, e1, f1, g1, h1
@@ -260,7 +257,7 @@ def _descend_rows(
 
 @_exact
 def find_leaves(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out: Any) -> None:
-    """Write the leaf of each tree that rows end in, as its number in the tree."""
+    """Write, for each tree, the leaf that rows reach, by its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
             k: Any = np.int64(roots[t])
@@ -279,7 +276,7 @@ def depth_first(left: Any) -> Any:
     Parameters
     ----------
     left : ndarray of int32 of shape (n_nodes,)
-        Left children, behind their parents; a leaf's is itself.
+        Left children, stored after their parents; a leaf's is itself.
     """
     n = len(left)
     size, number = np.ones(n, np.int64), np.zeros(n, np.int64)
@@ -297,7 +294,7 @@ def depth_first(left: Any) -> Any:
 
 @_exact
 def walk_subtree(left: Any, root: int) -> Any:
-    """Return nodes from a root: children of a node behind each other, the left subtree's first."""
+    """Return the nodes below a root: children of a node adjacent, the left subtree first."""
     order = np.empty(len(left), np.int64)
     stack = np.empty(len(left), np.int64)
     order[0], stack[0], n, n_stack = root, root, 1, 1
@@ -313,7 +310,7 @@ def walk_subtree(left: Any, root: int) -> Any:
     return order[:n]
 
 
-#: Cells of a feature's grid, which tells roughly in which bin a value is.
+#: Cells of a feature's grid, which gives an approximate bin of a value.
 _GRID_CELLS = 1024
 
 
@@ -327,17 +324,17 @@ def write_bins(
     ----------
     X : ndarray of float32 or float64 of shape (n, n_features)
     table, n_edges, categorical
-        Of `models.bins.Bins`.
+        Arrays of `models.bins.Bins`.
     missing : int
         Bin of missing values.
     rows : ndarray of uint8 of shape (n, at least n_features)
     columns : ndarray of uint8 of shape (n_features, n)
-        Where they go, in both orders.
+        Outputs, in both orders.
     seen : ndarray of uint8 of shape (n_features,)
-        Becomes 1 where a feature has missing values.
+        Set to 1 if a feature has missing values.
     """
     d = X.shape[1]
-    # Made here, since numba would compile each array that the loop makes.
+    # Allocated here, since numba would compile each allocation in the loop.
     starts, lows, scales = np.zeros((d, _GRID_CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
     _write_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
 
@@ -347,9 +344,9 @@ def _write_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
     seen: Any, starts: Any, lows: Any, scales: Any,
 ) -> None:  # fmt: skip
-    """Write the bins of some rows; the last three arrays are zeros, and scratch."""
-    # An even grid over a feature's edges tells roughly where a value's bin is; a short binary
-    # search among the edges of its cell does the rest.
+    """Write the bins of some rows; the last three arrays are zero-filled scratch."""
+    # An even grid over a feature's edges gives a value's approximate bin; a short binary search
+    # among the edges of its cell completes the search.
     n, d = X.shape
     for j in range(d):
         m = n_edges[j]
@@ -359,11 +356,11 @@ def _write_bins(
             scale = 0.0
         lows[j], scales[j] = low, scale
         for e in range(m):
-            # Counting sort of the edges by cell: `starts[j, c]` edges lie in cells below c.
+            # Counting sort of the edges by cell: `starts[j, c]` edges are in cells below c.
             starts[j, _grid_cell(table[j, e], low, scale) + 1] += 1
         for c in range(_GRID_CELLS + 1):
             starts[j, c + 1] += starts[j, c]
-    # 256 rows at a time, so that they are still cached when the next feature reads them.
+    # 256 rows at a time, so that they are still cached when the next feature is read.
     for start in range(0, n, 256):
         stop = start + 256 if start + 256 < n else n
         for j in range(d):
@@ -372,7 +369,8 @@ def _write_bins(
                 value = np.float64(X[i, j])
                 b = missing
                 if value == value:
-                    # Edges of lower cells are smaller, those of higher ones are not.
+                    # Edges of lower cells are smaller than the value, those of higher cells are
+                    # not.
                     c = _grid_cell(value, low, scale)
                     b, end = at[c], at[c + 1]
                     while end - b > 2:
@@ -381,10 +379,10 @@ def _write_bins(
                             b = middle + 1
                         else:
                             end = middle
-                    # Without a branch: edges from the end on, or infinity, are not smaller.
+                    # Without a branch: edges beyond the end, or infinite ones, are not smaller.
                     b += edges[b] < value
                     b += edges[b] < value
-                    # Of a category's bins only exact matches count; unknown ones are missing.
+                    # For categories only exact matches count; unknown ones are missing.
                     if categorical[j] and (b >= n_edges[j] or edges[b] != value):
                         b = missing
                 if b == missing:
@@ -410,7 +408,7 @@ _TREE_ROWS = 256
 def add_binned_values(
     rows: Any, feature: Any, left: Any, tables: Any, value: Any, out: Any
 ) -> None:
-    """Add a tree's values of binned rows to `out`; `tables` tells per node which bins go left."""
+    """Add a tree's values of binned rows to `out`; `tables` has, per node, which bins go left."""
     for i in range(len(out)):
         k = 0
         while feature[k] >= 0:
@@ -428,7 +426,7 @@ def add_tree_values(
     Parameters
     ----------
     X : ndarray of float32 or float64 of shape (n, n_features)
-        Categories by their numbers, NaN where they are missing or unknown.
+        Categories by number; NaN if missing or unknown.
     out : ndarray of float64 of shape (n, n_outputs)
     """
     for start in range(0, len(X), _TREE_ROWS):
@@ -442,7 +440,7 @@ def add_tree_values(
                     if x != x:
                         goes = missing_left[k]
                     elif category[k] >= 0:
-                        # Bit c of the category's words says whether it goes left.
+                        # Bit c of the category's words is set if it goes left.
                         c = np.uint64(x)
                         goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
                     else:

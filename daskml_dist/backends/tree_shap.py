@@ -1,8 +1,8 @@
 """Compiled loops of SHAP values of trees: contributions of features to predictions of rows.
 
 Importing this module loads numba, so it is imported at first use. Both kinds of values walk a tree
-depth-first, all rows of a call at each node, so that what a path needs is a stack as deep as the
-tree, which stays in the nearest cache.
+depth-first, with all rows of a call at each node, so that the state of a path is a stack as deep as
+the tree, which stays in the L1 cache.
 
 References
 ----------
@@ -32,18 +32,19 @@ from daskml_dist.backends.intrinsics import (
 
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
-#: Zeros below the lowest bit that is set.
+#: Number of zeros below the lowest set bit.
 _zeros_below: Any = trailing_zeros
 
-#: Rows that path-dependent values take side by side: the float64 of a vector, and those of as many
-#: vectors as have enough to do while one waits for the last sum.
+#: Rows that path-dependent values process in parallel: the float64 numbers of a vector, and of
+#: several vectors, so that there is work while one of them waits for its last sum.
 LANES = VECTOR_BYTES // 8
 GROUP_LANES = 4 * LANES
-#: Numbers of an edge at each point of the quadrature, of `add_path_values`.
+#: Numbers per edge at each point of the quadrature, for `add_path_values`.
 EDGE_NUMBERS = 5
-#: Rows up to which interventional values look for the background rows that a leaf counts for.
+#: Up to this many rows, interventional values search for the background rows that matter for a
+#: leaf.
 _FEW_ROWS = 16
-#: Bytes of these at one point, of float64.
+#: Bytes of these numbers at one point, as float64.
 _EDGE_BYTES = 8 * EDGE_NUMBERS
 
 
@@ -58,21 +59,21 @@ def describe_edges(
     ----------
     roots : ndarray of int64 of shape (n_trees + 1,)
     left, feature, depth : ndarray of int32 of shape (n_nodes,)
-        Of `models.trees.Trees`.
+        Arrays of `models.trees.Trees`.
     cover : ndarray of float64 of shape (n_nodes,)
-        Weight of the training rows of each node.
+        Weight of the training rows at each node.
     order, parent : ndarray of int32 of shape (n_nodes,)
-        Becomes the nodes of each tree depth-first, left children first; the parent of each node, a
-        root's itself.
+        Set to the nodes of each tree in depth-first order, left children first; and to the parent
+        of each node (a root is its own).
     last : ndarray of int32 of shape (n_nodes,)
-        Becomes the depth of the node above whose edge has the same feature; -1: there is none.
+        Set to the depth of the node above whose edge has the same feature; -1: none.
     slot : ndarray of int32 of shape (n_nodes,)
-        Becomes the place of an edge's feature among those of the path.
+        Set to the position of an edge's feature among those of the path.
     n_features : ndarray of int32 of shape (n_nodes,)
-        Becomes the number of features of the path to a node.
+        Set to the number of features on the path to a node.
     shares : ndarray of float64 of shape (n_nodes, 2)
-        Becomes the share of training rows that go along by the edge's feature, on all edges of the
-        path that have it, and on those above this one.
+        Set to the share of training rows that follow the path by the edge's feature: on all edges
+        of the path with this feature, and on those above this one.
     """
     largest = 0
     for t in range(len(roots) - 1):
@@ -90,7 +91,7 @@ def describe_edges(
             at += 1
             if k != root:
                 above = parent[k]
-                # The edge above that asks for the same feature, by climbing.
+                # Climb to the edge above with the same feature.
                 same = above
                 while same != root and feature[parent[same]] != feature[above]:
                     same = parent[same]
@@ -130,7 +131,7 @@ def _goes_left(x: Any, limit: Any, missing_left: Any, of: Any, bitsets: Any) -> 
 
 @_inside
 def _write_ways(rows: Any, i: Any, k: Any, nodes: Any, out: Any, at: Any) -> None:
-    """Write 1 where a row goes left at a node, else 0, for a group of rows."""
+    """Write 1 if a row goes left at a node, else 0, for a group of rows."""
     feature, threshold, _left, missing_left, category, bitsets = nodes
     f, limit = feature[k], threshold[k]
     missing = 1.0 if missing_left[k] else 0.0
@@ -152,36 +153,37 @@ def add_path_values(
 ) -> None:  # fmt: skip
     """Add the path-dependent values of some trees to the contributions of rows.
 
-    At each point of the quadrature a node has the product of the factors of the edges above it, and
-    the sum of its leaves' values times their products. Of both a stack as deep as the tree is held.
+    At each point of the quadrature, a node has the product of the factors of the edges above it,
+    and the sum of its leaves' values times their products. Both are kept on stacks as deep as the
+    tree.
 
     Parameters
     ----------
     rows : ndarray of float64 of shape (n_groups, n_features, width)
-        Rows side by side, a multiple of `LANES`: some vectors of the processor. Categories by their
-        numbers, NaN where they are missing or unknown.
+        Rows in parallel, a multiple of `LANES`: some vectors of the processor. Categories by
+        number; NaN if missing or unknown.
     trees, starts : ndarray of int64
-        Numbers of the trees, and the place in `tables` of the first node of each.
+        Numbers of the trees, and the position in `tables` of the first node of each.
     roots : ndarray of int64 of shape (n_all_trees + 1,)
     n_outputs : int
-        Trees go to the outputs in turn, where `value` has one column; else 1.
+        If `value` has one column, trees belong to the outputs in turn; else 1.
     nodes : tuple
-        Of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
+        Arrays of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
     edges : tuple
-        Of :func:`describe_edges`: order, parent, last.
+        From :func:`describe_edges`: order, parent, last.
     depth : ndarray of int32 of shape (n_nodes,)
     deepest : int
-        Largest depth of all.
+        Largest depth of all trees.
     tables : ndarray of float64 of shape (n_nodes of these trees, n_points, EDGE_NUMBERS)
-        At each point, of the edge into a node: the factor of a row that left the feature's
-        conditions above, and what is to be added to it if it held to them above, and if it still
-        does here; what the feature gains of the sum below, if the row held to them above, and what
-        is to be added to that if it still does.
+        At each point, for the edge into a node: the factor of a row that failed the feature's
+        conditions above, the amount added to it if the row met them above, and the amount added if
+        it still meets them here; the factor by which the feature gains from the sum below if the
+        row met them above, and the amount added to that if it still does.
     weights : ndarray of float64 of shape (n_points,)
-        Of the quadrature.
+        Weights of the quadrature.
     value : ndarray of float64 of shape (n_nodes, n_values)
     room : ndarray of float64 of shape ((deepest + 1) * (3 + n_points * (1 + n_values)), width)
-        Scratch, from the beginning of a cache line on.
+        Scratch, aligned to a cache line.
     out : ndarray of float64 of shape (n_groups, n_features, n_outputs or n_values, width)
     """
     feature, left = nodes[0], nodes[2]
@@ -189,9 +191,10 @@ def add_path_values(
     dtype = weights.dtype
     n_points, n_values = len(weights), value.shape[1]
     n_all, n_columns, width = out.shape[1:]
-    # Vectors are read and written by address: a view would be counted, which takes longer than the
-    # arithmetic. Stacks by depth: whether a row goes left at the node above, whether it has held to
-    # the edge's feature above, and whether it still does; products, and sums of the node.
+    # Vectors are read and written by address: a view would be reference-counted, which takes longer
+    # than the arithmetic. Stacks by depth: whether a row goes left at the node above, whether it
+    # has met the conditions of the edge's feature above, and whether it still does; products, and
+    # sums of the node.
     line = 8 * width
     node_bytes, sum_bytes = n_points * line, n_values * n_points * line
     level = (deepest + 1) * line
@@ -220,7 +223,7 @@ def add_path_values(
                 for g in range(d * line, (d + 1) * line, VECTOR_BYTES):
                     way = load_vector(ways_at + g, dtype)
                     if not is_left:
-                        # What the left sibling has written, turned round.
+                        # The left sibling's result, inverted.
                         way = multiply_add(way, minus_one, one)
                     holds = one
                     if has_last:
@@ -247,8 +250,8 @@ def add_path_values(
                     for g in range(0, node_bytes, VECTOR_BYTES):
                         product = load_vector(at + g, dtype)
                         store_vector(to + g, multiply_add(product, worth, zero))
-                # Up, as long as both children of a node are done: each node's sums go to its
-                # parent, and its edge's feature gains by them.
+                # Up, while both children of a node are done: each node's sums are added to its
+                # parent, and its edge's feature gains from them.
                 while True:
                     above = parent[k]
                     is_left = left[above] == k
@@ -267,7 +270,8 @@ def add_path_values(
                                 gain = multiply_add(some, factor, gain)
                                 factor = broadcast_number(number_at(numbers, 4, dtype))
                                 more = multiply_add(some, factor, more)
-                                # The left child comes first, and begins the sums of its parent.
+                                # The left child comes first, and initialises the sums of its
+                                # parent.
                                 if not is_left:
                                     some = add_vectors(some, load_vector(at - sum_bytes, dtype))
                                 store_vector(at - sum_bytes, some)
@@ -286,7 +290,7 @@ def add_path_values(
 
 @_inside
 def _count_bits(word: Any) -> Any:
-    """Return the number of bits that are set."""
+    """Return the number of set bits."""
     n = 0
     while word != np.uint64(0):
         word &= word - np.uint64(1)
@@ -298,9 +302,9 @@ def _count_bits(word: Any) -> Any:
 def _mark_leavers(
     columns: Any, k: Any, is_left: Any, nodes: Any, patterns: Any, d: Any, bit: Any
 ) -> None:
-    """Write the patterns at a child of node k: those above, and the bit where a row goes elsewhere.
+    """Write the patterns at a child of node k: those above, plus the bit if a row leaves the path.
 
-    `patterns` holds those of rows by depth, `d` is the child's.
+    `patterns` holds those of rows by depth; `d` is the child's depth.
     """
     feature, threshold, _left, missing_left, category, bitsets = nodes
     column, above, own = columns[feature[k]], patterns[d - 1], patterns[d]
@@ -318,9 +322,9 @@ def _mark_leavers(
 
 @_inside
 def _find_place(pattern: Any, known: Any, marks: Any, mark: Any) -> Any:
-    """Return the place of a pattern in a table by hash, or the free one where it is to go.
+    """Return the position of a pattern in a hash table, or the free entry for it.
 
-    The table has a power of two of places; those with the present mark are taken.
+    The length of the table is a power of two; entries with the current mark are used.
     """
     last = np.uint64(len(known) - 1)
     place = ((pattern * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & last
@@ -336,26 +340,27 @@ def add_interventional_values(
 ) -> None:  # fmt: skip
     """Add the interventional values of all trees to the contributions of rows.
 
-    A leaf pays a feature by which the row stays on the path and a background row leaves it, and
-    charges one by which the background row alone stays, as long as one of both stays by each other
-    feature (Lundberg et al. 2020, algorithm 3). What it pays follows from the features by which the
-    row leaves, a pattern of bits, and is computed once for all rows of the same pattern.
+    A leaf adds to a feature by which the row stays on the path and a background row leaves it, and
+    subtracts from one by which only the background row stays, if for each other feature at least
+    one of them stays (Lundberg et al. 2020, algorithm 3). The contribution depends on the features
+    by which the row leaves, a pattern of bits, and is computed once for all rows of the same
+    pattern.
 
     Parameters
     ----------
     columns : ndarray of float64 of shape (n_features, n)
-        Categories by their numbers, NaN where they are missing or unknown.
+        Categories by number; NaN if missing or unknown.
     background : ndarray of float64 of shape (n_features, n_background)
     roots : ndarray of int64 of shape (n_trees + 1,)
     n_outputs : int
-        Trees go to the outputs in turn, where `value` has one column; else 1.
+        If `value` has one column, trees belong to the outputs in turn; else 1.
     nodes : tuple
-        Of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
+        Arrays of `models.trees.Trees`: feature, threshold, left, missing_left, category, bitsets.
     edges : tuple
-        Of :func:`describe_edges`: order, parent, slot, n_features.
+        From :func:`describe_edges`: order, parent, slot, n_features.
     depth : ndarray of int32 of shape (n_nodes,)
     deepest, most : int
-        Largest depth, and most features of a path.
+        Largest depth, and maximum features of a path.
     of_both : ndarray of float64 of shape (most + 1, most + 1)
         ``a! b! / (a + b + 1)!``, divided by the number of background rows.
     value : ndarray of float64 of shape (n_nodes, n_values)
@@ -365,18 +370,18 @@ def add_interventional_values(
     nothing = np.uint64(0)
     order, parent, slot, n_features = edges
     n, n_background, n_values = columns.shape[1], background.shape[1], value.shape[1]
-    # Patterns by depth: a bit is set where a row leaves the path by the feature of the slot.
+    # Patterns by depth: a bit is set if a row leaves the path by the feature of the slot.
     own = np.zeros((deepest + 1, n), np.uint64)
     others = np.zeros((deepest + 1, n_background), np.uint64)
-    # Few rows need few of the background rows at most nodes; many rows need nearly all.
+    # For few rows, few background rows matter at most nodes; for many rows nearly all do.
     few = n <= _FEW_ROWS
     kept = np.empty((deepest + 1, n_background if few else 1), np.int64)
     n_kept = np.full(deepest + 1, n_background)
     if few:
         kept[0] = np.arange(n_background)
     path = np.empty(most + 1, np.int64)
-    # Distinct patterns of the background at a leaf, their sizes and numbers of rows; as bits, which
-    # of them stay on the path by each feature.
+    # Distinct patterns of the background at a leaf, their sizes and numbers of rows; and, as bits,
+    # which of them stay on the path by each feature.
     n_words = (n_background + 63) // 64
     other, sizes = np.empty(n_background, np.uint64), np.empty(n_background, np.int64)
     counts = np.empty(n_background)
@@ -402,9 +407,9 @@ def add_interventional_values(
                 continue
             is_left = left[above] == k
             if few:
-                # Where a row and a background row leave the path by the same feature, no leaf below
-                # counts for the two. The node's facts are read here: a call that is given all
-                # their arrays counts the references of each.
+                # If a row and a background row leave the path by the same feature, no leaf below
+                # matters for the two. The node's data is read here: a call with all the arrays
+                # would count references to each.
                 column, of = feature[above], category[above]
                 limit, missing = threshold[above], missing_left[above]
                 for r in range(n):
@@ -444,7 +449,7 @@ def add_interventional_values(
                     stays[s, w] = np.uint64(0)
             for b in range(n_other):
                 word, place_bit = b >> 6, np.uint64(1) << np.uint64(b & 63)
-                # Behind the features: all patterns.
+                # After the features: all patterns.
                 stays[n_slots, word] |= place_bit
                 for s in range(n_slots):
                     if (other[b] >> np.uint64(s)) & np.uint64(1) == np.uint64(0):
@@ -479,12 +484,13 @@ def _share_leaf(
     own: Any, n_slots: Any, other: Any, sizes: Any, counts: Any, stays: Any, of_both: Any, out: Any,
     at: Any,
 ) -> Any:  # fmt: skip
-    """Write the contributions to a leaf of value 1, given the row's pattern; return if any."""
+    """Write the contributions to a leaf of value 1, given the row's pattern; return whether any."""
     for s in range(n_slots):
         out[s, at] = 0.0
     n_own, charged, pays_any = _count_bits(own), 0.0, False
     for w in range(stays.shape[1]):
-        # Background rows that stay wherever the row leaves: else neither reaches the leaf.
+        # Only background rows that stay wherever the row leaves: otherwise neither reaches the
+        # leaf.
         reach, rest = stays[n_slots, w], own
         while rest != np.uint64(0) and reach != np.uint64(0):
             reach &= stays[_zeros_below(rest), w]

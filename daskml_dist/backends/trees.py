@@ -1,10 +1,10 @@
-"""Interface by which trees of boosting grow on a device: rows in leaves, histograms, best splits.
+"""Interface for growing boosted trees on a device: rows in leaves, histograms, best splits.
 
 A tree grows by histograms of gradients (Friedman 2001; LightGBM, Ke et al. 2017): a leaf's rows are
-summed by the bin of each feature, the best split is found in these sums, and the rows are parted.
-Gradients are scaled to whole numbers first. All numbers that decide are sums of whole numbers, or
-follow from such sums by the same operations in float64, so that every device, and any division of
-the rows, grows the same trees to the last bit.
+summed by the bin of each feature, the best split is found in these sums, and the rows are
+partitioned. Gradients are first scaled to integers. All numbers that affect decisions are sums of
+integers, or follow from such sums by the same float64 operations, so that every device, and any
+partition of the rows, grows trees with the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_dense_rows(X: Any) -> None:
 
 
 def sparse_rows_error() -> InvalidDataError:
-    """Return the error of sparse rows that are given to trees."""
+    """Return the error for sparse rows that are given to trees."""
     return InvalidDataError(
         "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
         "lambda b: b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
@@ -36,7 +36,7 @@ def sparse_rows_error() -> InvalidDataError:
 
 
 def open_tree_device(device: str) -> TreeDevice:
-    """Return the device on which trees of boosting grow, by its name; called on the worker."""
+    """Return the device, by name, on which boosted trees grow; called on the worker."""
     opened: TreeDevice = open_on_device(
         device,
         ("daskml_dist.backends.host_trees", "HostTrees"),
@@ -47,14 +47,14 @@ def open_tree_device(device: str) -> TreeDevice:
 
 Array = NDArray[Any]
 
-#: Rows that are put in order at once.
+#: Rows that are sorted together.
 _ROWS_AT_ONCE = 15_000
-#: Ways in which gradients and hessians are packed to whole numbers: hessians are all 1 and left
-#: out; all digits; rounded to 12 bits, up or down by a draw whose mean is the number (stochastic
-#: rounding), so that sums of many are right. Last, of trees whose leaves are vectors: all digits of
-#: all outputs, which are not packed but lie behind each other.
+#: Ways in which gradients and hessians are packed to integers: without hessians, which are all 1;
+#: with all digits; rounded to 12 bits, up or down at random so that the mean is exact (stochastic
+#: rounding) and sums of many are accurate. Last, for trees whose leaves are vectors: all digits of
+#: all outputs, not packed but contiguous.
 CONSTANT, EXACT, ROUNDED, VECTOR = 0, 1, 2, 3
-#: Channels of a histogram of several outputs are a multiple of this number: 256 bits of int64, a
+#: Channels of a histogram with several outputs are a multiple of this number: 256 bits of int64, a
 #: register of AVX2.
 VECTOR_CHANNELS = 4
 
@@ -62,7 +62,7 @@ VECTOR_CHANNELS = 4
 def count_channels(n_outputs: int, constant: bool) -> int:
     """Return the channels of a histogram: gradients, hessians unless all are 1, and rows.
 
-    Of several outputs those of zeros follow, up to the end of a vector register.
+    With several outputs, channels of zeros follow, up to the end of a vector register.
     """
     n = (n_outputs if constant else 2 * n_outputs) + 1
     return n if n_outputs == 1 else -(-n // VECTOR_CHANNELS) * VECTOR_CHANNELS
@@ -70,7 +70,7 @@ def count_channels(n_outputs: int, constant: bool) -> int:
 
 @dataclass(eq=False, slots=True)
 class LeafPartition:
-    """Split of a leaf, by which its rows are to be parted.
+    """Split of a leaf, by which its rows are partitioned.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ class LeafPartition:
     table : ndarray of uint8 of shape (256,)
         For each bin of the feature, whether it goes left.
     at : slice
-        Places of the leaf's rows.
+        Positions of the leaf's rows.
     side : int
-        Child whose histogram is asked for: 0 the left one, 1 the right one, -1 none. The other
-        one's is the difference from the parent's.
+        Child whose histogram is requested: 0 the left one, 1 the right one, -1 none. The other
+        one's is the parent's minus this one.
     n_left : int, optional
-        Rows that go left, where they are known: a device need not be asked then.
+        Number of rows that go left, if known: then no reply from a device is needed.
     """
 
     feature: int
@@ -95,20 +95,20 @@ class LeafPartition:
 
 @dataclass(eq=False, slots=True)
 class SplitLeaf:
-    """Leaf whose best split is asked for.
+    """Leaf for which the best split is searched.
 
     Parameters
     ----------
     hist : array of int64 of shape (m, n_bins, channels)
-        Of the first of some features on; where a device keeps it, or NumPy's.
+        Histograms of consecutive features; on the device, or NumPy's.
     allowed : ndarray of uint8 of shape (n_features,)
-        Whether it may be split by a feature.
+        Whether a feature may split the leaf.
     totals : ndarray of int64 of shape (2 * n_outputs + 1,)
         Sums of gradients, hessians and rows.
     value : float, or list of float of several outputs
-        What it answers.
+        Predicted value.
     low, high : float
-        Bounds of what its children may answer.
+        Bounds of the children's values.
     """
 
     hist: Any
@@ -121,15 +121,15 @@ class SplitLeaf:
 
 @dataclass(frozen=True, eq=False)
 class SplitFacts:
-    """Facts of a fit that best splits depend on.
+    """Settings of a fit that affect best splits.
 
     Parameters
     ----------
     counts : ndarray of int32 of shape (n_features,)
-        Bins of each feature, without that of missing values, which is the last.
+        Bins of each feature, without the bin of missing values, which is the last.
     missing, categorical : ndarray of uint8 of shape (n_features,)
     monotonic_signs : ndarray of int8 of shape (n_features,)
-        Of monotonic constraints.
+        Signs of monotonic constraints.
     l2, least_hessian : float
     least_rows : int
     """
@@ -149,11 +149,11 @@ class TreeRows(Protocol):
     Attributes
     ----------
     binned_rows : list of solvers.binning.BinnedRows
-        The rows, those of one after those of another.
+        The rows, concatenated.
     n : int
-        How many they are.
+        Number of rows.
     n_chosen : int
-        How many of them trees are grown on; see `choose_rows`.
+        Number of rows from which trees are grown; see `choose_rows`.
     """
 
     binned_rows: list[Any]
@@ -161,21 +161,21 @@ class TreeRows(Protocol):
     n_chosen: int
 
     def make_gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
-        """Make the gradients and hessians of all rows, in float32, and keep them."""
+        """Compute the gradients and hessians of all rows, in float32, and keep them."""
 
     def set_gradients(
         self, g: Sequence[NDArray[np.float64]], h: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Keep gradients and hessians of one output that were made elsewhere, in float32.
+        """Store gradients and hessians of one output that were computed elsewhere, in float32.
 
-        Of each of `binned_rows`. The result is that of `make_gradients`.
+        One array for each of `binned_rows`. The result is that of `make_gradients`.
         """
 
     def fetch_gradients(self) -> list[NDArray[np.float32]]:
         """Return the gradients of each of `binned_rows`, (n_outputs, n), in host memory."""
 
     def multiply_gradients(self, factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-        """Multiply the gradients and hessians of each row, which are kept, by its factor.
+        """Multiply the stored gradients and hessians of each row by its factor.
 
         The result is that of `make_gradients`.
         """
@@ -183,68 +183,68 @@ class TreeRows(Protocol):
     def pack_output_gradients(
         self, output: int, mode: int, g_scale: float, h_scale: float, key: int
     ) -> tuple[int, int]:
-        """Pack the gradients of an output as whole numbers; see `tree_kernels.pack_gradients`."""
+        """Pack the gradients of an output as integers; see `tree_kernels.pack_gradients`."""
 
     def pack_vectors(self, g_scales: NDArray[np.float64], h_scales: NDArray[np.float64]) -> None:
-        """Round the gradients of all outputs to whole numbers, for trees of vectors.
+        """Round the gradients of all outputs to integers, for trees with vector leaves.
 
-        CPUs alone grow these.
+        Only CPUs grow these.
         """
 
     def choose_rows(self, is_chosen: Sequence[NDArray[np.bool_]]) -> None:
-        """Have trees grow on some rows alone, by a mask of each of `binned_rows`."""
+        """Let trees grow on some rows only, by a mask for each of `binned_rows`."""
 
     def order_rows(self) -> None:
-        """Put all rows in one leaf: the chosen ones, then the others, each in their order."""
+        """Put all rows in one leaf: the chosen rows, then the others, each in order."""
 
     def build_root_histogram(self, mode: int, output: int) -> Any:
-        """Put all rows in one leaf, and return the histogram of those that are chosen.
+        """Put all rows in one leaf, and return the histogram of the chosen ones.
 
         Returns
         -------
         array of int64 of shape (n_features, 1, n_bins, n_channels)
-            Where the device keeps it; good until the next call.
+            On the device; valid until the next call.
         """
 
     def partition_leaves(
         self, parts: Sequence[LeafPartition], mode: int, output: int
     ) -> tuple[Any, list[int]]:
-        """Partition the rows of some leaves; return the histograms of the sides asked for.
+        """Partition the rows of some leaves; return the histograms of the requested sides.
 
         Returns
         -------
         array of int64 of shape (n_features, n_asked, n_bins, n_channels)
-            Histograms of the sides that are asked for; good until the next call.
+            Histograms of the requested sides; valid until the next call.
         list of int
-            Where the rows of the right children begin.
+            Positions at which the rows of the right children begin.
         """
 
     def add_leaf_values(
         self, output: int, at: Sequence[slice], values: NDArray[np.float64]
     ) -> None:
-        """Add what leaves answer to the raw predictions of their rows.
+        """Add the values of leaves to the raw predictions of their rows.
 
-        The places `at` of all leaves are those of all rows.
+        The positions `at` of all leaves cover all rows.
         """
 
     def fetch_raw_predictions(self) -> None:
-        """Bring raw predictions to ``extra["raw"]`` in host memory."""
+        """Copy raw predictions to ``extra["raw"]`` in host memory."""
 
     def find_row_leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
         """Return, for each of `binned_rows`, the number of the leaf of each row."""
 
 
 def largest_sizes(g: Array, h: Array) -> NDArray[np.float64]:
-    """Return the largest size of gradients and of hessians of one output, of shape (2, 1)."""
+    """Return the largest absolute gradient and hessian of one output, of shape (2, 1)."""
     sizes = [float(np.abs(values).max(initial=0.0)) for values in (g, h)]
     return np.array(sizes)[:, None]
 
 
 def order_by_choice(is_chosen: NDArray[np.bool_], out: NDArray[np.int32]) -> int:
-    """Write the numbers of the chosen rows, then those of the others; return how many are first."""
+    """Write the numbers of the chosen rows, then of the others; return how many are chosen."""
     n_chosen = int(np.count_nonzero(is_chosen))
     left, right = 0, n_chosen
-    # By slices, whose temporary arrays a cache holds.
+    # By slices, whose temporary arrays fit in a cache.
     for start in range(0, len(is_chosen), _ROWS_AT_ONCE):
         of_slice = is_chosen[start : start + _ROWS_AT_ONCE]
         chosen, others = np.flatnonzero(of_slice), np.flatnonzero(~of_slice)
@@ -255,21 +255,20 @@ def order_by_choice(is_chosen: NDArray[np.bool_], out: NDArray[np.int32]) -> int
 
 
 class TreeDevice(Protocol):
-    """A device on which trees grow."""
+    """Device on which trees grow."""
 
     def open_rows(
         self, binned_rows: Sequence[Any], shape: tuple[int, int, int]
     ) -> Sequence[TreeRows]:
-        """Return the rows of a trainer's lanes in as many parts as the device works on at once.
+        """Return a trainer's rows, in as many parts as the device processes in parallel.
 
-        A CPU's threads take a lane each. A GPU takes the rows of all lanes together: of each lane
-        apart it would take as many launches and answers again, which cost more than their work.
+        On a CPU each thread processes a lane. A GPU processes the rows of all lanes together:
+        separately, each lane would need as many launches and replies again, which cost more than
+        their work.
         """
 
     def guard_memory(self, n_rows: int) -> AbstractContextManager[None]:
-        """Return a context that turns the device's out-of-memory error into ours, with
-        its remedy.
-        """
+        """Return a context that translates the device's out-of-memory error."""
 
     def copy_to_host(self, hist: Any) -> Array:
         """Return histograms in host memory."""
@@ -284,11 +283,11 @@ class TreeDevice(Protocol):
         ----------
         leaves : sequence of SplitLeaf
         first : int
-            Number of the first feature that their histograms have.
+            Number of the first feature in their histograms.
         facts : SplitFacts
         scales : ndarray of float64 of shape (2,), or (2, n_outputs) of several outputs
-            What a unit of gradients, and of hessians, is.
+            Units of gradients and of hessians.
         told : ndarray of int64 of shape (n_leaves, 10 + 2 * n_outputs)
-            Of zeros. Becomes the bits of the gain (-1.0 where there is no split), what
-            `tree_kernels.find_best_split` found, categories that go left.
+            Initially zeros. Set to the bits of the gain (-1.0 if there is no split), the results of
+            `tree_kernels.find_best_split`, and the categories that go left.
         """

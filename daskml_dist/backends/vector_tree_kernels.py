@@ -1,12 +1,12 @@
-"""Compiled loops of trees whose leaves are vectors: a value of each of several outputs.
+"""Compiled loops for trees whose leaves are vectors: one value for each of several outputs.
 
-The loops of `tree_kernels`, with one more axis: the sums of a bin are the gradients of all outputs,
-their hessians (unless all are 1), and the rows, which lie behind each other, so that a row is added
-to the bin of a feature in a few vector additions. Nothing is packed: numbers of 32 bits are summed
-in 64, in any order.
+These are the loops of `tree_kernels` with one more axis: the sums of a bin are the gradients of all
+outputs, their hessians (unless all are 1), and the number of rows. They are contiguous, so that a
+row is added to a feature's bin in a few vector additions. Nothing is packed: 32-bit integers are
+summed in 64 bits, in any order.
 
-Importing this module loads numba, so it is imported at first use; what grows trees of one output
-never imports it.
+Importing this module loads numba, so it is imported at first use; code that grows trees with one
+output never imports it.
 
 References
 ----------
@@ -36,17 +36,17 @@ from daskml_dist.backends.trees import VECTOR_CHANNELS
 _exact = compiled_entry()
 _inside = compiled_inside(error_model="numpy")
 
-#: Rows that the loop of histograms prefetches before it reads them.
+#: Rows that the histogram loop prefetches ahead.
 _ROWS_AHEAD = 8
-#: Rows of a category that its place among the others is trusted from, and that smooth it, as in
+#: Minimum rows of a category for its rank to be used, which also smooths it, as in
 #: `tree_kernels._find_best_categories`.
 _CATEGORY_ROWS = 10
 
 
 @emitted(lambda sums, numbers: types.void(types.int64, types.int64))
 def add_numbers(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Add the int32 numbers at an address to as many int64 sums at another, a vector register."""
-    # numba leaves it to loops to become vectors, and these would be too short.
+    """Add the int32 numbers at an address to as many int64 sums at another; one vector register."""
+    # numba leaves vectorising to loops, and these would be too short.
     sums_type, numbers_type = (
         ir.VectorType(ir.IntType(bits), VECTOR_CHANNELS) for bits in (64, 32)
     )
@@ -59,16 +59,16 @@ def add_numbers(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 @_exact
 def round_gradients(g: Any, h: Any, g_scales: Any, h_scales: Any, out: Any) -> None:
-    """Write gradients and hessians as whole numbers, row by row, each with a 1 that counts it.
+    """Write gradients and hessians as integers, row by row, each with a 1 that counts the row.
 
     Parameters
     ----------
     g : ndarray of float32 of shape (n_outputs, n)
     h : ndarray of float32 of shape (n_outputs, n), or (0, n) where hessians are 1
     g_scales, h_scales : ndarray of float64 of shape (n_outputs,)
-        Powers of two, by which numbers come to at most ``2**30``.
+        Powers of two that scale the numbers to at most ``2**30``.
     out : ndarray of int32 of shape (n, n_channels)
-        Gradients, hessians, 1; channels behind are left as they are, zeros.
+        Gradients, hessians, 1; the channels after them stay zeros.
     """
     k, n_hessians = len(g), len(h)
     for i in range(len(out)):
@@ -84,18 +84,18 @@ def partition_and_sum_vectors(
     columns: Any, rows: Any, vectors: Any, index: Any, spare: Any, tasks: Any, tables: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """Partition the rows of some leaves, and make the histograms that are asked for.
+    """Partition the rows of some leaves, and compute the requested histograms.
 
     Parameters
     ----------
     columns : ndarray of uint8 of shape (n_features, n)
     rows : ndarray of uint8 of shape (n, at least n_features)
     vectors : ndarray of int32 of shape (n, n_channels)
-        Of :func:`round_gradients`; a multiple of four channels.
+        From :func:`round_gradients`; a multiple of four channels.
     index, spare, tasks, tables
-        As :func:`daskml_dist.backends.tree_kernels.partition_and_sum` takes them.
+        As in :func:`daskml_dist.backends.tree_kernels.partition_and_sum`.
     out : ndarray of int64 of shape (n_features, n_asked, n_bins, n_channels)
-        Its values may be anything.
+        Need not be initialised.
     """
     number = 0
     for k in range(len(tasks)):
@@ -120,12 +120,12 @@ def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> 
     d, n_asked, n_bins, width = out.shape
     last, line = len(index) - _ROWS_AHEAD - 1, rows.shape[1]
     rows_at, vectors_at = rows.ctypes.data, vectors.ctypes.data
-    # Addresses of numbers of 4 and of 8 bytes.
+    # Addresses of 4-byte and 8-byte numbers.
     first = out.ctypes.data + 8 * number * n_bins * width
     of_bin, of_feature = 8 * width, 8 * n_asked * n_bins * width
     for q in range(len(index)):
         if q <= last:
-            # Rows of a leaf lie anywhere: the processor cannot foresee their addresses.
+            # Rows of a leaf are scattered: the processor cannot predict their addresses.
             soon = np.int64(index[q + _ROWS_AHEAD])
             prefetch(rows_at + soon * line)
             prefetch(vectors_at + soon * 4 * width)
@@ -142,10 +142,10 @@ def _add_vectors(rows: Any, vectors: Any, index: Any, out: Any, number: Any) -> 
 def _vector_gain(
     left: Any, totals: Any, scales: Any, value: Any, l2: float, least_h: float
 ) -> float:
-    """Return the gain of a split, summed over the outputs; -1 where a side has too few hessians.
+    """Return the gain of a split, summed over outputs; -1 if a side has too few hessians.
 
-    An output whose hessians on a side are fewer than the least stays as it is there: it gains
-    nothing by the side.
+    An output whose sum of hessians on a side is below the minimum keeps its value there, and gains
+    nothing from that side.
     """
     k = len(value)
     gain, h_left, h_right = 0.0, 0.0, 0.0
@@ -170,7 +170,7 @@ def _add_bin(sums: Any, of_bin: Any, k: int, constant: bool) -> None:
     n = of_bin[k] if constant else of_bin[2 * k]
     for c in range(k):
         sums[c] += of_bin[c]
-        # Where all hessians are 1 their sum is the number of rows.
+        # If all hessians are 1, their sum is the number of rows.
         sums[k + c] += n if constant else of_bin[k + c]
     sums[2 * k] += n
 
@@ -179,15 +179,15 @@ def _add_bin(sums: Any, of_bin: Any, k: int, constant: bool) -> None:
 def _note_split(
     found: Any, feature: Any, last: Any, missing_left: int, left: Any, is_categories: int
 ) -> None:
-    """Write the best split so far, as `find_best_vector_split` gives it."""
+    """Write the best split so far, in the form of `find_best_vector_split`."""
     found[0], found[1], found[2] = feature, last, missing_left
     for c in range(len(left)):
         found[3 + c] = left[c]
     found[3 + len(left)] = is_categories
 
 
-#: Placeholder for the function that `compiled_vector_search` puts in:
-#: `_find_best_vector_categories` or none.
+#: Placeholder for the function inserted by `compiled_vector_search`: `_find_best_vector_categories`
+#: or none.
 _search_categories: Any = None
 
 
@@ -205,28 +205,28 @@ def find_best_vector_split(
     found: Any,
     bits: Any,
 ) -> float:
-    """Find the best split of a leaf of several outputs; return its gain, -1 where there is none.
+    """Find the best split of a leaf with several outputs; return its gain, -1 if there is none.
 
     Parameters
     ----------
     hist : ndarray of int64 of shape (m, n_bins + 1, n_channels)
-        Of features ``first`` to ``first + m``. The last bin is not used.
+        Histograms of features ``first`` to ``first + m``. The last bin is not used.
     first, counts, missing, categorical, allowed, bits
-        As :func:`daskml_dist.backends.tree_kernels.find_best_split` takes them.
+        As in :func:`daskml_dist.backends.tree_kernels.find_best_split`.
     totals : ndarray of int64 of shape (2 * n_outputs + 1,)
         Sums of gradients, hessians and rows of the node.
     scales : ndarray of float64 of shape (2, n_outputs)
-        What a unit of gradients, and of hessians, is.
+        Units of gradients and of hessians.
     value : ndarray of float64 of shape (n_outputs,)
-        What the node answers.
+        Value of the node.
     limits : ndarray of float64 of shape (3,)
-        l2, the least hessian, the least rows.
+        l2, minimum hessian, minimum rows.
     found : ndarray of int64 of shape (2 * n_outputs + 5,)
-        Feature, last bin that goes left, whether missing values do, sums of the left child as in
-        `totals`, whether it is a split of categories.
+        Feature, last bin that goes left, whether missing values go left, sums of the left child as
+        in `totals`, whether the split is by categories.
     """
     k, l2, least_h, least_n = len(value), limits[0], limits[1], np.int64(limits[2])
-    # Hessians that are all 1 are left out, and half of the channels with them.
+    # Hessians that are all 1 are left out, which halves the channels.
     constant = hist.shape[2] < 2 * k + 1
     n_at = k if constant else 2 * k
     n_all, end = totals[2 * k], 2 * k + 1
@@ -241,15 +241,15 @@ def find_best_vector_split(
                 hist[m], j, counts[j], missing[j], totals, scales, value, limits, best, found, bits
             )
             continue
-        # From the left, with missing values on the right: cut behind each bin in turn.
+        # From the left, with missing values on the right: cut after each bin in turn.
         side[:] = 0
         for b in range(counts[j] - 1 + missing[j]):
             if hist[m, b, n_at] == 0:
-                continue  # the split is the one before
+                continue  # the same split as the previous one
             _add_bin(side, hist[m, b], k, constant)
             if side[2 * k] < least_n:
                 continue
-            # Rows on the right only become fewer from here on.
+            # The number of rows on the right only decreases from here on.
             if n_all - side[2 * k] < least_n:
                 break
             gain = _vector_gain(side, totals, scales, value, l2, least_h)
@@ -258,7 +258,7 @@ def find_best_vector_split(
                 _note_split(found, j, b, 0, side, 0)
         if not missing[j]:
             continue
-        # From the right, so that missing values, which no bin counts here, go left.
+        # From the right, so that missing values, which are in no bin here, go left.
         side[:] = 0
         for b in range(counts[j] - 2, -1, -1):
             if hist[m, b + 1, n_at] == 0:
@@ -303,9 +303,7 @@ def _skip_categories(
     hist: Any, j: int, count: int, missing: int, totals: Any, scales: Any, value: Any, limits: Any,
     best: float, found: Any, bits: Any,
 ) -> float:  # fmt: skip
-    """Stand for `_find_best_vector_categories` where no feature is one, so that it need not be
-    compiled.
-    """
+    """Replace `_find_best_vector_categories`, to compile less if no feature is categorical."""
     return best
 
 
@@ -316,8 +314,8 @@ def _find_best_vector_categories(
 ) -> float:  # fmt: skip
     """Find a leaf's best split by categories, sorted by the gradient of each output in turn.
 
-    Sorted by its gradient the best partition for one output is a prefix (Fisher 1958). For several
-    there is no such order: the best prefix of any output's order is taken.
+    For one output, sorted by gradient, the best partition is a prefix (Fisher 1958). For several
+    outputs there is no such order: the best prefix of any output's order is used.
     """
     k, l2, least_h, least_n = len(value), limits[0], limits[1], np.int64(limits[2])
     constant = hist.shape[1] < 2 * k + 1
@@ -328,9 +326,9 @@ def _find_best_vector_categories(
     for output in range(k):
         n = 0
         for b in range(count + missing):
-            # Missing values count as one more category.
+            # Missing values count as an additional category.
             b = b if b < count else missing_bin
-            # Categories of few rows are not trusted, and stay on the right.
+            # Categories with few rows are not used, and stay on the right.
             if hist[b, n_at] >= _CATEGORY_ROWS:
                 h = (hist[b, k] if constant else hist[b, k + output]) * scales[1, output]
                 numbers[n] = b
@@ -339,7 +337,7 @@ def _find_best_vector_categories(
         if n <= 1:
             return best
         sort_by_value(numbers, keys, n)
-        # Up to the middle from both ends, so that the smaller set is the one told by bits.
+        # Up to the middle from both ends, so that the bits describe the smaller set.
         for direction in (1, -1):
             side[:] = 0
             for i in range((n + 1) // 2 if direction == 1 else (n + 1) // 2 - 1):
@@ -352,7 +350,7 @@ def _find_best_vector_categories(
                 if gain > best and gain > 0:
                     best = gain
                     _note_split(found, j, 0, 0, side, 1)
-                    # Bit c of the word c / 64 says that category c goes left.
+                    # Bit c of word c / 64 is set if category c goes left.
                     bits[:] = 0
                     for q in range(i + 1):
                         c = numbers[q if direction == 1 else n - 1 - q]
@@ -377,7 +375,7 @@ def add_vector_values(
     Parameters
     ----------
     X : ndarray of float32 or float64 of shape (n, n_features)
-        Categories by their numbers, NaN where they are missing or unknown.
+        Categories by number; NaN if missing or unknown.
     value : ndarray of float64 of shape (n_nodes, n_outputs)
     out : ndarray of float64 of shape (n, n_outputs)
     """
@@ -391,7 +389,7 @@ def add_vector_values(
                     if x != x:
                         goes = missing_left[k]
                     elif category[k] >= 0:
-                        # Bit c of the category's words says whether it goes left.
+                        # Bit c of the category's words is set if it goes left.
                         c = np.uint64(x)
                         goes = (bitsets[category[k], c >> 6] >> (c & 63)) & 1 == 1
                     else:

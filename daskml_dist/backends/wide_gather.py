@@ -1,8 +1,8 @@
-"""Steps of many linear models of the same rows: their parameters are columns of one matrix.
+"""Steps of many linear models on the same rows: their parameters are columns of one matrix.
 
 The rows of a batch are gathered once for a few dozen columns, whose products, losses, gradients and
-updates follow each other while caches hold them. Columns do not know of each other, so threads take
-some of them each, through many steps.
+updates are computed while data is cached. Columns are independent, so each thread takes some of
+them through many steps.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -33,14 +33,14 @@ from daskml_dist.backends.intrinsics import (
 )
 from daskml_dist.backends.row_slices import Draw, run_over_threads
 
-#: Rows, or features, whose sums, a vector of columns each, are in registers together.
+#: Rows, or features, whose sums (a vector of columns each) are in registers together.
 TOGETHER = 8
-#: Rows ahead whose memory is prefetched; rows of a batch lie anywhere in a block.
+#: Rows whose memory is prefetched ahead; rows of a batch are scattered in a block.
 _ROWS_AHEAD = 8
 
 
-# `_evaluate_row` stands for the function of a loss, `_step_entry` for
-# `host_update.compile_entry_step`, others as named.
+# `_evaluate_row` is a placeholder for a loss's function, `_step_entry` for
+# `host_update.compile_entry_step`, the others as named.
 def _evaluate_row(y: Any, raw: Any, parameters: Any) -> Any: ...
 def _step_entry(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 def _take(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any: ...
@@ -59,20 +59,20 @@ def _update(
 
 
 def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: Any, d: Any) -> Any:
-    """Copy the rows of a batch, with their targets and weights; their number, and the next part.
+    """Copy the rows of a batch, with targets and weights; return their number, and the next part.
 
     Parameters
     ----------
     blocks : int64 (n_blocks, 3)
-        Addresses of X, of y with a weight a split behind each, and of weights; of none 0.
+        Addresses of X, of y (each followed by a weight per split), and of weights (0: none).
     parts, p
         As in `host_gather`.
     rows : (n_most, n_padded) floats
-        Behind the features comes a 1 for the intercept.
+        A 1 for the intercept follows the features.
     y : (n_most,) floats
     mask : (n_most, n_splits) floats
     d : int
-        Features.
+        Number of features.
     """
     dtype, item = rows.dtype, rows.itemsize
     n_splits = mask.shape[1]
@@ -84,7 +84,7 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
         starts = array_at(pointer(parts[p, 2]), n_runs, np.int64)
         counts = array_at(pointer(parts[p, 3]), n_runs, np.int64)
         for r in range(n_runs):
-            # A run some places ahead is fetched while this one is copied.
+            # A later run is prefetched while this one is copied.
             ahead = starts[min(r + _ROWS_AHEAD, n_runs - 1)]
             for at in range(X_at + ahead * size, X_at + ahead * size + size, 64):
                 prefetch(at)
@@ -99,7 +99,7 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
                 if weight_at != 0:
                     weight = array_at(pointer(weight_at + i * item), 1, dtype)[0]
                 for s in range(n_splits):
-                    # A row's weight to each split of cross-validation; 0: the row is held out.
+                    # A row's weight in each split of cross-validation; 0: the row is held out.
                     mask[n, s] = target[1 + s] * weight
                 n += 1
         p += 1
@@ -107,12 +107,12 @@ def _copy_batch_rows(blocks: Any, parts: Any, p: Any, rows: Any, y: Any, mask: A
 
 
 def _write_products(n: Any, rows: Any, w: Any, raw: Any) -> None:
-    """Write the products of n rows, rounded up to eights, with all columns."""
+    """Write the products of n rows, rounded up to a multiple of eight, with all columns."""
     dtype, item = w.dtype, w.itemsize
     n_columns, width = w.shape[1], rows.shape[1]
     w_at, raw_at, line = w.ctypes.data, raw.ctypes.data, n_columns * item
-    # Eight rows by a vector of columns: 8 accumulators stay in registers, and each load of w serves
-    # 8 rows.
+    # Eight rows by a vector of columns: 8 accumulators stay in registers, and each load of w is
+    # used for 8 rows.
     for i in range(0, n, 8):
         some = rows[i : i + 8]
         for c in range(0, line, VECTOR_BYTES):
@@ -193,9 +193,7 @@ def _set_gradients(
     blocks: Any, parts: Any, p: Any, w: Any, grad: Any, losses: Any, room: Any, stops: Any,
     parameters: Any, d: Any,
 ) -> Any:  # fmt: skip
-    """Set the gradients of a batch's summed losses, and the losses; return where the next batch
-    begins.
-    """
+    """Set the gradients and losses of a batch; return the position of the next batch."""
     rows, y, mask, raw = room
     n, p = _take(blocks, parts, p, rows, y, mask, d)
     _products(n, rows, w, raw)
@@ -216,19 +214,19 @@ def _update_columns(
     state : tuple of flat floats
         Of shape (n_rows, n_columns): w and the optimizer's state.
     grad : flat floats
-        Of the summed losses.
+        Gradient of the summed losses.
     n : float
-        Rows of the batch.
+        Number of rows of the batch.
     rates, l1, l2 : (n_columns,) floats
     d, n_rows : int
-        Leading rows that are penalised; all rows that there are.
+        Number of leading rows that are penalised; number of all rows.
     numbers : floats
-        Of the optimizer.
+        Coefficients of the optimizer.
     """
     w, n_columns = state[0], len(rates)
     for i in range(d):
         for j in range(n_columns):
-            # Unsigned: numba adds a test for negative indices to each signed one.
+            # Unsigned: for signed indices numba adds a test for negative values.
             k = np.uint64(i * n_columns + j)
             _step_entry(state, k, grad[k] / n + l2[j] * w[k], rates[j], l1[j], numbers)
     for i in range(d, n_rows):
@@ -248,11 +246,11 @@ def _take_steps(
     Parameters
     ----------
     counts : float64 (n_batches,)
-        Rows of each batch; one without rows has no parts.
+        Number of rows of each batch; a batch without rows has no parts.
     rates : (n_batches, n_columns) floats
     numbers : (n_batches, n) floats
     w, grad : (n_padded, n_columns) floats
-        The parameters, which `state` has too; scratch.
+        The parameters, which `state` contains too; scratch.
     losses, totals : floats (n_columns,), float64 (n_batches, n_columns)
         Scratch; the losses of each batch before its step.
     """
@@ -270,7 +268,7 @@ def _take_steps(
 
 
 def compile_gradient(evaluate_row: Any) -> Any:
-    """Return `_set_gradients` compiled for the `evaluate_row` of a loss."""
+    """Return `_set_gradients` compiled with the `evaluate_row` of a loss."""
     return compiled_with(
         _set_gradients,
         _take=compiled_with(_copy_batch_rows),
@@ -281,23 +279,24 @@ def compile_gradient(evaluate_row: Any) -> Any:
 
 
 def compile_slopes(evaluate_row: Any) -> Any:
-    """Return `_write_slopes` compiled for the `evaluate_row` of a loss."""
+    """Return `_write_slopes` compiled with the `evaluate_row` of a loss."""
     return compiled_with(_write_slopes, _evaluate_row=evaluate_row)
 
 
 def compile_steps(gradient: Any, step: Any) -> Any:
-    """Return `_take_steps` compiled along a `compile_gradient` and an optimizer's step."""
+    """Return `_take_steps` compiled with a `compile_gradient` and an optimizer's step."""
     update = compiled_with(_update_columns, exact=True, _step_entry=step)
     return compiled_with(_take_steps, _gradient=gradient, _update=update)
 
 
-#: Steps that are made together at most, and products in them: some 50 ms on one core, in which the
-#: trainer hears of nothing.
+#: Maximum steps made together, and products in them: about 50 ms on one core, during which the
+#: trainer handles no messages.
 _MAX_STEPS_AT_ONCE, _MAX_PRODUCTS_AT_ONCE = 256, 1 << 30
-#: Products of a call that are worth another thread: about a millisecond, many times its start.
+#: Products of a call that are worth another thread: about a millisecond, much longer than its
+#: start.
 _MIN_PRODUCTS_PER_THREAD = 1 << 24
 
-#: Rows of a batch that are gathered at most: its gradient is summed in the rows' dtype.
+#: Maximum rows of a batch: its gradient is summed in the rows' dtype.
 _MAX_BATCH_ROWS = 1 << 13
 
 
@@ -307,7 +306,7 @@ def make_wide_gather(
     blocks: Mapping[int, tuple[Any, Any, Any | None]],
     n_rows: int,
 ) -> WideGather | None:
-    """Return a gather where numba compiles the loss and blocks are dense, else None."""
+    """Return a gather if numba compiles the loss and blocks are dense, else None."""
     fit = all(
         isinstance(X, np.ndarray)
         and X.dtype == y.dtype
@@ -330,14 +329,13 @@ class WideGather(HostGather):
     Parameters
     ----------
     loss : BatchedLoss
-        Of all columns, with an `evaluate_row`.
+        Loss of all columns, with an `evaluate_row`.
     shape : tuple of two int
-        Of the parameters: a row a feature, one of intercepts where there are any, and one of
-        losses.
+        Shape of the parameters: a row per feature, one of intercepts if any, and one of losses.
     blocks : mapping of int to (X, y, weight)
-        C-contiguous and of one dtype; y has a column of targets, and one of weights a split.
+        C-contiguous and of one dtype; y has a column of targets, and one of weights per split.
     n_rows : int
-        Of a batch at most.
+        Maximum rows of a batch.
     """
 
     def __init__(
@@ -356,7 +354,7 @@ class WideGather(HostGather):
         self._n_rows = -(-n_rows // TOGETHER) * TOGETHER
         #: Products of a step, by which its time is estimated.
         self.products = n_rows * (self.n_features + 1) * shape[1]
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         most = max(1, _MAX_PRODUCTS_AT_ONCE // max(self.products, 1))
         self.most_steps = int(min(_MAX_STEPS_AT_ONCE, most))
         evaluate_row = ROW_LOSSES.get(loss.each.kernel, type(loss.each).evaluate_row)
@@ -367,8 +365,8 @@ class WideGather(HostGather):
         parts, n_rows = self.parts([batch]), self.n_features + self.has_intercept
         found = np.zeros(w.shape[1])
 
-        # Columns do not depend on each other: a thread takes some lines (vectors) of columns, with
-        # copies of their parameters and sums that no other thread writes.
+        # Columns are independent: a thread takes some lines (vectors) of columns, with copies of
+        # their parameters and sums that no other thread writes.
         def some(lines: slice) -> None:
             at = self.columns(lines, w.shape[1])
             own, grad, losses, room = self.scratch(w, at)
@@ -386,7 +384,7 @@ class WideGather(HostGather):
         return float(_mean_losses(found))
 
     def recorder(self, optimizer: Any, step: Step) -> WideSteps | None:
-        """Return many steps in one call, where numba compiles the optimizer's, or None."""
+        """Return an object that makes many steps in one call, if they can be compiled, or None."""
         # Only optimizers of the package: a user's own step may not compile.
         own = type(optimizer.each).__module__.partition(".")[0] == __name__.partition(".")[0]
         alike = all(a.dtype == self.dtype for a in step.state(optimizer))
@@ -409,12 +407,12 @@ class WideGather(HostGather):
         return slice(lines.start * size, min(lines.stop * size, n_columns))
 
     def split_ends(self, at: slice) -> NDArray[np.int64]:
-        """Return the ends of each split's columns, among some columns."""
+        """Return the ends of each split's columns, within some columns."""
         stops: NDArray[np.int64] = np.clip(self._stops - at.start, 0, at.stop - at.start)
         return stops
 
     def padded(self, w: NDArray[Any], at: slice) -> NDArray[Any]:
-        """Return some columns of rows of the parameters, padded to whole vectors."""
+        """Return some columns of the parameters, padded to whole vectors."""
         size, n = VECTOR_BYTES // self.dtype.itemsize, at.stop - at.start
         own = np.zeros((self._width, -(-n // size) * size), self.dtype)
         used = self.n_features + self.has_intercept
@@ -441,7 +439,7 @@ class WideGather(HostGather):
 
 
 class WideSteps(ReplicaSteps):
-    """Steps of many columns along the batches of one gather, many in one call.
+    """Steps of many columns on the batches of one gather, many in one call.
 
     Parameters
     ----------
@@ -454,7 +452,7 @@ class WideSteps(ReplicaSteps):
     def __init__(self, gather: WideGather, optimizer: Any, step: Step) -> None:
         super().__init__(optimizer, step)
         self._gather = gather
-        #: Steps that can be made together.
+        #: Maximum steps made together.
         self.most = gather.most_steps
         l1 = float(optimizer.l1.max()) if step.l1 else 0.0
         self._loop = compile_steps(gather.gradient, compile_entry_step(optimizer.each, l1, 1.0))
@@ -477,7 +475,7 @@ class WideSteps(ReplicaSteps):
             opt_state = [gather.padded(array, at) for array in self._state[1:]]
             penalties = [_pad_with_zeros(a[at].astype(dtype), own.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
-            # Padding columns step at rate 1 along a gradient of zeros.
+            # Padding columns step at rate 1 on a gradient of zeros.
             own_rates = np.ones((len(steps), own.shape[1]), dtype)
             own_rates[:, :n] = rates[:, at]
             totals = np.zeros((len(steps), own.shape[1]))
@@ -501,14 +499,14 @@ class WideSteps(ReplicaSteps):
 
 
 def _mean_losses(losses: NDArray[Any]) -> Any:
-    """Return means over columns; columns that went to infinity or NaN do not hide the others."""
+    """Return means over columns; infinite or NaN columns do not affect the others."""
     finite = np.isfinite(losses)
     sums = np.where(finite, losses, 0.0).sum(axis=-1)
     return sums / np.maximum(finite.sum(axis=-1), 1)
 
 
 def _pad_with_zeros(numbers: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return numbers with zeros behind them."""
+    """Return numbers followed by zeros."""
     out = np.zeros(n, numbers.dtype)
     out[: len(numbers)] = numbers
     return out

@@ -253,9 +253,7 @@ def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
 
 
 def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
-    """Return weights of rows as an array of `dtype`; raise for a negative, missing or infinite
-    one.
-    """
+    """Return weights of rows as an array of `dtype`; raise for negative or non-finite ones."""
     check_no_missing(weights, "sample_weight", index)
     weights = convert_to_numbers(weights, dtype, "sample_weight", index)
     _check_finite_values(weights, "sample_weight", index)

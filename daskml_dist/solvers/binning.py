@@ -157,9 +157,7 @@ class StratifiedHoldout(HoldoutMask):
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Return the place of each part's first row of each class, if all rows were sorted by class
-        (and by number within a class).
-        """
+        """Return the place of each part's first row of each class, with rows sorted by class."""
         of_class = self.counts.sum(axis=0)
         before = self.counts.cumsum(axis=0) - self.counts
         return np.asarray(before + (of_class.cumsum() - of_class))
@@ -510,9 +508,7 @@ class BinnedRows:
 
     @property
     def rows(self) -> NDArray[np.uint8]:
-        """Return the bins of each row, (n, width), padded with zeros, for loops over the rows of a
-        node.
-        """
+        """Return the bins of each row, (n, width), padded with zeros, for loops over rows."""
         return self._host_rows[: self.n]
 
     @cached_property

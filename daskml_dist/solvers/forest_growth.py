@@ -76,9 +76,7 @@ class ForestParams:
 
     @property
     def n_sums(self) -> int:
-        """Return the number of sums that the criterion needs: a weight for each class, or total
-        weight and one sum for each output.
-        """
+        """Return the number of the criterion's sums: by class, or total weight and one per output."""
         return sum(self.classes) or 1 + self.n_outputs
 
     @property
@@ -131,9 +129,7 @@ class ForestContext:
         )  # fmt: skip
 
     def pack_settings(self, weight: int) -> tuple[NDArray[np.int64], float]:
-        """Return the settings that compiled loops take, and the least gain of a split, for a tree
-        with an integer total weight.
-        """
+        """Return settings for compiled loops, and the minimum gain, for a tree's integer weight."""
         growth = self.growth
         least = int(np.ceil(growth.min_weight_fraction_leaf * weight))
         depth = 2**31 - 1 if growth.max_depth is None else growth.max_depth

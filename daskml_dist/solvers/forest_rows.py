@@ -296,8 +296,9 @@ def _user_weights(binned: ForestRows, at: slice) -> Array:
 def _find_scale(
     rows: OwnRows, binned_lanes: Sequence[ForestRows], make: _MakeNumbers, largest: float, bits: int
 ) -> float:
-    """Return a power of two by which the sum of non-negative numbers of all rows stays below
-    2**bits, given a bound of the numbers; infinity where float64 has no such power.
+    """Return a power of two that scales the sum of non-negative numbers below 2**bits.
+
+    `largest` is a bound of the numbers. Infinity where float64 has no such power.
     """
     if not largest > 0:
         return 1.0

@@ -260,8 +260,7 @@ class QueryRows(DealtRows):
         return np.unique(self._codes)
 
     def map_queries(self, function: Callable[[int, int], None]) -> None:
-        """Call a function on ranges of queries, of a limited number of rows each, in the compute
-        threads."""
+        """Call a function on ranges of queries, of limited size each, in the compute threads."""
         ends = np.searchsorted(
             self.starts, np.arange(_ROWS_AT_ONCE, self.starts[-1] + _ROWS_AT_ONCE, _ROWS_AT_ONCE)
         )

@@ -469,8 +469,7 @@ class TreeGrower:
     def _partition_lane(
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
-        """Partition a lane's rows of some leaves; return histograms, and where right children
-        begin."""
+        """Partition a lane's rows of some leaves; return histograms and right children's starts."""
         some = [
             LeafPartition(feature, table, at[i], side, n) for feature, table, at, side, n in tasks
         ]

@@ -1,9 +1,9 @@
 """CUDA kernels: their sources, compiler options and launch shapes.
 
-Plain Python that needs neither CuPy nor a GPU. Each ``.cu`` file says what it computes and which
-arguments its kernels take, in which order; integers are passed as ``long long``, other numbers
-as ``double``, absent arrays as a null pointer. From CuPy these are Python's ints and floats, and 0
-for an array that is absent (None becomes another address, cupy/cupy#9046).
+Plain Python that needs neither CuPy nor a GPU. Each ``.cu`` file documents what it computes, and
+the arguments of its kernels, in order; integers are passed as ``long long``, other numbers as
+``double``, absent arrays as a null pointer. From CuPy these are Python's ints and floats, and 0 for
+an array that is absent (None becomes another address, cupy/cupy#9046).
 
 ``python -m daskml_dist.backends.kernels.usage`` prints registers, shared memory and spills.
 """
@@ -53,7 +53,7 @@ FUNCTIONS = {
     "forest_splits": ("forest_features", "forest_histograms", "forest_cuts", "forest_best"),
 }
 
-#: Names of the losses that the gradients of linear models know.
+#: Names of the losses supported by the gradients of linear models.
 # fmt: off
 LOSSES = (
     "log_loss", "hinge", "squared_hinge", "modified_huber", "perceptron", "squared_error",
@@ -61,58 +61,58 @@ LOSSES = (
 )
 # fmt: on
 
-#: Names of the losses that the gradients of boosting know, in the order of tree_gradients.cu.
+#: Names of the losses supported by the gradients of boosting, in the order of tree_gradients.cu.
 TREE_LOSSES = (
     "squared_error", "absolute_error", "quantile", "poisson", "gamma", "binomial", "multinomial",
 )  # fmt: skip
 
-#: Launches and options that are remembered: a launch takes few microseconds, and to work out its
-#: shape takes ten.
+#: Cached launches and options: a launch takes a few microseconds, but computing its shape takes
+#: ten.
 _MAX_CACHED_ANSWERS = 4096
 
-#: Numbers of a step of an optimizer, see :func:`optimizer_numbers`.
+#: Number of values that describe an optimizer's step, see :func:`optimizer_numbers`.
 NUMBERS = 10
 
-#: Threads of a block, where a kernel's layout does not choose others, and its warps of 32 threads.
-#: Eight warps leave the scheduler a choice, and each multiprocessor room for several blocks.
+#: Threads of a block, unless a kernel's layout chooses differently, and its warps of 32 threads.
+#: Eight warps give the scheduler a choice, and leave each multiprocessor room for several blocks.
 _THREADS_PER_BLOCK = 256
 _WARPS_PER_BLOCK = _THREADS_PER_BLOCK // 32
-#: Types of the sources by dtype; `Half` and `Bfloat16` are of numbers.cuh.
+#: CUDA types by dtype; `Half` and `Bfloat16` are defined in numbers.cuh.
 _CUDA_FLOATS = {"float32": "float", "float64": "double", "float16": "Half", "bfloat16": "Bfloat16"}
 _CUDA_INTEGERS = {"int32": "int", "int64": "long long"}
-#: Loads of a lane from one row, rounded up to one of these to compile few versions.
+#: Loads of a lane from one row, rounded up to one of these so that few versions are compiled.
 _CHUNK_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
+#: Maximum bytes of sums that a lane keeps in registers; its row can take as much again.
 _SUM_BYTES = 256
 #: Bytes of the widest load of a lane.
 _LOAD_BYTES = 16
-#: Rows in flight: bytes that a lane loads before it uses the first.
+#: Rows in flight: bytes that a lane loads before it uses the first one.
 _LOADED_BYTES = 128
-#: Registers of a multiprocessor for each thread of a block that has it alone.
+#: Registers per thread for a block that has a multiprocessor alone.
 _BLOCK_REGISTERS = 65536 // _THREADS_PER_BLOCK
-#: Registers of a thread of `softmax_rows` in which halves (of 16 bits) wait to be converted.
+#: Registers of a `softmax_rows` thread that hold 16-bit floats until they are converted.
 _HALF_REGISTERS = 32
-#: Blocks of `linear_gradient` on a multiprocessor at most: more leave too few registers for rows.
+#: Maximum blocks of `linear_gradient` per multiprocessor: more leave too few registers for rows.
 _MAX_BLOCKS = 4
-#: Shared memory that a block has on every device without being asked for.
+#: Shared memory that a block has on every device by default.
 _SHARED_BYTES = 48 * 1024
-#: Shared memory that a block can ask for, on every device from compute capability 8.0 on.
+#: Shared memory that a block can request on every device from compute capability 8.0 on.
 LARGEST_SHARED = 99 * 1024
-#: Compute capability from which on tensor cores take bfloat16.
+#: Compute capability from which tensor cores support bfloat16.
 _TENSOR_CORE_CAPABILITY = 80
-#: Blocks of `kmeans_tiles` that the registers of a multiprocessor hold, by groups of 8 centroids: 8
-#: products with the rows of a warp take 8 registers a lane.
+#: Blocks of `kmeans_tiles` that fit in the registers of a multiprocessor, by groups of 8 centroids:
+#: 8 products with the rows of a warp take 8 registers per lane.
 _TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
 #: Warps of a block of `kmeans_tiles`, so that the registers of two hold the products of 64
-#: centroids; rows of its tile, columns of a step, and parts of a number; as in the source.
+#: centroids; columns of a step, and parts of a number; as in the source.
 _TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
-#: Rows of a block's tile, 32 a warp.
+#: Rows of a block's tile, 32 per warp.
 _TILE_ROWS = 32 * _TILE_WARPS
-#: Centroids of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
+#: Maximum centroids of `kmeans_tiles`: their products with 32 rows fill half of a warp's registers.
 _MAX_TILE_CENTROIDS = 64
-#: Rows of X that a warp of `kmeans` takes.
+#: Rows of X processed by a warp of `kmeans`.
 _KMEANS_ROWS = 8
-#: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
+#: For kernels of trees: items per block, shared memory, blocks per multiprocessor.
 _TREE_LAUNCHES = {
     "tree_bins": (1, 32 * 1024, 4),
     "tree_reach": (1, 32 * 1024, 4),
@@ -159,7 +159,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Teams:
-    """Layout of rows on the lanes of a warp; the words of linear_gradient.cu."""
+    """Layout of rows on the lanes of a warp; named as in linear_gradient.cu."""
 
     vector: int
     lanes: int
@@ -170,7 +170,7 @@ class _Teams:
 
 
 def source(name: str) -> str:
-    """Return the CUDA C++ text of a source, with its includes written in."""
+    """Return the CUDA C++ text of a source, with its includes inlined."""
     seen: set[str] = set()
 
     def read(file: str) -> str:
@@ -179,7 +179,7 @@ def source(name: str) -> str:
         lines = []
         for number, line in enumerate(text.splitlines(), 1):
             found = re.fullmatch(r'#include "(.*)"', line)
-            # NVRTC gets one text: includes are written in, once each, with #line for its messages.
+            # NVRTC gets one text: includes are inlined, once each, with #line for its messages.
             if found is None:
                 lines.append("" if line == "#pragma once" else line)
             elif found[1] not in seen:
@@ -203,7 +203,7 @@ def options(
     alignment: int = 16,
     capability: int = 90,
 ) -> tuple[str, ...]:
-    """Return the options for NVRTC, beside the architecture's."""
+    """Return the options for NVRTC, except the architecture's."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
     found = {
@@ -214,7 +214,7 @@ def options(
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
-        # The layout is compiled in: loops over it unroll.
+        # The layout is compiled in: loops over it are unrolled.
         teams = _plan_teams(d, stored, alignment, capability)
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
@@ -230,9 +230,9 @@ def options(
         found["LANES"] = str(_softmax_lanes(k))
     elif name == "optimizer_updates":
         found["OPTIMIZER"] = optimizer
-        more = (*more, "--fmad=false")  # NumPy's results
+        more = (*more, "--fmad=false")  # for NumPy's results
     elif name.startswith(("tree_", "forest_")):
-        more = (*more, "--fmad=false")  # those of the CPU's loops
+        more = (*more, "--fmad=false")  # for the results of the CPU's loops
     elif name == "kmeans":
         found["CENTROIDS"] = str(_centroids(k))
         found["SHARED"] = str(int(_kmeans_shared_bytes(d, k, arithmetic)[1]))
@@ -260,7 +260,7 @@ def launch(
     alignment: int = 16,
     capability: int = 90,
 ) -> Launch | None:
-    """Launch of a kernel; None where there is no version for such rows."""
+    """Return the launch of a kernel; None if there is no version for such rows."""
     stored = _dtype_name(dtype)
     arithmetic = _arithmetic_name(stored)
     threads, shared, most = (_THREADS_PER_BLOCK, 1), 0, 8 * n_sms
@@ -271,7 +271,7 @@ def launch(
         threads, warps = (teams.threads, 1), teams.threads // 32
         columns = teams.lanes * teams.chunks * teams.vector
         shared = 2 * 8 * warps + columns * np.dtype(arithmetic).itemsize
-        # Some rounds for each warp, so that small batches do not mainly write partial sums.
+        # Several rounds for each warp, so that small batches do not mainly write partial sums.
         rows = 4 * warps * (32 // teams.lanes) * teams.rows
         most = teams.blocks * n_sms
     elif function == "sum_partials":
@@ -311,7 +311,7 @@ def launch(
 def has_kmeans_tiles(
     d: int, k: int, dtype: Any, *, alignment: int = 16, capability: int = _TENSOR_CORE_CAPABILITY
 ) -> bool:
-    """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others."""
+    """Return whether `kmeans_tiles` supports such rows; `kmeans` is used for others."""
     is_laid_out = _dtype_name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
     fits = k <= _MAX_TILE_CENTROIDS and _tiles_shared_bytes(d, k) <= LARGEST_SHARED
     return is_laid_out and fits and capability >= _TENSOR_CORE_CAPABILITY
@@ -336,7 +336,7 @@ def _arithmetic_name(stored: str) -> str:
 
 
 def _next_power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -348,7 +348,7 @@ def _plan_teams(d: int, stored: str, alignment: int, capability: int = 90) -> _T
     while d % vector:
         vector //= 2
     loads = d // vector
-    # A lane takes 16 bytes of a row or more: fewer lanes a row exchange fewer sums.
+    # A lane reads 16 bytes of a row or more: fewer lanes per row exchange fewer sums.
     lanes = min(
         32, _next_power_of_two(loads if vector * itemsize >= _LOAD_BYTES else -(-loads // 2))
     )
@@ -358,14 +358,14 @@ def _plan_teams(d: int, stored: str, alignment: int, capability: int = 90) -> _T
     loaded = chunks * vector * itemsize
     rows = min(8, lanes, max(1, _LOADED_BYTES // loaded))
     rows = 1 << (rows.bit_length() - 1)
-    # Sums and rows stay in registers; of the rest this is an estimate that keeps every version from
-    # spilling, as tests/backends/test_kernels.py counts.
+    # Sums and rows stay in registers; the remaining registers are an estimate that keeps every
+    # version from spilling, as tests/backends/test_kernels.py checks.
     registers = (1 + rows) * chunks * vector * sum_size // 4 + (28 if sum_size == 4 else 40)
-    if itemsize == 2 and vector in (1, 8):  # loads of half a word, or eight conversions at once
+    if itemsize == 2 and vector in (1, 8):  # half-word loads, or eight conversions together
         registers += 4
-    if capability >= 100:  # its compiler takes two fifths more
+    if capability >= 100:  # its compiler needs two fifths more
         registers += registers * 2 // 5
-    # An odd number of half blocks that fit would waste one of whole blocks.
+    # If an odd number of half-sized blocks fits, use these: whole blocks would waste one half.
     halves = max(2, min(2 * _MAX_BLOCKS, 2 * _BLOCK_REGISTERS // registers))
     threads, blocks = (
         (_THREADS_PER_BLOCK // 2, halves) if halves % 2 else (_THREADS_PER_BLOCK, halves // 2)
@@ -381,7 +381,8 @@ def _plan_softmax_teams(
     if teams is None or k < 2:
         return None
     narrow = _plan_softmax_rows(teams, k, stored, capability)
-    # Over a block, where half of its lanes or more have columns, and one warp has few registers.
+    # Over a whole block, if at least half of its lanes have columns and one warp has too few
+    # registers.
     vector = min(teams.vector, 4)
     loads = -(-d // vector)
     if 2 * loads >= _THREADS_PER_BLOCK and (narrow is None or narrow.blocks == 1):
@@ -395,7 +396,7 @@ def _plan_softmax_teams(
 def _plan_softmax_rows(
     teams: _Teams, k: int, stored: str, capability: int, spans: int = 1
 ) -> _Teams | None:
-    """Return the layout with the most rows at once for which two blocks fit, or else one."""
+    """Return the layout with the most rows together that allows two blocks, or else one."""
     words = np.dtype(_arithmetic_name(stored)).itemsize // 4
     entries = teams.chunks * teams.vector
     for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
@@ -405,7 +406,7 @@ def _plan_softmax_rows(
         registers += 28 if words == 1 else 44
         if capability >= 100:
             registers += registers * 2 // 5
-        # Halves wait to be converted, where a block has all registers to itself.
+        # 16-bit floats wait for conversion, if a block has all registers for itself.
         if blocks == 1 and stored in ("float16", "bfloat16"):
             registers += _HALF_REGISTERS
         if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
@@ -426,7 +427,7 @@ def _softmax_shared_bytes(teams: _Teams, k: int, size: int, spans: int) -> int:
 
 
 def _softmax_lanes(k: int) -> int:
-    """Return the lanes of a warp that share a row of k raw predictions."""
+    """Return the number of lanes of a warp that share a row of k raw predictions."""
     return min(32, _next_power_of_two(k))
 
 
@@ -436,7 +437,7 @@ def _centroids(k: int) -> int:
 
 
 def _kmeans_shared_bytes(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
-    """Return the bytes of shared memory, and whether the sums are in it."""
+    """Return the bytes of shared memory, and whether it includes the sums."""
     size = np.dtype(arithmetic).itemsize
     tile = 32 * (32 * _centroids(k) + 1) * size
     sums = k * (d + 1) * size
@@ -444,9 +445,7 @@ def _kmeans_shared_bytes(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
 
 
 def _centroid_groups(k: int) -> int:
-    """Return the groups of 8 centroids of `kmeans_tiles`, rounded so that few versions
-    are compiled.
-    """
+    """Return the groups of 8 centroids of `kmeans_tiles`, rounded to compile few versions."""
     return _next_power_of_two(-(-k // 8))
 
 

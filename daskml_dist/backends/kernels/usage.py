@@ -1,8 +1,8 @@
-"""Registers, shared memory and spills of the kernels, by NVRTC, which needs no GPU.
+"""Registers, shared memory and spills of the kernels, from NVRTC, which needs no GPU.
 
 ``python -m daskml_dist.backends.kernels.usage`` prints the table of ``docs/kernels.md``. A kernel
-whose registers do not suffice spills them to memory and is many times slower, without an error; a
-test compiles the kernels for each architecture and holds the figures against bounds.
+that needs too many registers spills them to memory and is many times slower, without an error. A
+test compiles the kernels for each architecture and compares the figures with bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 @dataclass(frozen=True)
 class KernelUsage:
-    """Needs of a thread of a kernel: registers, and bytes of its stack frame and of its spills."""
+    """Registers of a kernel's thread, and bytes of its stack frame and spills."""
 
     registers: int
     stack: int
@@ -49,7 +49,7 @@ def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, K
     program = ctypes.c_void_p()
     text = kernels.source(name).encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name.encode(), 0, None, None)
-    # With -v, ptxas writes the needs of each kernel to the log.
+    # With -v, ptxas logs the usage of each kernel.
     every = [*options, f"-arch={architecture}", "--ptxas-options=-v"]
     arguments = (ctypes.c_char_p * len(every))(*(option.encode() for option in every))
     failed = nvrtc.nvrtcCompileProgram(program, len(every), arguments)
@@ -65,7 +65,7 @@ def usage(name: str, options: tuple[str, ...], architecture: str) -> dict[str, K
 
 
 def _parse(log: str) -> dict[str, KernelUsage]:
-    """Return the needs of each kernel from the log of ptxas."""
+    """Return the usage of each kernel from the log of ptxas."""
     found = {}
     for part in log.split("Compiling entry function ")[1:]:
         name, *numbers = (
@@ -125,7 +125,7 @@ def _main() -> None:
         found = {}
         for architecture in ARCHITECTURES:
             capability = int(architecture.removeprefix("sm_"))
-            # Older tensor cores do not take bfloat16.
+            # Older tensor cores do not support bfloat16.
             if name == "kmeans_tiles" and not kernels.has_kmeans_tiles(
                 d, k, dtype, capability=capability
             ):
