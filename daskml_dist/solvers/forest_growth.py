@@ -76,7 +76,7 @@ class ForestParams:
 
     @property
     def n_sums(self) -> int:
-        """Return the number of the criterion's sums: by class, or total weight and one per output."""
+        """Return the number of sums: one per class, or total weight and one per output."""
         return sum(self.classes) or 1 + self.n_outputs
 
     @property
