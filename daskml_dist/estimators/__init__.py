@@ -1,13 +1,13 @@
-"""Base classes of the estimators, and what all kinds of fits share.
+"""Base classes of the estimators, and code shared by all kinds of fits.
 
 Open these first:
 
 - `base`: every estimator that is fitted to rows (validation of input, predictions of collections),
 - `gradient_steps`: estimators trained by gradient steps under a policy,
-- `solver_rounds`: estimators fitted by a solver that asks for sums over all rows,
+- `solver_rounds`: estimators fitted by a solver that requests sums over all rows,
 - `classifier`, `regressor`, `unsupervised`: targets, labels and scores,
 - `transformer`: scikit-learn's transformers, lifted to blocks of Dask collections,
-- `linear/`, `trees/`: what linear models, and decision trees and forests, share,
+- `linear/`, `trees/`: code shared by linear models, and by decision trees and forests,
 - `batched_fits/`: many fits trained together, such as the candidates and splits of a search.
 
 Concrete estimators are in the rooms that users import from, such as `daskml_dist.linear_model`.

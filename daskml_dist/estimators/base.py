@@ -1,12 +1,12 @@
 """Base class of all estimators that are fitted to rows: inputs, settings, functions of rows.
 
-Class attributes such as `_needs_target` and `_multi_output` say what an estimator takes; the base
-class checks and converts inputs by them. A fitted estimator gives one picklable function,
-`_raw_prediction`, from rows to raw predictions: `predict` and the like map it over rows, in memory
-or lazily (`_map_raw_predictions`), and `score` sums a statistic of it over blocks
-(`_sum_over_blocks`). `Supervised` is for estimators of a user's own that learn a target.
-`callback_list` makes the callbacks of a fit; `choose_client` chooses where it runs, by its user or
-by the planner, which simulates fits, stands above them, and is loaded where it is asked for alone.
+Class attributes such as `_needs_target` and `_multi_output` describe the inputs of an estimator;
+the base class checks and converts inputs accordingly. A fitted estimator gives one picklable
+function, `_raw_prediction`, from rows to raw predictions: `predict` and similar methods map it over
+rows, in memory or lazily (`_map_raw_predictions`), and `score` sums a statistic of it over blocks
+(`_sum_over_blocks`). `Supervised` is the base class for users' own estimators that learn a target.
+`callback_list` makes the callbacks of a fit. `choose_client` chooses where it runs: as the user
+says, or by the planner, which simulates fits and is imported only on request.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 from daskml_dist.training.job import AUTO, INLINE, FitJob, find_default_client
 from daskml_dist.training.spec import RunSettings
 
-#: Most labels in memory that scikit-learn's check sorts, which may take longer than a fast fit. So
-#: few are copied from a GPU for it.
+#: Maximum labels in memory that scikit-learn's check sorts, which may take longer than a fast fit.
+#: Up to this many are copied from a GPU for it.
 MAX_CHECKED_LABELS = 1 << 16
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class BaseOnRows(BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
-    An estimator's constructor takes any of these parameters; its docstring inherits their
+    An estimator's constructor accepts any of these parameters; its docstring inherits their
     descriptions. A fit ends with setting ``n_features_in_``.
 
     Parameters
@@ -68,7 +68,7 @@ class BaseOnRows(BaseEstimator):
     verbose : int, default=0
         Above 0: show the progress of a fit.
     run : Run or None, default=None
-        Lanes, servers, memory and the like: see :class:`daskml_dist.Run`; None: its defaults.
+        Lanes, servers, memory and so on: see :class:`daskml_dist.Run`; None: its defaults.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Device that computes on blocks; ``"auto"`` is resolved on each worker.
     callbacks : object or list, default=None
@@ -80,7 +80,7 @@ class BaseOnRows(BaseEstimator):
     ----------
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-        Only where X had string column names.
+        Only if X had string column names.
     history_ : History
         One record for each pass over the rows.
 
@@ -94,26 +94,27 @@ class BaseOnRows(BaseEstimator):
     (True, 2)
     """
 
-    # What an estimator takes:
+    # Inputs of an estimator:
     #: Whether y holds labels.
     _classification: ClassVar[bool] = False
-    #: Whether a target is learned; else y is ignored.
+    #: Whether a target is learned; otherwise y is ignored.
     _needs_target: ClassVar[bool] = False
     #: Whether y may have several columns.
     _multi_output: ClassVar[bool] = False
-    #: Loss of censored times, whose y is encoded by `encode_times`; None elsewhere.
+    #: Loss of censored times, for which `encode_times` encodes y; None for other losses.
     _survival_loss: Any = None
-    #: Whether y of one column stays two-dimensional, where it may have several.
+    #: Whether y of one column stays two-dimensional, if y may have several.
     _keeps_single_column: ClassVar[bool] = False
-    #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
+    #: Whether rows may be arrays of any shape and real dtype, which are passed to the model
+    #: unchanged.
     _tensors: ClassVar[bool] = False
-    # What its parameters mean:
+    # Meaning of its parameters:
     #: Parameters of a `Run` that the estimator uses; to set another one is an error.
     _run_used: ClassVar[tuple[str, ...]]
     #: Parameters of scikit-learn that are checked and have no effect; see `ACCEPTED` in
     #: `parameters/checks.py`.
     _accepted: ClassVar[tuple[str, ...]] = ()
-    #: Values of the parameters that a constructor does not have.
+    #: Values of parameters that a constructor lacks.
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
     #: Names of the parameters of all base classes, cached by `_all_params`.
     _names_of_bases: ClassVar[frozenset[str]]
@@ -122,8 +123,8 @@ class BaseOnRows(BaseEstimator):
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        # In __new__, since each class has an __init__ of its own. The errors are the package's, and
-        # suggest the right name of a misspelled parameter.
+        # In __new__, since each class has its own __init__. The errors are the package's, and
+        # suggest the correct name of a misspelled parameter.
         check_names(cls, params)
         if args:
             check_n_positional(cls, args)
@@ -167,7 +168,7 @@ class BaseOnRows(BaseEstimator):
         Raises
         ------
         InvalidParameterError
-            There is no such parameter; the error names its counterpart here, if one is known.
+            There is no such parameter; the error names the equivalent one, if known.
         """
         if params:
             self._check_no_stream("set_params")
@@ -208,7 +209,7 @@ class BaseOnRows(BaseEstimator):
 
     @classmethod
     def _get_param_names(cls) -> list[str]:
-        # Cached: a search asks thousands of times, and signatures are slow to inspect.
+        # Cached: a search calls it thousands of times, and signatures are slow to inspect.
         if "_names_known" not in vars(cls):
             cls._names_known = tuple(super()._get_param_names())
         return list(cls._names_known)
@@ -227,7 +228,7 @@ class BaseOnRows(BaseEstimator):
         """Return the values of the parameters of this class and of its base classes.
 
         The constructor of a subclass may take fewer parameters than that of its base, to which it
-        passes the others: `get_params` returns only its own.
+        passes the others; `get_params` returns only its own.
         """
         kind, values = type(self), vars(self)
         # In vars: a class attribute of a base would be inherited, with too few names.
@@ -242,7 +243,7 @@ class BaseOnRows(BaseEstimator):
         """Return an attribute of the estimator or its class; the default for a descriptor."""
         if name in vars(self):
             return vars(self)[name]
-        # A property or method of a parameter's name is no value of it.
+        # A property or method with a parameter's name is not its value.
         given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
@@ -257,7 +258,7 @@ class BaseOnRows(BaseEstimator):
         aside: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        """Return the callbacks `first`, then the user's but for those of the classes `aside`."""
+        """Return the callbacks `first`, then the user's except those of the classes `aside`."""
         params, name = self._params(), type(self).__name__
         return callback_list(
             params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
@@ -267,14 +268,14 @@ class BaseOnRows(BaseEstimator):
     def _prepare_inputs(
         self, X: Any, y: Any, sample_weight: Any, *, labels_stay: bool = False
     ) -> tuple[Any, Any, Any]:
-        """Return the inputs: columns of X in place of their names, and y in its final shape.
+        """Return the inputs: columns of X instead of their names, and y in its final shape.
 
-        `labels_stay`: many numbers that are labels stay on the GPU on which they lie.
+        `labels_stay`: many numeric labels on a GPU stay there.
         """
         if not self._needs_target:
             X, _, sample_weight = take_named_columns(X, None, sample_weight)
             return X, None, sample_weight
-        # Batches of a generator hold their targets themselves.
+        # Batches of a generator contain their targets.
         if y is not None or isinstance(X, Iterator):
             X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if y is None:
@@ -324,7 +325,7 @@ class BaseOnRows(BaseEstimator):
         return DatasetInfo.of(summary, self._find_classes(summary, classes), class_weight, weighted)
 
     def _find_classes(self, summary: DataSummary, classes: Any) -> NDArray[Any] | None:
-        """Return the sorted labels; None if the target is no label."""
+        """Return the sorted labels; None if the target is not a label."""
         return None
 
     def _html_repr(self) -> str:
@@ -346,7 +347,7 @@ class BaseOnRows(BaseEstimator):
         Returns
         -------
         Plan
-            See :func:`daskml_dist.planning.advise`, which also tells what is raised.
+            See :func:`daskml_dist.planning.advise`, which also documents the exceptions.
 
         Examples
         --------
@@ -368,12 +369,12 @@ class BaseOnRows(BaseEstimator):
             check_feature_names(self, X, reset=False)
 
     def _read_features(self, X: Any) -> Any:
-        """Return rows as raw predictions read them, with columns that have been checked."""
+        """Return rows in the form for raw predictions, with checked columns."""
         self._check_fitted(X)
         return X
 
     def _check_width(self, collection: Collection) -> None:
-        """Raise if rows have another shape than those of the fit."""
+        """Raise if rows have a different shape than in the fit."""
         check_row_shape(collection.row_shape, self._row_shape, type(self).__name__)
 
     @property
@@ -391,13 +392,13 @@ class BaseOnRows(BaseEstimator):
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         """Return a picklable function from rows to raw predictions.
 
-        It must take any dtype if rows are tensors: these keep that of the user.
+        It must support any dtype if rows are tensors, which keep the user's dtype.
         """
 
     def _map_raw_predictions(
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
-        """Return what `then(raw, out)` writes to `out` for the rows of X; None: raw predictions."""
+        """Return the output of `then(raw, out)` for the rows of X; None: raw predictions."""
         X = self._read_features(X)
         return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
 
@@ -411,7 +412,7 @@ class BaseOnRows(BaseEstimator):
         row_shape: tuple[int, ...] | None = None,
         then: Callable[..., Any] | None = None,
     ) -> Any:
-        """Map a function over the rows of X, of `row_shape` (None: that of the fit)."""
+        """Map a function over the rows of X, of `row_shape` (None: as in the fit)."""
         return map_rows(
             function, X, dtype=dtype, n_outputs=n_outputs, name=type(self).__name__,
             row_shape=self._row_shape if row_shape is None else row_shape,
@@ -475,7 +476,7 @@ def _sum_block(
     if block.n_rows == 0:
         return None
     check_row_shape(block.rows.shape[1:], row_shape, index=index)
-    # In pieces of some rows: raw predictions of all rows may not fit in memory.
+    # In pieces: raw predictions of all rows may not fit in memory.
     for at, predictions in iterate_results(raw, block.rows, index):
         n_rows = len(predictions)
         if len(ones) < n_rows:
@@ -524,7 +525,7 @@ def as_column(y: Any) -> Any:
     _check_not_sparse(y)
     y = copy_to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:
-        column_or_1d(np.empty((1, 1)), warn=True)  # for its warning alone
+        column_or_1d(np.empty((1, 1)), warn=True)  # called only for its warning
         return y.iloc[:, 0]  # a Series, which keeps a dtype that NumPy lacks
     if len(getattr(y, "shape", ())) == 2:
         try:
@@ -538,7 +539,7 @@ def callback_list(
     given: Any, name: str, max_iter: int | None, verbose: Any = 0,
     *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
 ) -> CallbackList:  # fmt: skip
-    """Return the callbacks of a fit: `first`, those `given` but for classes `aside`, and a display.
+    """Return a fit's callbacks: `first`, those `given` except classes `aside`, and a display.
 
     `name` is the estimator's, for errors and displays; `has_checkpoint` says whether it has a
     parameter `checkpoint`.
@@ -560,12 +561,12 @@ def callback_list(
 
 
 def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = None) -> Any:
-    """Return the client of a fit, which the planner chooses where the user asks for ``"auto"``."""
+    """Return the client of a fit, which the planner chooses if the user passes ``"auto"``."""
     if client is None and dask.config.get("daskml_dist.client", None) == AUTO:
         client = AUTO
     if not isinstance(client, str) or client != AUTO:
         return client
-    # Rows that lie on workers, or go to a GPU, are not moved to this process.
+    # Rows on workers, or for a GPU, are not moved to this process.
     if collection.kind != "memory" or getattr(estimator, "device", "cpu") == "gpu":
         return None
     current = find_default_client(collection)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BaseClassifier(ClassifierMixin, BaseOnRows):
-    """Base class of the classifiers: labels and accuracy, of rows in memory or lazily.
+    """Base class of the classifiers: labels and accuracy, for rows in memory or lazily.
 
     Raw predictions are one number for each row, positive for the second of two classes, or one for
     each class, the largest for the most likely.
@@ -46,7 +46,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
 
     _classification = True
     _needs_target = True
-    #: Smallest number of classes that a fit takes.
+    #: Minimum number of classes of a fit.
     _min_classes: ClassVar[int] = 2
     #: Whether rows may have several labels: `y` and predictions then have a column of 0 and 1 for
     #: each label.
@@ -65,7 +65,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
             self._several = summary.n_targets is not None
             if summary.n_targets is not None:
                 return self._number_label_columns(labels, summary.n_targets)
-        # Classes that the user names may be more than the rows hold, as in a first `partial_fit`.
+        # Classes named by the user may be more than the rows contain, as in a first `partial_fit`.
         if classes is not None:
             classes = np.unique(classes)
             unknown = np.setdiff1d(labels, classes)
@@ -102,7 +102,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         return np.arange(n_columns)
 
     def _all_classes(self, classes: Any, first: bool) -> Any:
-        """Return the classes of a ``partial_fit``; `first`: of the first call, which names all."""
+        """Return the classes of a ``partial_fit``; `first`: for the first call, which names all."""
         if classes is None:
             if first:
                 raise InvalidParameterError(
@@ -156,7 +156,7 @@ class BaseClassifier(ClassifierMixin, BaseOnRows):
         return _count_rows_all_right if self._several else partial(_count_right, self.classes_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the mean accuracy, in one pass; of several labels a row, all must be right.
+        """Return the mean accuracy, in one pass; with several labels per row, all must be correct.
 
         Parameters
         ----------
@@ -177,14 +177,14 @@ def partial_fit(
     self: Any, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None, *,
     policy: str | Policy | None = None, client: Any = None,
 ) -> Any:  # fmt: skip
-    """Make one pass over more rows, going on from the last state.
+    """Make one pass over more rows, starting from the last state.
 
     Parameters
     ----------
     X, y, sample_weight, policy, client
         As in :meth:`fit`.
     classes : array-like of labels, optional
-        All that will ever come; needed in the first call.
+        All that will ever occur; needed in the first call.
 
     Returns
     -------
@@ -196,7 +196,7 @@ def partial_fit(
 
 
 def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write 1 for each label of positive raw prediction to `out`, and 0 for the others."""
+    """Write 1 for each label with a positive raw prediction to `out`, and 0 for the others."""
     out[...] = np.reshape(raw > 0, out.shape)
 
 
@@ -220,7 +220,7 @@ def _count_right(
     classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the weight of all rows, and of those whose label is predicted."""
-    # NumPy compares a word with a number to False: the accuracy would silently be 0.
+    # NumPy compares a text with a number as False: the accuracy would silently be 0.
     if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
         raise InvalidDataError(
             f"The labels to score are like {y[0]!r}, but those of the fit are like "
@@ -237,8 +237,8 @@ def _count_right(
 
 
 def _check_labels(y: Any) -> None:
-    """Raise if `y` in memory has labels that are missing, continuous, or of several types."""
-    # Labels that stay on a GPU are many numbers, which are checked as those of blocks.
+    """Raise if `y` in memory has labels that are missing, continuous, or of mixed types."""
+    # Labels on a GPU are numbers, and are checked block by block.
     if are_device_labels(y):
         return
     labels = convert_object_values(np.asarray(y))

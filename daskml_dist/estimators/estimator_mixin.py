@@ -32,7 +32,7 @@ def make_doc_link_template(self: Any) -> str:
 
 def make_doc_link_params(self: Any) -> dict[str, Any]:
     """Return the values of the fields in `_PAGE` for an estimator."""
-    # A class has its page under the public module that it is imported from.
+    # A class has its page under the public module from which it is imported.
     module = ".".join(type(self).__module__.split(".")[:2])
     return {"estimator_module": module, "estimator_name": type(self).__name__}
 
@@ -86,7 +86,7 @@ def to_onnx(self: Any, path: Any = None, *, sample: Any = None) -> Any:
 
 
 async def fit_async(self: Any, *args: Any, **params: Any) -> Any:
-    """Fit in a thread, while the event loop goes on.
+    """Fit in a thread, without blocking the event loop.
 
     For programs of one event loop, with a ``Client(..., asynchronous=True)`` or none. Other calls
     that wait are awaited by :func:`daskml_dist.run_async`; lazy predictions wait for nothing.
@@ -103,8 +103,8 @@ async def fit_async(self: Any, *args: Any, **params: Any) -> Any:
     Raises
     ------
     asyncio.CancelledError
-        The task was cancelled: the fit has ended between two steps, and the estimator holds what it
-        had come to.
+        The task was cancelled: the fit has ended between two steps, and the estimator holds its
+        current state.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def _site_of_package() -> str:
 
 @translate_sklearn_errors
 class EstimatorMixin(NamedParameters):
-    """Mixin of estimators that, put before one of scikit-learn's, lift it to Dask collections."""
+    """Mixin of estimators that, placed before one of scikit-learn's, extends it to Dask."""
 
     _doc_link_module = "daskml_dist"
     _doc_link_template = property(make_doc_link_template)

@@ -1,10 +1,9 @@
-"""Base class of the estimators trained by gradient steps: settings, fits that go on from others.
+"""Base class of the estimators trained by gradient steps: settings, and fits that continue others.
 
-`BaseSteps._train` is the course of every such fit: check the inputs, open a `FitJob` over the rows,
-summarise them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in
-between (`_adapt_rate_to_rows`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that
-adapt the plan to the rows. `stream` instead plans by the first rows that come, and learns call by
-call.
+`BaseSteps._train` runs every such fit: check the inputs, open a `FitJob` over the rows, summarise
+them, make the model, plan lanes and steps, train, and set the fitted attributes. Hooks in between
+(`_adapt_rate_to_rows`, `_calibrate_rates`, `_ready`, ...) are for kinds of estimators that adapt
+the plan to the rows. `stream` instead plans by the first rows that arrive, and learns call by call.
 """
 
 from __future__ import annotations
@@ -84,9 +83,10 @@ class BaseSteps(BaseOnRows):
     optimizer : str or Optimizer, default="adagrad"
         See :mod:`daskml_dist.optimizers`.
     policy : str or Policy, default="sync"
-        How updates meet; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)`` overrides it.
+        How updates are combined; see :mod:`daskml_dist.policies`. ``fit(..., policy=...)``
+        overrides it.
     checkpoint : Checkpoint or None, default=None
-        Where and how often :meth:`fit` saves itself, see
+        Where and how often :meth:`fit` saves its state, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.
     privacy : DP or None, default=None
         Budget of a differentially private fit, see :class:`daskml_dist.DP` and :doc:`/privacy`.
@@ -151,12 +151,12 @@ class BaseSteps(BaseOnRows):
         "random_state": None,
     }
     _run_used = tuple(Run().get_params())
-    #: Whether each call of a stream is one batch, whatever `batch_size`; its plan then counts the
+    #: Whether each call of a stream is one batch, whatever `batch_size`; its plan then uses the
     #: weights of the first rows.
     _whole_calls: ClassVar[bool] = False
     #: Policy of a stream in the calling process, which has one lane.
     _stream_policy: ClassVar[str] = "allreduce"
-    #: Parameters and optimizer state of the last fit, to go on from.
+    #: Parameters and optimizer state of the last fit, from which a fit can continue.
     _state: ShardState
     _last_model: Any
     privacy_spent_: PrivacySpent
@@ -172,11 +172,11 @@ class BaseSteps(BaseOnRows):
     def _starting_state(
         self, start: Any, model: Any, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
-        """Return the state that the user's `start` in `fit` asks for; None: the model's own."""
+        """Return the state for the user's `start` in `fit`; None: the model's own."""
         return None
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Return the parameters to go on from, in the layout of the last model."""
+        """Return the parameters to continue from, in the layout of the last model."""
         return state.w
 
     # -- settings ------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class BaseSteps(BaseOnRows):
         settings = make_step_settings(params, policy, self._run_settings())
         if settings.privacy is None:
             return settings
-        # As the user gave them: a schedule may stand in the place of a rate by now.
+        # The user's values: a schedule may have replaced a rate by now.
         goes_on = self._continues_last_fit()
         return make_private_settings(settings, params | self._all_params(), goes_on=goes_on)
 
@@ -236,7 +236,7 @@ class BaseSteps(BaseOnRows):
         classes: Any = None, go_on: bool | None = None, start: Any = None, eval_set: Any = None,
         scoring: Any = None,
     ) -> None:  # fmt: skip
-        """Fit from zero or from parameters that the user gives, or go on from the last state.
+        """Fit from zero or from the user's parameters, or continue from the last state.
 
         With `go_on` of None, `warm_start` decides, unless there is a `start`.
         """
@@ -245,7 +245,7 @@ class BaseSteps(BaseOnRows):
             raise refuse_weights()
         if go_on is None:
             go_on = start is None and self._continues_last_fit()
-        # A pilot may have chosen another optimizer for the last fit, whose state goes on.
+        # A pilot may have chosen another optimizer for the last fit, whose state is continued.
         if go_on:
             settings = self._settings_of_last_fit(settings)
         scored = eval_set is not None or scoring is not None
@@ -254,7 +254,7 @@ class BaseSteps(BaseOnRows):
         collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         client = choose_client(self, client, collection)
         with FitJob(collection, client, settings.run, callbacks) as job:
-            # Before the summary, which is then of blocks that are cut by columns.
+            # Before the summary, which is then computed on blocks split by columns.
             if settings.run.shard == "features":
                 job.engine.cut_columns(settings.run.n_lanes)
             weighted = collection.is_weighted  # batches may hold weights
@@ -264,14 +264,14 @@ class BaseSteps(BaseOnRows):
             model, initial = self._model_to_train(rows, settings, go_on, start)
             fit = self._plan_fit(job, settings, model, initial)
             fit = self._ready(job, fit.replace_work(step_callbacks=callbacks.step_callbacks))
-            # Callbacks that score held-out rows ask for a fitted estimator after a pass.
+            # Callbacks that score held-out rows request a fitted estimator after a pass.
             callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
             result = self._run_training(job, fit)
             self._set_result(fit.steps.model, result, rows, more=go_on and initial is not None)
             if "privacy_spent_" in vars(self):
                 del self.privacy_spent_
             if fit.work.privacy is not None and isinstance(result.state, ShardState):
-                # Steps that an interrupted fit has made are spent as well.
+                # The privacy budget of steps made by an interrupted fit is spent as well.
                 self.privacy_spent_ = fit.work.privacy.spent(result.state.step)
             self.history_ = job.make_history(
                 fit,
@@ -289,7 +289,7 @@ class BaseSteps(BaseOnRows):
     def _model_to_train(
         self, rows: DatasetInfo, settings: Settings, go_on: bool, start: Any = None
     ) -> tuple[StepModel, ShardState | None]:
-        """Return the model, and the state that it begins with (None: the model's own)."""
+        """Return the model, and its initial state (None: the model's own)."""
         if go_on and (state := self._last_state(rows, settings)) is not None:
             # The last model is passed on: its parameters are relative to its shift of the targets.
             return self._model(rows, self._last_model), state
@@ -299,8 +299,8 @@ class BaseSteps(BaseOnRows):
     def _plan_fit(
         self, job: FitJob, settings: Settings, model: StepModel, initial: ShardState | None
     ) -> FitSpec:
-        """Return the plan of the fit: its lanes, and the steps that suit them and the rows."""
-        # A lane that is a thread pays off however few rows it has; another costs messages.
+        """Return the plan of the fit: its lanes, and steps suited to them and the rows."""
+        # A lane that is a thread is worth it with few rows too; other lanes cost messages.
         threads = settings.policy.uses_threads
         job.lay_out_lanes(
             settings.max_iter,
@@ -310,7 +310,7 @@ class BaseSteps(BaseOnRows):
         settings = self._settings_for_lanes(settings, job.rows, job.row_lanes)
         settings, model = self._adapt_rate_to_rows(job, settings, model)
         fit = job.plan_steps(settings, model, initial)
-        # A fit that goes on keeps its rates: a pilot would start it anew.
+        # A continued fit keeps its rates: a pilot would restart it.
         if settings.calibrates and settings.auto_rate and initial is None:
             return self._calibrate_rates(job, fit, settings)
         return fit
@@ -326,15 +326,15 @@ class BaseSteps(BaseOnRows):
         return fit
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
-        """Return settings with those of the last fit that must stay; unchanged by default."""
+        """Return settings with those of the last fit that must be kept; unchanged by default."""
         return settings
 
     def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
-        """Return the fit after another pass over the rows that it needs; unchanged by default."""
+        """Return the fit after another pass over the rows, if needed; unchanged by default."""
         return fit
 
     def _run_training(self, job: FitJob, fit: FitSpec) -> FitResult:
-        """Return the result of the planned fit, which saves itself if `checkpoint` says so."""
+        """Return the result of the planned fit, which saves its state if `checkpoint` is set."""
         return job.train_steps(fit, self._params()["checkpoint"])
 
     def _fitted_copy(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
@@ -352,10 +352,11 @@ class BaseSteps(BaseOnRows):
     def _set_result(
         self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
     ) -> None:
-        """Set the fitted attributes; with `more`, counts of rows go on from the last fit's."""
+        """Set the fitted attributes; with `more`, counts of rows continue from the last fit's."""
         state = result.state
         assert isinstance(state, ShardState)
-        # An infinite sum of squares makes steps of adaptive optimizers zero: no NaN would show it.
+        # An infinite sum of squares makes steps of adaptive optimizers zero, and no NaN would show
+        # it.
         if not all(np.isfinite(array).all() for array in state.opt_state.values()):
             raise DivergedError(
                 f"Floating-point under-/overflow occurred at epoch #{len(result.records)}: the "
@@ -369,7 +370,7 @@ class BaseSteps(BaseOnRows):
         self.t_: float = self.t_ + seen if more else seen
 
     def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
-        """Set the fitted attributes of a state, and keep it for a fit that goes on from it."""
+        """Set the fitted attributes from a state, and keep it for a fit that continues from it."""
         self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.summary.row_shape)
         self._state, self._last_model = state, model
@@ -388,7 +389,7 @@ class BaseSteps(BaseOnRows):
             )
 
     def _continues_last_fit(self) -> bool:
-        """Return whether a fit goes on from the last one (`warm_start`)."""
+        """Return whether a fit continues the last one (`warm_start`)."""
         return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
     def _check_one_pass(self) -> None:
@@ -404,15 +405,15 @@ class BaseSteps(BaseOnRows):
     def _fit_one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
-        """Make one pass that goes on from the last state (``partial_fit``)."""
+        """Make one pass from the last state (``partial_fit``)."""
         self._check_one_pass()
-        # No pilot for the learning rate: the first rows of a stream may be no sample of it.
+        # No pilot for the learning rate: the first rows of a stream may not be representative.
         settings = dataclasses.replace(
             self._check_settings(policy), max_iter=1, tol=None, calibrates=False
         )
         state = getattr(self, "_state", None)
         if state is not None:
-            # Each call shuffles its rows in another order.
+            # Each call shuffles its rows in a different order.
             settings = dataclasses.replace(settings, seed=settings.seed + state.step)
         self._train(
             X, y, sample_weight, settings=settings, client=client, classes=classes,
@@ -435,8 +436,8 @@ class BaseSteps(BaseOnRows):
         dtype = settings.dtype_of(summary)
         opt_state = {name: array.astype(dtype) for name, array in state.opt_state.items()}
         w = self._parameters_of_state(state).astype(dtype)
-        # An optimizer whose state has other names begins anew. State of outer steps does not count:
-        # it may be absent on either side.
+        # An optimizer whose state has other names starts without it. State of outer steps is
+        # ignored here: it may be absent on either side.
         own = {name for name in opt_state if not name.startswith(OUTER_PREFIX)}
         if own != settings.state_names:
             opt_state = {}
@@ -460,43 +461,43 @@ class BaseSteps(BaseOnRows):
         publish_every: int = 1000,
         client: Any = None,
     ) -> Session:
-        """Open a stream: rows are learned as they come, and nothing is set up between calls.
+        """Open a stream: rows are learned as they arrive, without setup between calls.
 
-        The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``, to
-        the bit for dense rows. With ``batch_size="auto"`` or None a call is one step; a number
-        cuts the rows of a call into batches (a call of MiniBatchKMeans is always one). The rate
-        is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's own, there is no
-        pilot, and what depends on the rows (units of the targets, their mean) is taken from the
-        first call's.
+        The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``; for
+        dense rows the results have the same bits. With ``batch_size="auto"`` or None a call is one
+        step; a number cuts the rows of a call into batches (a call of MiniBatchKMeans is always
+        one). The rate is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's
+        own, there is no pilot, and values that depend on the rows (units of the targets, their
+        mean) are computed from the first call's.
 
         Parameters
         ----------
         classes : array-like of shape (n_classes,), optional
-            All labels that will ever come; classifiers need it unless they are fitted.
+            All labels that will ever occur; classifiers need it unless they are fitted.
         checkpoint : Checkpoint, optional
-            Where the stream saves its parameters and its position, in one file, after so many
-            calls as `every` says, and at its end. With ``resume=True`` it goes on from there: rows
-            at or before the session's `position` are not learned again, so that none counts twice
-            or not at all, wherever the process ended. This is apart from the estimator's own
-            parameter `checkpoint`, which is for fits.
+            Where the stream saves its parameters and its position, in one file, after every `every`
+            calls, and at its end. With ``resume=True`` it continues from there: rows at or before
+            the session's `position` are not learned again, so that each counts exactly once,
+            wherever the process ended. This is independent of the estimator's parameter
+            `checkpoint`, which is for fits.
         checkpoint_seconds : float, optional
-            Save after so many seconds instead.
+            Save after this many seconds instead.
         on_checkpoint : callable, optional
             Called with the position that was saved, for instance to commit offsets.
         drift : object, optional
-            Detector of drifts, told the mean loss of each call before it is learned:
+            Detector of drifts, which gets the mean loss of each call before it is learned:
             :class:`~daskml_dist.streaming.PageHinkley`, or one of River.
         on_drift : {"rate", "reset"} or callable, optional
-            What is done on a drift: the optimizer and the schedule begin anew (adaptive rates are
-            large again), the parameters too, or a function of the session is called.
+            Action on a drift: the optimizer and the schedule restart (adaptive rates are large
+            again), the parameters restart too, or a function of the session is called.
         publish : callable, optional
-            Called with a fitted copy of the estimator, every so many calls and at the end.
+            Called with a fitted copy of the estimator, after every so many calls and at the end.
         publish_every : int, default=1000
         client : distributed.Client, "inline" or None
-            Of the cluster whose workers learn the rows that this process gives, under the
+            Client of the cluster whose workers learn the rows that this process provides, under the
             estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
-            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
-            alone. "inline" or None: the calling process learns them itself.
+            turn and :meth:`~Session.learn` does not wait for each. The loss of a worker costs only
+            time. "inline" or None: the calling process learns them itself.
 
         Returns
         -------
@@ -550,7 +551,7 @@ class BaseSteps(BaseOnRows):
         )  # fmt: skip
 
     def _check_no_stream(self, method: str) -> None:
-        """Raise where a stream is open: it would undo what `method` does to the parameters."""
+        """Raise if a stream is open: it would undo the changes of `method` to the parameters."""
         if vars(self).get("_stream") is not None:
             raise InvalidParameterError(
                 f"{method} while this estimator learns from a stream, which would overwrite the "
@@ -564,7 +565,7 @@ class BaseSteps(BaseOnRows):
         inputs: tuple[Any, ...] = self._prepare_inputs(X, y, sample_weight)
         if begun:
             self._check_target(inputs[1])
-            # A bare object with the names alone: asking the estimator itself for an attribute would
+            # A bare object with only the names: reading an attribute of the estimator itself would
             # set all fitted attributes from the stream.
             stand_in: Any = object.__new__(type(self))
             names = vars(self).get("feature_names_in_")
@@ -573,13 +574,13 @@ class BaseSteps(BaseOnRows):
         return inputs
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedStream:
-        """Return the stream that is planned by its first rows; nothing is learned yet."""
+        """Return the stream, planned by its first rows; nothing is learned yet."""
         from daskml_dist.streaming.start import plan_stream
 
         return plan_stream(self, X, y, sample_weight, classes)
 
     def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
-        """Return the stream that goes on from where it was saved."""
+        """Return the stream that continues from its saved state."""
         from daskml_dist.streaming.start import plan_resumed_stream
 
         return plan_resumed_stream(self, saved, path, classes)
@@ -591,12 +592,12 @@ class BaseSteps(BaseOnRows):
     def _show_stream(
         self, started: StartedStream, state: ShardState, progress: ProgressiveLoss
     ) -> None:
-        """Set the fitted attributes to what a stream has learned."""
+        """Set the fitted attributes to the current state of a stream."""
         self._set_learned(state, started.fit.steps.model, started.rows)
         self.n_iter_ = 1  # a stream is one pass, as after `partial_fit`
         self.t_ = started.n_seen(progress)
 
-    # Fitted attributes of an open stream are set when they are read: to copy the parameters after
+    # Fitted attributes of an open stream are set when they are read: copying the parameters after
     # each call would often cost more than its step.
     if not TYPE_CHECKING:
 
@@ -607,11 +608,11 @@ class BaseSteps(BaseOnRows):
                 session.show()
                 if name in vars(self):
                     return vars(self)[name]
-            # Raises again, with the error of a method that exists for some losses alone.
+            # Raises again, with the error of a method that exists only for some losses.
             return super().__getattribute__(name)
 
     def __getstate__(self) -> Any:
-        # A pickle or copy of an estimator with an open stream has what was learned so far, without
+        # A pickle or copy of an estimator with an open stream has the state learned so far, without
         # the session, which holds threads and connections.
         session = vars(self).get("_stream")
         if session is not None:
@@ -621,11 +622,11 @@ class BaseSteps(BaseOnRows):
 
 
 def _check_compression(compressor: Compressor, policy: Policy) -> None:
-    """Raise for a compressor that the policy has no use for, or under which much would be lost."""
+    """Raise for a compressor that the policy does not use, or with which much would be lost."""
     given = f"compression={compressor.name!r}"
     if not policy.compresses:
         names = [name for name, kind in POLICIES.items() if kind().compresses]
-        # What compression leaves out must wait for the next time, and a client may have none.
+        # The residual of a compression waits for the next message, which a client may never send.
         shared = "threads write directly to shared parameters"
         reason = "drawn clients send whole parameters" if policy.draws_lanes else shared
         if policy.sums_within_hosts:
@@ -641,7 +642,7 @@ def _check_compression(compressor: Compressor, policy: Policy) -> None:
             f"Use policy='allreduce', or another compression under {policy.name!r}, such as "
             "'8bit'."
         )
-    # The rest of what a lane sends waits for its next message, and there is none.
+    # The residual of a lane waits for its next message, and there is none.
     if policy.averages and not policy.average_every and not compressor.keeps_all_entries:
         names = [name for name, kind in COMPRESSORS.items() if kind.keeps_all_entries]
         raise InvalidParameterError(
@@ -690,7 +691,7 @@ def make_step_settings(
         class_weight=check_class_weight(params["class_weight"]),
         seed=seed_of(params["random_state"]),
         auto_rate=isinstance(rate, str) and rate == "auto",
-        calibrates=True,  # but for `partial_fit` and streams, which replace it
+        calibrates=True,  # except for `partial_fit` and streams, which replace it
         run=run,
         clip=params["clip"],
         micro_batch=params["micro_batch_size"],

@@ -17,7 +17,7 @@ _TITLE = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 
 
 def inherit_documentation(cls: type) -> None:
-    """Add what a class's docstring lacks: parameters of its constructor, and attributes.
+    """Add missing entries to a class's docstring: parameters of its constructor, and attributes.
 
     An entry is taken from the nearest base class that documents it, with the default of the
     class's constructor; attributes only from bases without a constructor, which speak of all
@@ -28,7 +28,7 @@ def inherit_documentation(cls: type) -> None:
     text = inspect.cleandoc(cls.__doc__)
     known: dict[str, str] = {}
     attributes: dict[str, str] = {}
-    # From the farthest base to the nearest, whose entries replace those of the others.
+    # From the farthest base to the nearest, whose entries override the others.
     for base in reversed(cls.__mro__[1:-1]):
         if base.__doc__ and base.__module__.startswith("daskml_dist."):
             known |= read_entries(base.__doc__, "Parameters")
@@ -36,7 +36,7 @@ def inherit_documentation(cls: type) -> None:
                 attributes |= read_entries(base.__doc__, "Attributes")
     own = read_entries(text, "Parameters")
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    # In the order of the constructor; what else the class documents comes last.
+    # In the order of the constructor; other entries of the class come last.
     shown = {
         name: own.get(name) or _with_default(known[name], parameter.default)
         for name, parameter in signature.parameters.items()
@@ -48,16 +48,16 @@ def inherit_documentation(cls: type) -> None:
 
 
 def _has_constructor(cls: type) -> bool:
-    """Return whether a class has a constructor, its own or inherited."""
+    """Return whether a class has a constructor, defined or inherited."""
     return cls.__init__ is not object.__init__  # type: ignore[misc]
 
 
 @cache  # the docstrings of base classes are read for each subclass
 def read_entries(text: str, section: str) -> Mapping[str, str]:
-    """Return the entries of a section of a docstring, by each name that an entry documents."""
+    """Return the entries of a docstring's section, by each name that an entry documents."""
     _, _, body = _cut_out(inspect.cleandoc(text), section)
     entries = re.split(r"\n(?=\S)", body.strip("\n")) if body else []
-    # One entry may be of several names: "copy_X, max_iter : ...".
+    # One entry may document several names: "copy_X, max_iter : ...".
     return {name: entry for entry in entries for name in re.split(r" :|\n", entry)[0].split(", ")}
 
 
@@ -65,7 +65,7 @@ def _with_default(entry: str, default: object) -> str:
     """Return an entry of one parameter whose first line names a constructor's default."""
     head, line, rest = entry.partition("\n")
     if ", " in head.partition(" :")[0] or " : " not in head:
-        return entry  # of several parameters, or without a type
+        return entry  # documents several parameters, or has no type
     head = head.partition(", default=")[0]
     if default is not inspect.Parameter.empty:
         shown = f'"{default}"' if isinstance(default, str) else repr(default)
@@ -84,9 +84,9 @@ def _replace_section(text: str, section: str, entries: Mapping[str, str]) -> str
 
 
 def _cut_out(text: str, section: str) -> tuple[str, str, str]:
-    """Return what is before and after a section of a docstring, and the section's body.
+    """Return the text before and after a section of a docstring, and the section's body.
 
-    Where there is no such section, it belongs before the others, attributes after parameters.
+    If there is no such section, it belongs before the others, attributes after parameters.
     """
     titles = list(_TITLE.finditer(text))
     ends = [*(title.start() for title in titles[1:]), len(text)]

@@ -1,4 +1,4 @@
-"""Methods that regressors share: R^2 from one pass over the rows, and one more pass of training."""
+"""Methods shared by regressors: R^2 from one pass over the rows, and one more training pass."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
     Returns
     -------
     float
-        The mean over the targets where there are several. A constant target scores 1 if it is
-        predicted exactly, else 0; fewer than two rows have no score: NaN. Of losses of censored
-        times (:class:`daskml_dist.losses.AFT`) it is the concordance index.
+        The mean over the targets if there are several. A constant target scores 1 if it is
+        predicted exactly, else 0; with fewer than two rows it is NaN. For losses of censored times
+        (:class:`daskml_dist.losses.AFT`) it is the concordance index.
     """
     loss = getattr(self, "_survival_loss", None)
     if loss is not None:
@@ -54,14 +54,14 @@ def score_r2(self: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
 
 
 def _score_concordance(self: Any, loss: Loss, X: Any, y: Any, sample_weight: Any) -> float:
-    """Return how often of two times the longer one is predicted, of those that can be compared."""
+    """Return how often, of two comparable times, the longer one is predicted to be longer."""
     # Here, so that estimators do not import all metrics.
     from daskml_dist.metrics._columns import MissingValues
     from daskml_dist.metrics.survival import concordance_index
 
     X, y, sample_weight = take_named_columns(X, y, sample_weight)
     predicted = self.predict(X)
-    # Of a hazard the larger one means the shorter time.
+    # For hazards a larger prediction means a shorter time.
     predicted = -predicted if isinstance(loss, Cox) else predicted
     try:
         return concordance_index(y, predicted, sample_weight=sample_weight)
@@ -78,7 +78,7 @@ def partial_fit(
     self: Any, X: Any, y: Any = None, sample_weight: Any = None, *,
     policy: str | Policy | None = None, client: Any = None,
 ) -> Any:  # fmt: skip
-    """Make one pass over more rows, going on from the last state.
+    """Make one pass over more rows, starting from the last state.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def partial_fit(
 
 @dataclass(frozen=True, eq=False)
 class _SquareSums:
-    """Sums that R^2 follows from: moments of the targets, and their weighted squared errors."""
+    """Sums from which R^2 is computed: moments of targets, and their weighted squared errors."""
 
     n_rows: int
     targets: WeightedMoments

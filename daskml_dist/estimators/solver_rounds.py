@@ -1,8 +1,8 @@
 """Base class of the estimators that are fitted by round solvers.
 
-A round solver asks for a sum over all rows (a gradient, a Gram matrix, counts), computes with it on
-the client or on every trainer alike, and asks for the next one. `BaseRounds._fit` is the course of
-every such fit; a subclass gives the model and the solver, and reads the solution.
+A round solver requests a sum over all rows (a gradient, a Gram matrix, counts), computes with it on
+the client or identically on every trainer, and requests the next one. `BaseRounds._fit` runs every
+such fit; a subclass provides the model and the solver, and reads the solution.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class BaseRounds(BaseOnRows):
         "on_lost_data",
     )
 
-    #: Share of the memory budget for rows that is reserved for what trainers derive from them, such
-    #: as bins and histograms.
+    #: Share of the memory budget for rows that is reserved for data derived from them, such as bins
+    #: and histograms.
     _made_share = 0.0
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """scikit-learn's transformers on Dask collections: summaries of blocks are merged.
 
 `BlockTransformer` comes before a transformer of scikit-learn in a class. Its fit is a reduction:
-each block is summarised where it lies, and summaries merge in any order and grouping, so that a
+each block is summarised on its worker, and summaries merge in any order and grouping, so that a
 tree of tasks can join them. Fits are generators of passes (`_passes`), so that several of them, as
 in a search over pipelines, read each block once (`fit_in_passes`).
 
@@ -77,7 +77,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 class BlockTransformer(EstimatorMixin, BaseEstimator):
-    """Base class that lifts the transformer of scikit-learn after it to Dask collections.
+    """Base class that extends the scikit-learn transformer after it to Dask collections.
 
     Rows in memory are left to scikit-learn's class. On a Dask collection, `fit` makes a summary of
     each block (:meth:`_summarise`) on the worker that holds it, merges the summaries
@@ -87,11 +87,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 
     #: Whether the columns must be numbers.
     _numeric: ClassVar[bool] = True
-    #: Whether X has two dimensions; False for texts and the like.
+    #: Whether X has two dimensions; False for texts, for example.
     _of_rows: ClassVar[bool] = True
-    #: Whether `transform` uses the position of a column and not its name, once names are checked.
+    #: Whether `transform` uses columns by position instead of by name, once names are checked.
     _by_place: ClassVar[bool] = True
-    #: Whether :meth:`_summarise` takes dense rows on a GPU, without weights, as they are.
+    #: Whether :meth:`_summarise` accepts dense rows on a GPU, without weights, unchanged.
     _summarises_on_device: ClassVar[bool] = False
     #: Remedy that is added to the error for a block that cannot be transformed.
     _remedy: ClassVar[str] = ""
@@ -99,16 +99,16 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     # -- methods that a transformer defines -------------------------------------------------------
 
     def _read(self, X: Any) -> Any:
-        """Return a block in the form that :meth:`_summarise` takes."""
+        """Return a block in the form that :meth:`_summarise` needs."""
         return self._plain(X)
 
     def _plain(self, X: Any) -> Any:
-        """Return rows in memory in the form that scikit-learn's methods take."""
+        """Return rows in memory in the form that scikit-learn's methods need."""
         rows = convert_missing_to_nan(X)
         return convert_sparse_bools(rows) if self._numeric else rows
 
     def _rows_to_transform(self, X: Any) -> Any:
-        """Return rows in memory in the form that scikit-learn's ``transform`` takes."""
+        """Return rows in memory in the form that scikit-learn's ``transform`` needs."""
         return self._plain(X)
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
@@ -116,7 +116,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         raise NotImplementedError
 
     def _merge(self, summaries: list[Any]) -> Any:
-        """Return the summary of all rows of several summaries; `self` is an unfitted clone."""
+        """Return the merged summary of several summaries; `self` is an unfitted clone."""
         raise NotImplementedError
 
     def _finish(self, summary: Any) -> None:
@@ -128,11 +128,11 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return make_sample_row(X)
 
     def _keep(self, X: Any) -> None:
-        """Keep facts about rows in memory that later calls need, such as their dtypes."""
+        """Store facts about rows in memory that later calls need, such as their dtypes."""
         remember_dtypes(self, X)
 
     def _apply_on_device(self, X: Any, undo: bool) -> Any:
-        """Return rows on a GPU transformed where they lie; None where the host does it.
+        """Return rows on a GPU transformed there; None if the host must do it.
 
         With `undo` as ``inverse_transform`` does.
         """
@@ -157,7 +157,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         Raises
         ------
         InvalidDataError
-            For a block that scikit-learn cannot take, which is named.
+            For a block that scikit-learn does not accept; the error names it.
         """
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
@@ -168,7 +168,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         return self._fit_lazy(X, y)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Fit to a Dask collection, in passes of its own."""
+        """Fit to a Dask collection, in separate passes."""
         with report_reading(type(self).__name__):
             run_computation(self._passes(X, y, sample_weight))
         return self
@@ -218,13 +218,13 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
             self.feature_names_in_ = collection.feature_names
 
     def _fit_more_rows(self, X: Any, sample_weight: Any = None) -> Self:
-        """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
+        """Continue the last fit with the rows of a Dask collection (``partial_fit``)."""
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
         check_feature_names(self, X, reset=False)
         inputs = take_named_columns(X, None, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
-        # The last fit is one more summary: it merges with that of the new rows.
+        # The last fit is one more summary, merged with that of the new rows.
         last = self.n_features_in_, self._summary()
         with report_reading(type(self).__name__):
             new = run_computation(self._summarise_all(collection))
@@ -238,7 +238,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
     # -- transforming ----------------------------------------------------------------------------
 
     def transform(self, X: Any) -> Any:
-        """Transform rows; lazily, block by block, where X is a Dask collection.
+        """Transform rows; lazily, block by block, if X is a Dask collection.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         Returns
         -------
         array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
-            Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
+            A Dask object if `X` is one; a DataFrame after ``set_output(transform="pandas")``.
         """
         return self._transformed(X)
 
@@ -273,7 +273,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         if options.get("copy") is None and (few := scale_few_rows(transformer, rows)) is not None:
             return few
         try:
-            # Where the result is an array anyway, scikit-learn's method without its wrapper.
+            # If the result is an array anyway, call scikit-learn's method without its wrapper.
             if type(rows) is np.ndarray and returns_arrays(transformer):
                 kind: Any = type(transformer)  # mypy takes the class for unhashable
                 return find_plain_transform(kind, BlockTransformer)(transformer, rows, **options)
@@ -289,7 +289,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         lambda self: hasattr(super(), "inverse_transform")
     )
     def inverse_transform(self, X: Any) -> Any:
-        """Undo :meth:`transform`; lazily where X is a Dask collection.
+        """Undo :meth:`transform`; lazily if X is a Dask collection.
 
         Parameters
         ----------
@@ -348,7 +348,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         try:
             estimator = self._match_names(X) if is_forward else copy.copy(self)
             function = _BlockMethod(estimator, method)
-            # The result for one row tells Dask the columns, the dtype and the kind of container.
+            # The result for one row gives Dask the columns, the dtype and the container type.
             meta = function(self._sample(X) if is_forward else make_sample_row(X))
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
@@ -361,7 +361,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
         """
         check_feature_names(self, X, reset=False)
         estimator = copy.copy(self)
-        # The copy takes the names of X, or none where X has none, so that no block repeats the
+        # The copy gets the names of X, or none if X has none, so that blocks do not repeat the
         # warning about them.
         if not _makes_frames(self):
             has_names = get_column_names(X) is not None
@@ -372,7 +372,7 @@ class BlockTransformer(EstimatorMixin, BaseEstimator):
 def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
     """Fit a transformer, or a pipeline of transformers, in passes that others may share.
 
-    An estimator that reads rows in a way of its own does so when this generator reaches it.
+    An estimator that reads rows in another way does so when this generator reaches it.
     """
     if isinstance(estimator, Pipeline) and estimator.memory is None:
         steps = [step for _, step in estimator.steps if step not in (None, "passthrough")]
@@ -408,7 +408,7 @@ def _fits_in_passes(estimator: Any) -> bool:
         return False
     kind, base = type(estimator), BlockTransformer
     has_passes = kind._summarise is not base._summarise or kind._passes is not base._passes
-    # A subclass of the user's may do more in its `fit`.
+    # A user's subclass may do more in its `fit`.
     is_ours = kind.fit.__module__.startswith("daskml_dist.")
     return has_passes and is_ours and kind._fit_lazy is base._fit_lazy
 
@@ -422,16 +422,16 @@ class LazyTransformerMixin(TransformerMixin):
 
 
 def keeping_lazy(kind: _Kind) -> _Kind:
-    """Let ``set_output`` of a transformer's class leave Dask collections lazy; a class decorator.
+    """Make ``set_output`` of a transformer class keep Dask collections lazy; a class decorator.
 
-    scikit-learn wraps ``transform`` and ``fit_transform`` of each class of its mixin: where frames
-    are asked for, it makes one in memory of any result, which would gather a Dask collection.
+    scikit-learn wraps ``transform`` and ``fit_transform`` of each class with its mixin: if frames
+    are requested, it converts any result to one in memory, which would gather a Dask collection.
     """
     for name in ("transform", "fit_transform"):
         method: Any = getattr(kind, name, None)
         if hasattr(method, "keeps_lazy"):
             continue
-        # Other decorators may surround scikit-learn's wrapper: it is looked for inside.
+        # Other decorators may enclose scikit-learn's wrapper: search inside them.
         wrapper = method
         while wrapper is not None and not is_wrapped_for_output(wrapper):
             wrapper = getattr(wrapper, "__wrapped__", None)
@@ -441,7 +441,7 @@ def keeping_lazy(kind: _Kind) -> _Kind:
 
 
 def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that makes lazy frames of lazy rows; `plain` is the unwrapped method."""
+    """Return a method that makes lazy frames from lazy rows; `plain` is the unwrapped method."""
 
     @wraps(method)
     def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
@@ -458,7 +458,7 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
 
 
 def _makes_frames(transformer: Any) -> bool:
-    """Return whether ``set_output`` asks a transformer for dataframes."""
+    """Return whether ``set_output`` requests dataframes from a transformer."""
     return bool(get_output_config("transform", transformer)["dense"] != "default")
 
 
@@ -467,7 +467,7 @@ def answer_lazily(
 ) -> Any:
     """Return the lazy results of an estimator's method for the blocks of a Dask collection.
 
-    `meta` is a result of no rows; None: the method of a made-up row tells it.
+    `meta` is an empty result; None: it is found by calling the method on an artificial row.
     """
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
@@ -504,7 +504,7 @@ class _BlockMethod:
     method: str
 
     def __call__(self, X: Any) -> Any:
-        """Return the method's result; an error names the remedy of the transformer."""
+        """Return the method's result; an error includes the remedy of the transformer."""
         estimator, is_forward = self.estimator, self.method == "transform"
         prepare = estimator._rows_to_transform if is_forward else estimator._plain
         try:
@@ -513,7 +513,7 @@ class _BlockMethod:
             raise ValueError(append_remedy(str(error), estimator._remedy)) from error
 
     def on_device(self, X: Any) -> Any:
-        """Return the result for rows on a GPU, where it stays; None if the host computes it."""
+        """Return the result for rows on a GPU, on that GPU; None if the host computes it."""
         return self.estimator._apply_on_device(X, self.method == "inverse_transform")
 
 

@@ -1,10 +1,9 @@
 """Base classes of decision trees and forests: parameters, the solver of a fit, functions of rows.
 
-Trees are CART's (L. Breiman et al., "Classification and regression trees", 1984), grown over
-binned features, so that sums of statistics by bin are all that growth needs of the rows.
-`BaseTrees` turns the parameters into a `ForestSolver` and holds the grown trees; the mixins
-`TreesClassifier` and `TreesRegressor` come before it in a class, and turn the values of leaves
-into labels, probabilities or numbers.
+Trees are CART's (L. Breiman et al., "Classification and regression trees", 1984), grown over binned
+features, so that growth only needs sums of statistics by bin. `BaseTrees` turns the parameters into
+a `ForestSolver` and holds the grown trees; the mixins `TreesClassifier` and `TreesRegressor`
+precede it in a class, and turn the values of leaves into labels, probabilities or numbers.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
     check_one_of("device", p["device"], DEVICES)
     weights = p["class_weight"]
     for weight in weights if isinstance(weights, list) else [weights]:
-        # "balanced_subsample" is for forests, which alone have `bootstrap`.
+        # "balanced_subsample" is for forests, the only estimators with `bootstrap`.
         if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
             check_class_weight(weight)
 
@@ -129,7 +128,7 @@ def check_tree_size(p: Mapping[str, Any]) -> None:
 
 def is_count(value: Any) -> bool:
     """Return whether a parameter is an integer, and so an absolute number."""
-    # bool is a subclass of int: True is no count.
+    # bool is a subclass of int, but True is not a count.
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -139,12 +138,12 @@ def is_share(value: Any) -> bool:
 
 
 def _resolve_count(given: Any, n: int) -> int:
-    """Return a number of rows that is given as such, or as a share of `n`, rounded up."""
+    """Return a number of rows, given as a number or as a share of `n`, rounded up."""
     return int(given) if is_count(given) else ceil(given * n)
 
 
 def _check_count_or_share(name: str, value: Any, least: int, most: float) -> None:
-    """Raise unless `value` is an integer >= `least` or a share of (0, `most`]."""
+    """Raise unless `value` is an integer >= `least` or a share in (0, `most`]."""
     if is_count(value) and value >= least:
         return
     if is_share(value) and 0 < value <= most:
@@ -155,7 +154,7 @@ def _check_count_or_share(name: str, value: Any, least: int, most: float) -> Non
 
 
 def _resolve_output_weights(given: Any, summary: DataSummary) -> tuple[NDArray[np.float64], ...]:
-    """Return the class weights of each of several outputs; an empty tuple where all are 1."""
+    """Return the class weights of each of several outputs; an empty tuple if all are 1."""
     if given is None:
         return ()
     columns = summary.label_columns
@@ -193,8 +192,8 @@ class TreesClassifier(BaseClassifier):
         Impurity that splits are to lower: Gini's index, or Shannon's entropy.
     class_weight : dict, list of dict, "balanced", "balanced_subsample" or None, default=None
         Weights of the classes, by which those of the rows are multiplied; for several outputs, a
-        dict each, whose weights are multiplied too. ``"balanced_subsample"``: balanced among the
-        rows that each tree draws; for one output.
+        dict for each, whose weights are multiplied too. ``"balanced_subsample"``: balanced among
+        the rows that each tree draws; for one output.
     monotonic_cst : array-like of int of shape (n_features,) or None, default=None
         1: the second class becomes likelier as the feature rises, -1: less likely, 0: free. For two
         classes.
@@ -301,8 +300,8 @@ class BaseTrees(BaseRounds):
     min_weight_fraction_leaf : float, default=0.0
         Smallest weight of a leaf, as a share of the weight of all rows of its tree.
     max_features : int, float, "sqrt", "log2" or None
-        Features that are looked at for a split, drawn anew at each node; a float is a share of
-        them. More are looked at while all of them are constant.
+        Features considered for a split, drawn at each node; a float is a share of them. More are
+        considered while all of them are constant.
     max_leaf_nodes : int or None, default=None
         Most leaves of a tree; the splits are those of growth by the largest gain first.
     min_impurity_decrease : float, default=0.0
@@ -313,12 +312,12 @@ class BaseTrees(BaseRounds):
         Strength of minimal cost-complexity pruning (Breiman et al. 1984, section 3.3): a subtree
         that lowers the impurity by less than this for each leaf that it adds becomes a leaf.
     max_bins : int, default=255
-        Most bins of a feature, from 2 to 255, beside the one of missing values. With no more
-        distinct values than that, all cuts are looked at.
+        Most bins of a feature, from 2 to 255, in addition to the bin of missing values. With no
+        more distinct values than that, all cuts are considered.
     decomposition : {"auto", "functional", "data"}, default="auto"
-        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows trees
-        of its own without messages. ``"data"``: rows stay where they are, and histograms are
-        summed. Both grow the same trees. ``"auto"``: functional where the bins fit in memory.
+        ``"functional"``: every trainer gets the bins of all rows (a byte an entry), and grows
+        separate trees without messages. ``"data"``: rows are not moved, and histograms are summed.
+        Both grow the same trees. ``"auto"``: functional if the bins fit in memory.
     device : {"auto", "cpu", "gpu"}, default="auto"
         Resolved on each worker; trees are the same on any device.
 
@@ -370,12 +369,12 @@ class BaseTrees(BaseRounds):
         self._resolve_max_features(2)  # raises for an invalid value, whatever the number
 
     def _resolve_max_features(self, d: int) -> int:
-        """Return the number of features, out of `d`, that a split looks at."""
+        """Return the number of features, out of `d`, considered for a split."""
         given = self._params()["max_features"]
         if given is None:
             return d
-        # sqrt(d) is what the inventors of forests recommend for classes (Hastie, Tibshirani and
-        # Friedman 2009, section 15.3). All are rounded down.
+        # sqrt(d) is recommended for classification by the inventors of forests (Hastie, Tibshirani
+        # and Friedman 2009, section 15.3). All are rounded down.
         if isinstance(given, str) and given in ("sqrt", "log2"):
             return max(1, int(sqrt(d) if given == "sqrt" else log2(d)))
         if is_count(given) and given >= 1:
@@ -388,7 +387,7 @@ class BaseTrees(BaseRounds):
         )
 
     def _expected_draws(self, n_rows: int) -> float | None:
-        """Return how often a tree draws a row on average; None where it takes each row once."""
+        """Return how often a tree draws a row on average; None if it uses each row once."""
         return None
 
     # -- fitting -------------------------------------------------------------------------------
@@ -411,8 +410,8 @@ class BaseTrees(BaseRounds):
                 _check_n_dicts(class_weight, 1)
                 (class_weight,) = class_weight
             rows = DatasetInfo.of(rows.summary, rows.classes, class_weight, weighted)
-        # Splits do not depend on the scale of the weights, and unscaled weights that are whole
-        # numbers add up exactly, in any order of the blocks.
+        # Splits do not depend on the scale of the weights, and unscaled integer weights add up
+        # exactly, in any order of the blocks.
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
     def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
@@ -456,8 +455,8 @@ class BaseTrees(BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         p, columns = self._params(), self._labels_by_output(rows)
         growth = self._make_growth_params(rows, tuple(len(labels) for labels in columns))
-        # A warm start goes on with the seed of the trees that it keeps: draws depend on the seed
-        # and on the number of the tree.
+        # A warm start keeps the seed of the existing trees: draws depend on the seed and on the
+        # number of the tree.
         begin = self._resume_state(growth.n_values)
         if begin is None:
             self._seed = seed_of(self.random_state)
@@ -506,7 +505,7 @@ class BaseTrees(BaseRounds):
         return signs.astype(np.int8)
 
     def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
-        """Return the packed trees of the last fit where this one continues it (`warm_start`)."""
+        """Return the packed trees of the last fit if this one continues it (`warm_start`)."""
         return None
 
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
@@ -516,11 +515,11 @@ class BaseTrees(BaseRounds):
         self.max_features_ = self._resolve_max_features(model.n_features)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        """Set nothing: `n_iter_` has no meaning for trees that are grown at once."""
+        """Set nothing: `n_iter_` has no meaning for trees."""
 
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
-        """Return the mean decrease of impurity by each feature, which sum to 1.
+        """Return the mean decrease of impurity by each feature; they sum to 1.
 
         Its shape is (n_features,). It favours features of many distinct values.
         """
@@ -546,7 +545,7 @@ class BaseTrees(BaseRounds):
         return RawForest(self._trees)
 
     def apply(self, X: Any) -> Any:
-        """Return the number of the leaf that each row ends in, in each tree.
+        """Return the number of the leaf that each row reaches, in each tree.
 
         Parameters
         ----------
@@ -555,7 +554,7 @@ class BaseTrees(BaseRounds):
         Returns
         -------
         ndarray or lazy dask Array of int64
-            Of shape (n_rows, n_trees); of a single tree (n_rows,).
+            Of shape (n_rows, n_trees); for a single tree (n_rows,).
         """
         self._check_fitted(X)
         return map_rows(

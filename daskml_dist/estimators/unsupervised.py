@@ -13,7 +13,7 @@ from daskml_dist.estimators.transformer import LazyTransformerMixin
 
 
 class BaseUnlabelled(BaseRounds):
-    """Base class of estimators of the structure of rows: clusterings, mixtures, decompositions."""
+    """Base class of estimators without a target: clusterings, mixtures, decompositions."""
 
     def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         """Fit the model.
@@ -44,7 +44,7 @@ class BaseUnlabelled(BaseRounds):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Return whether a fit goes on from the last one (`warm_start`)."""
+        """Return whether a fit continues the last one (`warm_start`)."""
         return False
 
     def _set_of_rows(self, X: Any) -> None:

@@ -1,4 +1,4 @@
-"""Models: pure functions of arrays, behind one door (`models/base.py`)."""
+"""Models: pure functions of arrays, with one interface (`models/base.py`)."""
 
 from daskml_dist.models.base import (
     BatchRows,

@@ -1,11 +1,11 @@
-"""Base classes of models (objective functions), and the batches of rows that they are given.
+"""Base classes of models (objective functions), and the batches of rows passed to them.
 
 A model is what is fitted: how rows and targets are preprocessed (`Model`), and for gradient steps a
-loss and its gradient as functions of parameters and a batch (`StepModel`). It knows nothing of
+loss and its gradient as functions of parameters and a batch (`StepModel`). It does not depend on
 workers, optimizers or Dask. All parameters are one matrix (`Parameters`), of which the engine moves
-slices of rows. The other classes are what a model adds to be cut: by layers for a pipeline
-(`StagedModel`), by features (`ColumnModel`, `ColumnPart`). Models encode labels by
-`encode_signs` and `encode_labels`.
+slices of rows. The other classes are additional interfaces for models that can be split: by layers
+for a pipeline (`StagedModel`), or by features (`ColumnModel`, `ColumnPart`). Models encode labels
+by `encode_signs` and `encode_labels`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def identity_of(thing: Any) -> dict[str, Any]:
     The values are the same in every process. A fit resumes from a checkpoint only if the stored
     values equal its own.
     """
-    # `repr=False` marks what follows from other fields or from the rows, and caches.
+    # `repr=False` marks caches, and fields that follow from other fields or from the rows.
     if is_dataclass(thing):
         names = [field.name for field in fields(thing) if field.repr]
     else:
@@ -49,7 +49,7 @@ def identity_of(thing: Any) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return a field as a JSON value; arrays are known by dtype, shape and checksum."""
+    """Return a field as a JSON value; arrays are identified by dtype, shape and checksum."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -61,14 +61,14 @@ def _plain_value(value: Any) -> Any:
         if value.dtype == object:
             return [_plain_value(one) for one in value.tolist()]
         return [str(value.dtype), list(value.shape), crc32(np.ascontiguousarray(value).data)]
-    # Containers by their items, in their own order.
+    # Containers by their items, in order.
     if isinstance(value, Mapping):
         return {str(name): _plain_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_value(one) for one in value]
     if hasattr(value, "__qualname__"):  # classes and functions
         return value.__qualname__
-    # The default repr holds an address, which differs from process to process.
+    # The default repr contains an address, which differs between processes.
     if is_dataclass(value) or getattr(type(value), "__repr__", None) is object.__repr__:
         return identity_of(value)
     return repr(value)
@@ -149,7 +149,7 @@ class Parameters:
     def rows(self) -> dict[str, slice]:
         """Slice of the matrix's rows that holds each part, by the part's name."""
         found, start = {}, 0
-        # Parts lie one behind the other.
+        # Parts are stored one after the other.
         for part in self.parts:
             stop = start + prod(part.shape) // self.width
             found[part.name] = slice(start, stop)
@@ -341,16 +341,17 @@ class Model(ABC):
         return nullcontext()
 
 
-#: Ids that the rows of a growing table may have: it is a matrix of so many rows, few of which are.
+#: Possible ids of the rows of a growing table: it is a matrix with this many rows, few of which
+#: exist.
 N_TABLE_IDS = 2**62
-#: Sightings of a waiting id that are counted at most, and steps of a table: both are kept in 64
-#: bits, of which one is the sign.
+#: Maximum counted sightings of a waiting id, and maximum steps of a table: both are stored in 64
+#: bits, one of which is the sign.
 MOST_SIGHTINGS, MOST_STEPS = 2**16 - 1, 2**47 - 1
 
 
 @dataclass(frozen=True)
 class GrowingTable:
-    """Description of parameters whose rows are made on servers when their ids first come.
+    """Description of parameters whose rows are created on servers when their ids first occur.
 
     Parameters
     ----------
@@ -363,11 +364,11 @@ class GrowingTable:
     expire_after : int or None, default=None
         Steps after which a row that none of them touched is dropped; None: never.
     max_rows : int or None, default=None
-        Most rows of a server; None: as many as its memory holds.
+        Maximum rows of a server; None: as many as its memory holds.
     memory_bytes : int or None, default=None
-        Bytes of a server's rows beyond which they lie in mapped files.
+        Bytes of a server's rows beyond which they are stored in mapped files.
     folder : str or None, default=None
-        Of mapped files; None: that of temporary files.
+        Folder of the mapped files; None: the folder for temporary files.
 
     Examples
     --------
@@ -399,11 +400,12 @@ class StepModel(Model):
         row-sparse; None: it is dense. A step of a row-sparse model pulls, pushes and updates only
         the rows that :meth:`touched` returns, and their optimizer state.
     row_clip : float or None
-        Largest norm of the gradient of one row, to which longer ones are scaled down (differential
-        privacy); None: they are not. Losses are then told as 0, since no noise hides them.
+        Largest norm of the gradient of one row, to which longer gradients are scaled down
+        (differential privacy); None: no clipping. With clipping, losses are reported as 0, since no
+        noise protects them.
     table : GrowingTable or None
-        How the rows of the parameters are made, where these are a table of ids: their shape is then
-        ``(N_TABLE_IDS, width)``, and :meth:`touched` returns ids. None: all are there.
+        How the rows of the parameters are made, if they are a table of ids: their shape is then
+        ``(N_TABLE_IDS, width)``, and :meth:`touched` returns ids. None: all rows exist.
     starts_threads : bool
         Whether the model starts threads that may outlive a fit. Trainers then do not pin themselves
         to a share of the cores, since the threads would inherit the affinity.
@@ -436,18 +438,18 @@ class StepModel(Model):
 
     @property
     def own_ids(self) -> NDArray[np.int64]:
-        """Return the ids of a growing table that every batch touches: the model's own, not data."""
+        """Return the ids of a growing table that every batch uses: the model's own parameters."""
         return np.empty(0, np.int64)
 
     def with_own_rows_last(self) -> StepModel:
-        """Return the model with its own rows behind those of ids in what a batch touches.
+        """Return the model with its own rows after those of the ids that a batch uses.
 
-        Trainers then hold them, and servers the others.
+        Trainers then hold the model's own rows, and servers the others.
         """
         return self
 
     def bound_slopes(self, X: Any) -> NDArray[Any] | None:
-        """Return what :meth:`add_gradient` gets as the weights of rows where it clips gradients.
+        """Return the weights of rows for :meth:`add_gradient` if it clips gradients.
 
         A function of each row alone, computed once a fit; None, the default: nothing.
         """
@@ -460,7 +462,7 @@ class StepModel(Model):
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
         """Return a slice of the rows of :meth:`init`, as a new array.
 
-        For processes that hold a shard of the parameters. Override it where computing all of
+        For processes that hold a shard of the parameters. Override it if computing all of
         :meth:`init` takes too much memory.
         """
         return self.init(seed, dtype)[at, :].copy()
@@ -506,12 +508,12 @@ class StepModel(Model):
         """
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any] | None:
-        """Return the gradient of the summed loss in a buffer of the model's own, and the loss.
+        """Return the gradient of the summed loss in a buffer owned by the model, and the loss.
 
         It saves the addition of :meth:`add_gradient`. The caller may use the buffer until the next
         gradient of the same lane. None, the default: the caller uses :meth:`add_gradient`.
         """
-        # For models whose library computes gradients in memory of its own, as torch does.
+        # For models whose library computes gradients in its own memory, such as torch.
         return None
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
@@ -782,7 +784,7 @@ class ColumnPart(ABC):
         """Return :meth:`StepModel.validation_sums`, given the sum of all parts' products."""
 
 
-#: Rows that are summed in turn at most; beyond, sums of runs are added.
+#: Maximum rows summed in sequence; beyond that, sums of runs are added.
 _MAX_SUMMED_RUN_ROWS = 1 << 16
 
 
@@ -794,9 +796,9 @@ def r2_of_sums(weight: Any, errors: Any, targets: Any, squares: Any) -> NDArray[
     score is NaN.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Total sum of squares: that of the targets' deviations from their mean. Of a constant
-        # target it is what rounding leaves: equal terms round alike, so the error grows with the
-        # rows of a run that is summed in turn.
+        # Total sum of squares: that of the targets' deviations from their mean. For a constant
+        # target it is only the rounding error: equal terms have equal rounding errors, so the error
+        # grows with the rows of a run that is summed in sequence.
         deviations = squares - targets**2 / weight
         n_roundings = 64 + np.minimum(weight, _MAX_SUMMED_RUN_ROWS)
         rounding = n_roundings * np.finfo(np.float64).eps * squares
@@ -813,7 +815,7 @@ def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[N
     Parameters
     ----------
     numbers : sequence of ndarray of int
-        Of any shapes; not negative.
+        Arrays of any shapes; not negative.
 
     Returns
     -------
@@ -835,7 +837,7 @@ def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[N
 
 
 def encode_signs(is_positive: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Return +1 where a mask is True, and -1 elsewhere."""
+    """Return +1 if a mask is True, and -1 elsewhere."""
     # In place, without temporaries: 0 and 1 become -1 and +1.
     signs = np.asarray(is_positive).astype(dtype)
     signs *= 2

@@ -139,7 +139,7 @@ class BatchedLinear(Model):
         The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
-        Sorted labels as they stand in the targets; None for regression.
+        Sorted labels as in the targets; None for regression.
     class_weight : ndarray of float64 of shape (n_splits, n_classes), or None
         Factors of the weights of each split's training rows, by label.
     """
@@ -238,7 +238,7 @@ class BatchedStepLinear(StepModel):
         The form of every model.
     roles : FoldAssignment
     classes : ndarray or None
-        Sorted labels as they stand in the targets; None for regression.
+        Sorted labels as in the targets; None for regression.
     splits : tuple of int
         Split of each model, ascending: the columns of a split are adjacent.
     scales : tuple of float

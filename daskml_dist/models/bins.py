@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Most quantiles that are tried for each bin of a forest: several quantiles fall on a value that
-#: many rows have, so more of them are needed for as many edges.
+#: Maximum quantiles that are tried per bin of a forest: several quantiles may fall on one frequent
+#: value, so more of them are needed for the same number of edges.
 _MAX_LEVELS_PER_BIN = 64
 
 
@@ -202,11 +202,11 @@ def _choose_last_values(below: Edges, max_bins: int) -> NDArray[np.intp]:
 
 
 def _add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
-    """Return the edges, and further ones between them up to ``max_bins - 1``.
+    """Return the edges, with further edges between them, up to ``max_bins - 1`` in total.
 
     Greedily the heaviest bin of more than one value is halved. Mass counts more towards both ends,
-    as for forests (:func:`_compute_tail_levels`): beside values that many rows have, what is left
-    to cut is mostly a long tail.
+    as for forests (:func:`_compute_tail_levels`): apart from frequent values, the remaining values
+    are mostly a long tail.
     """
     n, spare = len(distinct), max_bins - 1 - len(edges)
     if spare <= 0:
@@ -272,8 +272,8 @@ def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draw_by_hash(numbers: Any, *seed: int) -> NDArray[np.uint64]:
-    """Return 64 random bits for each number (of a row, a feature), of the stream of a seed."""
-    # Each part of the seed is hashed into the key in turn, so that (1, 2) and (2, 1) differ.
+    """Return 64 random bits for each number (of a row, a feature), from a stream with a seed."""
+    # Each part of the seed is hashed into the key in sequence, so that (1, 2) and (2, 1) differ.
     key = np.zeros(1, np.uint64)
     for part in seed:
         key = hash_numbers(key + np.array([part % 2**64], np.uint64) + np.uint64(1))

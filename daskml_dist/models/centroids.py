@@ -70,7 +70,7 @@ class Reassignment:
         return low
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
-        """Return a mask of the centroids that a lane may reassign: they are dealt out in turn."""
+        """Return a mask of the centroids that a lane may reassign, distributed round-robin."""
         own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centroids) == lane
         return own
 
@@ -188,7 +188,7 @@ class CentroidModel(StepModel):
 
 
 def _compute_means(counts: Any, sums: Any, first: Any) -> Any:
-    """Return the mean of each centroid's rows, or its first position where it has no rows."""
+    """Return the mean of each centroid's rows, or its first position if it has no rows."""
     xp, has = namespace(counts), counts > 0
     means = sums / xp.where(has, counts, xp.ones_like(counts))[:, None]
     return xp.where(has[:, None], means, first)

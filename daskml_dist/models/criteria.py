@@ -137,11 +137,11 @@ class AbsoluteErrorCriterion(Criterion):
     needs_rows = True
 
     def terms(self, y: Array) -> Array:
-        """Return the targets: absolute errors are scaled as they are."""
+        """Return the targets: absolute errors have the targets' scale."""
         return y
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Return the medians, of which the integer array of sums holds the float64 bits."""
+        """Return the medians; the integer array of sums holds their float64 bits."""
         return np.ascontiguousarray(sums).view(np.float64)
 
     def term(self, sums: Array, weight: Array, scale: float) -> Array:

@@ -1,4 +1,4 @@
-"""Models of rows over ids: each id has a weight and a vector, made when the id first comes.
+"""Models of rows over ids: each id has a weight and a vector, created when the id first occurs.
 
 A row is a sparse vector x over ids, each of a field (`backends/id_hashing.py`). Its raw prediction
 is an intercept and the sum of up to three terms:
@@ -9,8 +9,8 @@ is an intercept and the sum of up to three terms:
   with pairs Guo et al. 2017).
 
 Weights and vectors are rows of a `GrowingTable`: a column of weights, then the vectors. Weights of
-the perceptron's layers are rows of the same table, of a field of their own. What lies in the table
-is how far they came from where they began, so that a table needs no special values for them.
+the perceptron's layers are rows of the same table, in a separate field. The table stores their
+difference from the initial weights, so that it needs no special initial values for them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from daskml_dist.models.base import (
 )
 from daskml_dist.models.mlp import MLP
 
-#: Id of the intercept, the largest there is: the last of the sorted ids that a batch touches.
+#: Id of the intercept, the largest possible: the last of the sorted ids that a batch uses.
 INTERCEPT_ID = N_TABLE_IDS - 1
-#: Most fields of a row: numbers below that of the model's own.
+#: Maximum fields of a row: numbers below the model's own field.
 MAX_FIELDS = MODEL_FIELD
 
 
@@ -69,7 +69,7 @@ class EmbeddingModel(StepModel):
     touches : float
         Mean number of ids of a row.
     own_last : bool, default=False
-        Whether the model's own rows follow the sorted ids of a batch in what it touches.
+        Whether the model's own rows follow the sorted ids that a batch uses.
     """
 
     loss: Loss
@@ -98,13 +98,13 @@ class EmbeddingModel(StepModel):
         object.__setattr__(self, "network", network)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return targets; of two classes +1 for the second and else -1."""
+        """Return targets; for two classes, +1 for the second and -1 for the first."""
         if classes is None:
             return y.astype(dtype, copy=False)
         return encode_signs(y == classes[1], dtype)
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """Return rows over ids: columns of other rows than a hasher's become ids."""
+        """Return rows over ids: columns of rows that no hasher made become ids."""
         return to_id_rows(X, dtype)
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
@@ -118,15 +118,15 @@ class EmbeddingModel(StepModel):
 
     @property
     def needs_fields(self) -> bool:
-        """Return whether gradients ask which field an id is of."""
+        """Return whether gradients need the field of each id."""
         return bool(self.hidden)
 
     def _find_fields(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the field of each entry, where the model asks for it."""
+        """Return the field of each entry, if the model needs it."""
         if not self.needs_fields:
             return _NO_FIELDS
         fields = find_fields(ids)
-        # Compiled loops write to the place of a field without a look at the bounds.
+        # Compiled loops write to the position of a field without bounds checks.
         if len(fields) and (last := int(fields.max())) >= self.n_fields:
             raise InvalidDataError(
                 f"Rows have an id of field {last}, counted from 0, but the model has "
@@ -140,12 +140,12 @@ class EmbeddingModel(StepModel):
         return list_own_ids(self._n_layer_rows)
 
     def with_own_rows_last(self) -> EmbeddingModel:
-        """Return the model with its own rows behind those of ids in what a batch touches."""
+        """Return the model with its own rows after those of the ids that a batch uses."""
         return replace(self, own_last=True)
 
     @property
     def _n_layer_rows(self) -> int:
-        """Return the number of rows of the table that the layers' weights take."""
+        """Return the number of table rows used by the layers' weights."""
         network, width = self.network, self.parameters.width
         return 0 if network is None else -(-network.parameters.shape[0] // width)
 
@@ -193,7 +193,7 @@ class EmbeddingModel(StepModel):
     def _pass_layers(
         self, w: NDArray[Any], X: PlacedRows, backend: Backend
     ) -> _PassedLayers | None:
-        """Return the perceptron's output of each row's vectors, and what its gradient needs."""
+        """Return the perceptron's output for each row's vectors, and data for its gradient."""
         network = self.network
         if network is None:
             return None
@@ -234,16 +234,16 @@ class EmbeddingModel(StepModel):
         return float(self.offset)
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Return the rows of the table with an intercept that is added to this model's offset."""
+        """Return the rows of the table with the intercept converted to this model's offset."""
         if not isinstance(origin, float):
             raise ValueError("its intercept is added to nothing")
         moved = w.copy()
-        # Every step touches the intercept, whose id is the last.
+        # Every step uses the intercept, whose id is the last.
         moved[-1:, 0] += origin - self.offset
         return moved
 
     def identity(self) -> dict[str, Any]:
-        """Return loss, rank, penalty and layers, with the seed that these begin with."""
+        """Return loss, rank, penalty and layers, with the seed of the initial weights."""
         found: dict[str, Any] = {
             "model": "embeddings", "loss": repr(self.loss), "rank": self.rank,
             "alpha": self.alpha, "pairs": self.pairs, "hidden": list(self.hidden),
@@ -257,7 +257,7 @@ class EmbeddingModel(StepModel):
 
 @dataclass(frozen=True, eq=False)
 class _PassedLayers:
-    """Perceptron, its weights, output of shape (n, 1), and what its backward pass needs."""
+    """Perceptron, its weights, its output of shape (n, 1), and the data for its backward pass."""
 
     network: MLP
     weights: NDArray[Any]
@@ -266,12 +266,12 @@ class _PassedLayers:
 
 
 _NO_FIELDS = np.empty(0, np.uint8)
-#: Stands for a batch where layers get their input as an array.
+#: Stands for a batch if layers get their input as an array.
 _NO_ROWS: Any = None
 
 
 class PlacedRows:
-    """Sparse rows whose columns are places among the parameters that a batch has pulled.
+    """Sparse rows whose columns are positions among the parameters that a batch has pulled.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ class PlacedRows:
     place : ndarray of int of shape (n_entries,)
     data : ndarray of float of shape (n_entries,)
     field : ndarray of uint8 of shape (n_entries,)
-        Field of each entry's id; empty where there are no layers.
+        Field of each entry's id; empty without layers.
     of_layers : ndarray of int
         Places of the layers' weights.
     """
@@ -312,7 +312,7 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
         # Each column is a field of one id.
         indices = _list_column_ids(X.shape[1])[indices]
     elif X.shape[1] != N_TABLE_IDS:
-        # Columns by their numbers: ids of one field.
+        # Columns by number: ids of one field.
         indices = field_ids(indices, 0)
     found = sparse.csr_array((X.shape[0], N_TABLE_IDS), dtype=dtype)
     # Without the checks of the constructor, which read all entries.
@@ -325,9 +325,9 @@ def to_id_rows(X: Any, dtype: Any) -> sparse.csr_array:
 def number_ids(
     ids: list[NDArray[np.int64]], own: NDArray[np.int64], own_last: bool
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], NDArray[Any]]:
-    """Return the ids that a batch touches, the places of its entries' ids, and of the model's own.
+    """Return the ids that a batch uses, and the positions of its entries' and the model's own ids.
 
-    `own_last`: the model's own ids follow those of the entries; else all are sorted.
+    `own_last`: the model's own ids follow those of the entries; otherwise all are sorted together.
     """
     if own_last:
         index, places = distinct(ids)
@@ -338,7 +338,7 @@ def number_ids(
 
 
 def take_rows(X: Any) -> Any:
-    """Return chosen rows of a block as CSR rows of their own."""
+    """Return chosen rows of a block as a new CSR matrix."""
     rows = getattr(X, "rows", None)
     return X if rows is None else X.X[rows]
 
@@ -351,12 +351,12 @@ def _list_column_ids(n_columns: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=8)
 def list_own_ids(n_layer_rows: int) -> NDArray[np.int64]:
-    """Return the ids of so many rows of layers, in their order, and the intercept's."""
+    """Return the ids of the given number of layer rows, in order, and the intercept's."""
     of_layers = field_ids(np.arange(n_layer_rows), MODEL_FIELD)
     return np.append(of_layers, INTERCEPT_ID)
 
 
 @lru_cache(maxsize=4)
 def draw_layers(network: MLP, seed: int, dtype: str) -> NDArray[Any]:
-    """Return the weights that the layers begin with; not to be changed."""
+    """Return the initial weights of the layers; not to be changed."""
     return network.init(seed, np.dtype(dtype))

@@ -1,8 +1,8 @@
-"""Field-aware factorisation machines: each id has a vector for each field that it may meet.
+"""Field-aware factorisation machines: each id has a vector for each field of other ids.
 
-To a factorisation machine's weights are added, for each pair of ids i and j of a row,
-``v_i[field of j] @ v_j[field of i] * x_i * x_j`` (Juan et al. 2016, equation 4). The vectors of an
-id are one row of the table, one behind the other.
+The raw prediction is that of a factorisation machine's weights, plus for each pair of ids i and j
+of a row ``v_i[field of j] @ v_j[field of i] * x_i * x_j`` (Juan et al. 2016, equation 4). The
+vectors of an id are stored one after the other in one row of the table.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class FieldAwareModel(EmbeddingModel):
     Parameters
     ----------
     loss, rank, alpha, table, offset, n_fields, touches
-        As of :class:`EmbeddingModel`; the table has a column of weights, and those of all vectors.
+        As in :class:`EmbeddingModel`; the table has a column of weights, followed by those of all
+        vectors.
     pairs, hidden, activation
         Not used.
     """
 
     @property
     def needs_fields(self) -> bool:
-        """Return that gradients ask which field an id is of."""
+        """Return True: gradients need the field of each id."""
         return True
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Trees as they are grown, with integer sums in each node, and their way to prediction trees.
+"""Trees as grown, with integer sums in each node, and their conversion to prediction trees.
 
-A `GrownTree` comes out of growth. It can be cut to a number of leaves or pruned by cost complexity;
+Growth produces a `GrownTree`. It can be cut to a number of leaves or pruned by cost complexity;
 `TreeConverter` turns the sums into values, impurities and thresholds of a `Tree`.
 """
 
@@ -24,20 +24,19 @@ Array = NDArray[Any]
 class GrownTree:
     """Nodes of a tree during and after growth; children are stored after their parents.
 
-    The right child of a node is always stored directly behind the left one, so only the left one's
-    index is kept. After :meth:`compacted`, the order is that of a depth-first walk that puts both
-    children of a node behind each other, and then the nodes below the left one first.
+    The right child of a node is always stored directly after the left one, so only the left one's
+    index is kept. After :meth:`compacted`, the order is that of a depth-first walk that lists both
+    children of a node, then the nodes below the left one, then those below the right one.
 
     Parameters
     ----------
     feature, left, depth : ndarray of int32 of shape (n_nodes,)
-        Of a leaf, `feature` is -1 and `left` is the leaf's own index.
+        For a leaf, `feature` is -1 and `left` is the leaf's own index.
     cut : ndarray of int64 of shape (n_nodes, 3)
-        Last bin of the node's rows that go left, first bin of those that go right (-1 where only
+        Last bin of the node's rows that go left, first bin of those that go right (-1 if only
         missing values go right), and whether missing values go left.
     threshold : ndarray of float64 of shape (n_nodes,)
-        Threshold that was drawn at random; NaN where the threshold lies between the two bins of
-        `cut`.
+        Threshold that was drawn at random; NaN if the threshold is between the two bins of `cut`.
     sums : ndarray of int64 of shape (n_nodes, n_sums + 2)
         Sums of the criterion, then the packed total (weight and number of rows in one integer),
         then the term of the impurity. For absolute error, medians and the term are bit patterns of
@@ -223,9 +222,9 @@ class TreeConverter:
 
 
 def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return the last bin on the left of each split, and thresholds that agree with these bins.
+    """Return the last bin on the left of each split, and thresholds consistent with these bins.
 
-    Bins in which a node has no rows may lie between its last bin on the left and its first on the
+    Bins in which a node has no rows may be between its last bin on the left and its first on the
     right. Other rows can fall into them: each such bin goes to the side of its midpoint.
     """
     threshold = _compute_thresholds(grown, low, high)
@@ -263,7 +262,7 @@ def _compute_thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
 
 
 def _compute_midpoints(a: Array, b: Array) -> Array:
-    """Return midpoints of `a` and `b`; `a` where rounding or infinities leave none in [a, b)."""
+    """Return midpoints of `a` and `b`; `a` if rounding or infinities leave none in [a, b)."""
     with np.errstate(invalid="ignore", over="ignore"):
         middle = a / 2 + b / 2  # halved first: a + b could overflow
     return np.where((middle < a) | (middle >= b) | ~np.isfinite(middle), a, middle)
@@ -299,7 +298,7 @@ def prune_weakest_links(
         return float((cost[node] - subtree_cost[node]) / (n_leaves[node] - 1))
 
     # The alpha of an ancestor only grows when a node below it collapses: entries of the heap are
-    # checked when they are popped, and pushed again if they are out of date.
+    # checked when they are popped, and pushed again if they are outdated.
     heap = [(effective_alpha(node), node) for node in inner.tolist()]
     heapq.heapify(heap)
     while heap:

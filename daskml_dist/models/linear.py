@@ -81,7 +81,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     row_clip : float or None, default=None
         Largest norm of the gradient of a row. That gradient is the row, and a 1 for the intercept,
         times the slope of its loss: a bound of the slope clips it (:meth:`bound_slopes`), and
-        stands in the place of the row's weight.
+        replaces the row's weight.
     """
 
     loss: Loss
@@ -365,7 +365,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             weight = ones(y.shape[:1], np.float64, y)
         weight = cast(weight, xp.float64)
         if isinstance(self.loss, AFT):
-            # A time that is known by bounds has no residual.
+            # A time that is known only by bounds has no residual.
             sums = [total(weight), weight @ cast(self.loss.value(y, raw), xp.float64)]
         elif self.n_classes:
             # Several outputs are compared with class indices, one with signs.
@@ -386,7 +386,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     def validation_score(self, sums: NDArray[np.float64]) -> float:
         """Return accuracy (classification) or R^2 (regression), the mean over several targets.
 
-        Of censored times it is minus the mean loss.
+        For censored times it is minus the mean loss.
         """
         total = sums[0]
         if total == 0:
@@ -404,7 +404,7 @@ def _clip_slopes(slopes: Any, bounds: Any) -> Any:
     if slopes.ndim == 1:
         return xp.clip(slopes, -bounds, bounds)
     norms = xp.sqrt(total(slopes * slopes, axis=1))
-    # Shorter ones stay to the bit. A norm of 0 is never longer than a bound.
+    # Shorter slopes keep their bits. A norm of 0 is never longer than a bound.
     is_long = norms > bounds
     factors = xp.where(is_long, bounds / xp.where(is_long, norms, bounds), xp.ones_like(bounds))
     return slopes * factors[:, None]
@@ -450,8 +450,8 @@ def add_curvature(
     """Add gradient and Hessian of the summed loss of some rows to `gradient` and `hessian`.
 
     Products are computed in the dtype of the rows, block by block; sums of blocks in float64. The
-    second derivative of a row whose loss is not convex there counts with its absolute value, as in
-    scikit-learn's `NewtonSolver`.
+    second derivative of a row whose loss is not convex there is replaced by its absolute value, as
+    in scikit-learn's `NewtonSolver`.
 
     Parameters
     ----------

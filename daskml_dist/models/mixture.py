@@ -59,7 +59,7 @@ class Mixture:
         k, d = self.means.shape
         weight = moments[:, 0] + _MIN_WEIGHT
         # The step of the means. Second moments about the new means are those about the old ones
-        # less the outer product of the step, which cancels little as steps become short.
+        # less the outer product of the step, which loses few digits as steps become short.
         step = moments[:, 1 : 1 + d] / weight[:, None]
         seconds = moments[:, 1 + d :]
         if self.kind in ("full", "tied"):

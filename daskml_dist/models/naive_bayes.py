@@ -1,4 +1,4 @@
-"""Naive Bayes: moments of the rows of each class, and the joint log-likelihoods made of them."""
+"""Naive Bayes: moments of the rows of each class, and joint log-likelihoods computed from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RowsByClass(Model):
 
 
 def merge_moments(total: Any, part: Any) -> None:
-    """Merge the moments of other rows into `total`, in place; a row of each for every group.
+    """Merge the moments of other rows into `total`, in place; both have one row per group.
 
     A row is the group's weight, its means and its summed squared deviations.
 
@@ -104,7 +104,7 @@ class GaussianLogLikelihood:
         return apply
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Array]:
-        """Return the same function for few dense rows of a dtype, with its constants made once."""
+        """Return the same function for few dense rows of a dtype, with precomputed constants."""
         constant, theta, var = self._constant, self.theta, self.var
 
         def apply(X: NDArray[Any]) -> Array:
@@ -240,7 +240,7 @@ class CategoriesLogLikelihood:
         return apply
 
     def _check_largest(self, largest: NDArray[np.int64]) -> None:
-        """Raise for a category that the fit does not know, given the largest of each feature."""
+        """Raise for a category that the fit did not see, given the largest of each feature."""
         for j, table in enumerate(self.feature_log_prob):
             if largest[j] >= table.shape[1]:
                 raise InvalidDataError(

@@ -1,8 +1,8 @@
-"""Codes of queries, of 64 bits, as two columns of float64 that lie beside a target.
+"""64-bit codes of queries, as two columns of float64 beside a target.
 
-A fit takes rows, targets and weights; where targets are ranked within queries, the query of each
-row is two more columns of its target. Halves of 32 bits are exact in float64, and in what passes
-through the checks of targets.
+A fit takes rows, targets and weights. If targets are ranked within queries, the query of each row
+is encoded in two more columns of its target. Halves of 32 bits are exact in float64, and pass the
+checks of targets.
 """
 
 from __future__ import annotations

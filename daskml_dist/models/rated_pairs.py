@@ -138,7 +138,7 @@ class RatedPairs(StepModel):
         (ALS-WR).
     biased : bool, default=True
     offset : float, default=0.0
-        Prediction of a pair of which nothing is known.
+        Prediction of a pair whose user and item are unknown.
     negatives : int, default=0
         Number of items drawn at random for each pair, as negative examples.
     pairwise : bool, default=False
@@ -167,11 +167,11 @@ class RatedPairs(StepModel):
         width = self.rank + int(self.biased)
         parts = Part("user", (self.n_users, width)), Part("item", (self.n_items, width))
         object.__setattr__(self, "parameters", Parameters(parts, width))
-        # Rows of parameters that a pair touches: its user, its item, and each negative.
+        # Number of parameter rows that a pair uses: its user, its item, and each negative.
         object.__setattr__(self, "touches", 2.0 + self.negatives)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return ratings; for losses of classification +1 for ratings above 0 and else -1."""
+        """Return ratings; for classification losses, +1 for ratings above 0 and -1 for others."""
         if self.loss.kind == "classification":
             return encode_signs(y > 0, dtype)
         return y.astype(dtype, copy=False)
@@ -187,7 +187,7 @@ class RatedPairs(StepModel):
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
         """Return normal factors, hashed from the positions of users and items, and biases of 0."""
         number = np.arange(*at.indices(self.parameters.shape[0]))
-        # Users and items have streams of their own, so that adding users leaves items unchanged.
+        # Users and items have separate streams, so that adding users leaves items unchanged.
         is_item = (number >= self.n_users).astype(np.int64)
         keys = hash_numbers(np.array([2 * seed, 2 * seed + 1], np.uint64))
         own = (number - is_item * self.n_users).astype(np.uint64)
@@ -240,7 +240,7 @@ class RatedPairs(StepModel):
 
     def _negative_targets(self, y: Any) -> Any:
         """Return the targets of drawn items, all negative."""
-        # -1 is the other class; of regressions 0 stands for a pair without interest.
+        # -1 is the other class; for regressions, 0 represents a pair without interest.
         return namespace(y).full_like(y, -1.0 if self.loss.kind == "classification" else 0.0)
 
     def _add_pointwise(
@@ -250,7 +250,7 @@ class RatedPairs(StepModel):
         if is_host(w):
             from daskml_dist.backends.pair_kernels import add_pair_gradients
 
-            # One compiled loop over the pairs; None for a loss that it does not know.
+            # One compiled loop over the pairs; None for a loss that it does not support.
             found = add_pair_gradients(
                 self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out
             )
@@ -313,7 +313,7 @@ class RatedPairs(StepModel):
 
     def _partner_derivative(self, row: Any) -> Any:
         """Return the derivative of the raw prediction with respect to the pair's other row."""
-        # The other's factors; of its bias the derivative is 1.
+        # The other row's factors; the derivative with respect to the bias is 1.
         if self.biased:
             row = namespace(row).asarray(row, copy=True)
             row[:, self.rank] = 1

@@ -70,7 +70,8 @@ class DocumentFit:
 
     def gamma_of(self, X: Any, topics: Array) -> Array:
         """Return gamma of all rows, for ``topics = exp(E[log beta])``."""
-        # Every document starts alike, so that the result does not depend on its place.
+        # Every document starts from the same values, so that the result does not depend on its
+        # position.
         start = np.ones((X.shape[0], topics.shape[1]))
         return self(X, np.arange(X.shape[0]), topics, start)[0]
 
@@ -122,7 +123,7 @@ def check_counts(counts: NDArray[Any]) -> None:
 
 def counts_of(X: Any) -> Any:
     """Return rows of counts as CSR, after checking them."""
-    # A document has few of all words: dense rows too are read by their entries.
+    # A document has few of all words: dense rows are also read by their nonzero entries.
     counts = X if sparse.issparse(X) else sparse.csr_array(X)
     check_counts(counts.data)
     return counts

@@ -1,12 +1,12 @@
 """SHAP values of ensembles of trees, exact: functions of rows, prepared once for many rows.
 
 The contribution of a feature i is its Shapley value in the game whose players are the features, and
-whose worth for a subset S is the prediction that S determines. With `PathShap` the other features
-are averaged over the training rows at each node (path-dependent); with `InterventionalShap` over
-rows of a background.
+in which the value of a subset S is the prediction that S determines. With `PathShap` the other
+features are averaged over the training rows at each node (path-dependent); with
+`InterventionalShap` over rows of a background.
 
-For a leaf of value v whose path has the features j, with z_j the share of training rows that go
-along by j's conditions and o_j whether the row does, that value is
+For a leaf of value v whose path has the features j, with z_j the share of training rows that meet
+j's conditions and o_j whether the row meets them, the Shapley value is
 
     ``v (o_i - z_i) * integral from 0 to 1 of prod over j != i of (z_j (1 - t) + o_j t) dt``,
 
@@ -35,13 +35,14 @@ Floats = NDArray[np.float64]
 
 #: Rows that go through all trees together: their values stay in the cache.
 _PATH_ROWS_AT_ONCE = 512
-#: The same of interventional values, where more rows share more patterns.
+#: The same for interventional values, for which more rows share more patterns.
 _INTERVENTIONAL_ROWS_AT_ONCE = 2048
-#: Rows that are worth a thread.
+#: Rows per thread from which another thread is worth it.
 _ROWS_A_THREAD = 64
-#: Bytes of tables of edges that are kept; those of larger ensembles are made anew for some rows.
+#: Maximum bytes of cached tables of edges; for larger ensembles tables are recomputed for each
+#: group of rows.
 _MAX_TABLE_BYTES = 2**26
-#: Features of a path that a pattern of 64 bits holds.
+#: Maximum features of a path that a 64-bit pattern can hold.
 _MOST_FEATURES = 64
 
 
@@ -67,11 +68,11 @@ class ExplainedTrees:
 
     @classmethod
     def of(cls, raw: RawTrees | RawForest) -> ExplainedTrees:
-        """Return what the raw predictions of boosting or of a forest are made of."""
+        """Return the trees, values and baseline of the predictions of boosting or of a forest."""
         trees = raw.trees
         if isinstance(raw, RawTrees):
             value = np.ascontiguousarray(trees.nodes.value)
-            # Weights of boosting are Hessians: rows are counted.
+            # Covers of boosted trees are sums of Hessians: use counts of rows instead.
             return cls(trees, value, raw.baseline, trees.nodes.count.astype(np.float64))
         value = np.ascontiguousarray(trees.nodes.value / len(trees))
         return cls(trees, value, np.zeros(value.shape[1]), trees.nodes.weight.astype(np.float64))
@@ -83,12 +84,12 @@ class ExplainedTrees:
 
     @property
     def n_in_turn(self) -> int:
-        """Number of outputs that trees of one value go to in turn."""
+        """Number of outputs that single-valued trees belong to in turn."""
         return self.n_outputs if self.value.shape[1] == 1 else 1
 
     @cached_property
     def edges(self) -> Edges:
-        """The edge into each node."""
+        """Data of the edge into each node."""
         from daskml_dist.backends.tree_shap import describe_edges
 
         nodes, n = self.trees.nodes, len(self.cover)
@@ -107,7 +108,7 @@ class ExplainedTrees:
 
     @property
     def node_arrays(self) -> tuple[Any, ...]:
-        """Arrays of the nodes that tell a row's way."""
+        """Arrays of the nodes that determine a row's path."""
         nodes = self.trees.nodes
         return (
             nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
@@ -119,7 +120,7 @@ class ExplainedTrees:
         nodes, found = self.trees.nodes, self.baseline.copy()
         leaf = np.flatnonzero(nodes.feature < 0)
         tree = np.searchsorted(self.trees.roots, leaf, side="right") - 1
-        # A tree that was grown on no rows, as of a small sample, is one leaf.
+        # A tree grown on no rows (of a small sample) is one leaf.
         of_root = self.cover[self.trees.roots[tree]]
         share = np.divide(self.cover[leaf], of_root, out=np.ones(len(leaf)), where=of_root > 0)
         if self.value.shape[1] > 1:
@@ -128,7 +129,7 @@ class ExplainedTrees:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the edges, which are found faster than they are sent.
+        # Without the edges, which are recomputed faster than they are sent.
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
@@ -144,7 +145,7 @@ class Edges(NamedTuple):
 
 
 class _PathTables(NamedTuple):
-    """Trees whose polynomials take as many points, and the numbers of their edges at these."""
+    """Trees whose polynomials need the same number of points, and their edges' numbers there."""
 
     trees: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -165,12 +166,12 @@ class PathShap:
 
     @property
     def base_values(self) -> Floats:
-        """Mean prediction, which the contributions of a row are added to."""
+        """Mean prediction, to which the contributions of a row are added."""
         return self.explained.expected_values()
 
     @cached_property
     def _batches(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """Return batches of trees: the points of their quadrature, and their numbers."""
+        """Return batches of trees: the number of quadrature points, and the trees' numbers."""
         from daskml_dist.backends.tree_shap import EDGE_NUMBERS
 
         roots = self.explained.trees.roots
@@ -180,7 +181,7 @@ class PathShap:
         for n_points in np.unique(points).tolist():
             trees = np.flatnonzero(points == n_points)
             size = np.diff(roots)[trees] * n_points * EDGE_NUMBERS * 8
-            # Trees up to the same multiple of the bytes are a batch.
+            # Trees up to the same multiple of the bytes form a batch.
             batch = (np.cumsum(size) - size) // _MAX_TABLE_BYTES
             batches += [
                 (n_points, part) for part in np.split(trees, np.flatnonzero(np.diff(batch)) + 1)
@@ -189,7 +190,7 @@ class PathShap:
 
     @cached_property
     def _kept_tables(self) -> list[_PathTables] | None:
-        """The tables of all trees; None where they are too large to be kept."""
+        """The tables of all trees; None if they are too large to be cached."""
         from daskml_dist.backends.tree_shap import EDGE_NUMBERS
 
         sizes = np.diff(self.explained.trees.roots)
@@ -213,12 +214,12 @@ class PathShap:
         t, weights = (points + 1) / 2, weights / 2
         z, z_above = shares[nodes, :1], shares[nodes, 1:]
         high_above = z_above * (1 - t) + t
-        # Factors of a row that left the feature's conditions above (only training rows go on), that
-        # leaves here, and that stays.
+        # Factors for a row that failed the feature's conditions above (only training rows remain),
+        # that fails here, and that still meets them.
         left = np.divide(z, z_above, out=np.zeros_like(z), where=z_above > 0)
         leaves, stays = z * (1 - t) / high_above, (z * (1 - t) + t) / high_above
-        # What the feature gains of the leaves below, less what the edge above counts for them: of
-        # a row that leaves here, and that stays.
+        # The feature's gain from the leaves below, minus the part attributed to the edge above: for
+        # a row that fails here, and for one that still meets the conditions.
         counted = (1 - z_above) / high_above
         loses, gains = -1 / (1 - t) - counted, (1 - z) / (z * (1 - t) + t) - counted
         numbers = np.empty((len(nodes), n_points, EDGE_NUMBERS))
@@ -232,7 +233,7 @@ class PathShap:
         """Return the contributions of the features to the raw predictions of rows."""
         of, n_features = self.explained, X.shape[1]
         out = np.empty((X.shape[0], n_features, of.n_outputs))
-        # Made here, and not by each of several threads.
+        # Computed here, instead of by each of several threads.
         kept = self._kept_tables
         for at, dense in iterate_dense(X):
             rows, found = number_categories(of.trees, dense), out[at]
@@ -252,7 +253,7 @@ class PathShap:
         of, n_features = self.explained, rows.shape[1]
         width = min(-(-len(rows) // LANES) * LANES, GROUP_LANES)
         n_groups, n_values = -(-len(rows) // width), of.value.shape[1]
-        # The last group is filled up with rows of zeros.
+        # The last group is padded with rows of zeros.
         filled = np.zeros((n_groups * width, n_features))
         filled[: len(rows)] = rows
         lanes = filled.reshape(n_groups, width, n_features).transpose(0, 2, 1).copy()
@@ -282,7 +283,7 @@ class InterventionalShap:
     ----------
     explained : ExplainedTrees
     background : ndarray of shape (n_background, n_features)
-        Rows that the other features are taken from.
+        Background rows, from which the other features are taken.
     base_values : ndarray of float64 of shape (n_outputs,)
         Mean prediction of the background.
     """
@@ -301,7 +302,7 @@ class InterventionalShap:
 
     @property
     def _most_features(self) -> int:
-        """Most features of a path."""
+        """Maximum number of features of a path."""
         return int(self.explained.edges.n_features.max())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The nodes of a tree under scikit-learn's names (``tree_``), and the paths of rows through trees.
+"""The nodes of a tree under scikit-learn's names (``tree_``), and paths of rows through trees.
 
 Nodes are numbered depth-first here, as users know them from scikit-learn. Within `Trees` they are
 in the order of growth, with siblings adjacent.
@@ -109,11 +109,11 @@ def make_tree_view(
     number = number_depth_first(trees)[: len(tree.feature)]
     order = np.argsort(number)
     leaf = tree.feature[order] < 0
-    # The right child is stored behind the left one. A leaf refers to itself, so that behind the
-    # last node there is none: such numbers are not used.
+    # The right child is stored after the left one. A leaf refers to itself, so its right child
+    # would be past the end for the last node: such numbers are not used.
     left = tree.left[order]
     right = np.minimum(left + 1, len(leaf) - 1)
-    # Values of all outputs stand side by side: they become a dimension of their own.
+    # Values of all outputs are stored side by side: they become a separate dimension.
     value = np.zeros((len(leaf), len(n_classes), max(n_classes)))
     for k, of_output in enumerate(np.split(tree.value[order], np.cumsum(n_classes)[:-1], axis=1)):
         value[:, k, : of_output.shape[1]] = of_output
@@ -145,16 +145,17 @@ def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
     inner = np.flatnonzero(nodes.feature >= 0)
     parent = np.full(len(nodes.feature), -1)
     parent[nodes.left[inner]] = parent[nodes.left[inner] + 1] = inner
-    # Columns are depth-first indices, those of one tree behind those of another.
+    # Columns are depth-first indices, tree after tree.
     first = np.repeat(trees.roots[:-1], np.diff(trees.roots))
     column_of = number_depth_first(trees) + first
     node_of = np.empty_like(column_of)
     node_of[column_of] = np.arange(len(column_of))
     leaf_nodes = node_of[leaves + trees.roots[:-1]]
-    # With an empty array, for trees or rows that there are none of.
+    # With an empty array, in case there are no trees or rows.
     rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for node in leaf_nodes.T:
-        # All rows climb from their leaves together, a level a turn, until each is past the root.
+        # All rows climb from their leaves together, one level per iteration, until each is past the
+        # root.
         climbing = np.arange(len(node))
         while len(climbing):
             rows.append(climbing)

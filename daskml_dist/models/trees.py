@@ -52,7 +52,7 @@ class Tree:
         Sum of their weights (forests), or of their Hessians (boosting).
     depth : ndarray of int32 of shape (n_nodes,)
     bitsets : ndarray of uint64 of shape (n_categorical_splits, 4)
-        256 bits a split: bit b is set if the category of index b goes left.
+        256 bits per split: bit b is set if the category of index b goes left.
     """
 
     feature: NDArray[np.int32]
@@ -200,26 +200,26 @@ def number_depth_first(trees: Trees) -> Array:
     return found
 
 
-#: Bit masks need binned rows and a table for each tree, which pays from this many rows; and as many
-#: features are binned in the time that a row takes through one tree.
+#: Bit masks need binned rows and a table for each tree, which is worth it from this many rows; and
+#: the number of features that are binned in the time a row takes through one tree.
 _MIN_MASKED_ROWS, _FEATURES_A_TREE = 128, 4
-#: Most leaves of a tree for which masks, of 64 leaves at a time, are faster than walks.
+#: Maximum leaves of a tree for which masks (64 leaves at a time) are faster than walks.
 _MAX_MASKED_LEAVES = 256
-#: Rows that are worth a thread.
+#: Rows per thread from which another thread is worth it.
 _ROWS_A_THREAD = 4096
-#: Walks (of a row through a tree) of a process before the loops over masks are loaded, which on a
+#: Walks (of a row through a tree) in a process before the loops over masks are loaded, which on a
 #: new machine takes some seconds of compilation. They take about 50 ms, and give the same bits.
 _MIN_WALKS_BEFORE_MASKS = 1 << 20
 
 
 class _WalkCounter:
-    """Counter of the walks of this process that could have been evaluated by masks."""
+    """Counter of this process's walks that could have been evaluated by masks."""
 
     def __init__(self) -> None:
         self._n_walks = 0
 
     def add(self, n_walks: int) -> bool:
-        """Count some more walks; return whether there were enough to load loops over masks."""
+        """Count more walks; return whether there were enough to load loops over masks."""
         self._n_walks += n_walks
         return self._n_walks > _MIN_WALKS_BEFORE_MASKS
 
@@ -368,10 +368,10 @@ class TreeLeaves:
 
 
 def _as_read_only(X: NDArray[Any]) -> NDArray[Any]:
-    """Return rows in one piece that cannot be written to.
+    """Return rows as a contiguous, read-only array.
 
-    numba compiles a loop for arrays that can be written to, and once more for those that cannot,
-    such as rows of a mapped file or of another process; loops that only read need the latter alone.
+    numba compiles a loop separately for writable and for read-only arrays (rows of a mapped file or
+    of another process); loops that only read need only the read-only version.
     """
     view = np.ascontiguousarray(X).view()
     view.flags.writeable = False
@@ -386,14 +386,14 @@ def number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
     X = np.array(X, np.float64)
     for j in np.flatnonzero(bins.categorical):
         edges = bins.edges[j]
-        # Behind the last category: any index will do, since the comparison below fails.
+        # Past the last category any index will do, since the comparison below fails.
         at = np.searchsorted(edges, X[:, j])
         at[at == len(edges)] = 0
         X[:, j] = np.where(edges[at] == X[:, j], at, np.nan) if len(edges) else np.nan
     return X
 
 
-#: Entries of sparse rows that are made dense at once: 4 MiB in float32.
+#: Entries of sparse rows that are made dense together: 4 MiB in float32.
 _ENTRIES_AT_ONCE = 1 << 20
 
 
@@ -458,13 +458,13 @@ class RawForest:
 def _weave_nodes(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return thresholds in the dtype of the rows, and (feature, left child, missing left) by node.
 
-    What a step of a walk reads lies together. Leaves have an infinite threshold and refer to
-    themselves, so that rows in a leaf stay there and all take the same number of steps.
+    Data read together in a step of a walk is contiguous. Leaves have an infinite threshold and
+    refer to themselves, so that rows in a leaf stay there and all take the same number of steps.
     """
     nodes = trees.nodes
     threshold = nodes.threshold.astype(dtype)
     if dtype == np.float32:
-        # Rounded down, to the largest float32 that goes left: rounded up it could send float32 rows
+        # Rounded down, to the largest float32 that goes left: rounding up could send float32 rows
         # left that the exact threshold sends right.
         over = threshold > nodes.threshold
         threshold[over] = np.nextafter(threshold[over], np.float32(-np.inf))
@@ -501,7 +501,7 @@ class ForestLeaves:
 
 
 def iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield (slice, rows): dense rows in one piece, sparse ones piece by piece, made dense."""
+    """Yield (slice, rows): contiguous dense rows; sparse ones piece by piece, made dense."""
     if not sparse.issparse(X):
         yield slice(0, len(X)), np.ascontiguousarray(X)
         return

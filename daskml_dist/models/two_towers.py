@@ -1,14 +1,14 @@
 """Two towers: users and items become vectors whose product is an item's logit among all items.
 
-A row is a user and an item that belong together, each with further columns of its own. The vector
-of a side (its *tower*) is the sum of the vectors of its ids, or what a perceptron makes of the
-vectors of its fields, side by side. Vectors are rows of a `GrowingTable`, as in
-`models/embeddings.py`, whose field numbers say to which side an id belongs.
+A row is a user and an item that belong together, each with further columns. The vector of a side
+(its *tower*) is the sum of the vectors of its ids, or the output of a perceptron on the
+concatenated vectors of its fields. Vectors are rows of a `GrowingTable`, as in
+`models/embeddings.py`, whose field numbers identify the side of an id.
 
-The loss is the softmax of the right item among all, of which the items of the batch's other rows
-are a sample (Yi et al. 2019). They come by their frequency Q, so log Q is taken off their logits:
-their exponentials then estimate the sum over all other items (Bengio and Senecal 2008). The right
-item is no sample, and has its logit as it is.
+The loss is the softmax of the correct item among all; the items of the batch's other rows are a
+sample of these (Yi et al. 2019). They occur with their frequency Q, so log Q is subtracted from
+their logits: their exponentials then estimate the sum over all other items (Bengio and Senecal
+2008). The correct item is not sampled, and keeps its logit.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from daskml_dist.models.embeddings import (
 )
 from daskml_dist.models.mlp import MLP
 
-#: Rows of a batch that are each other's negatives at most: their logits take 64 MiB in float32.
+#: Maximum rows of a batch that are each other's negatives: their logits take 64 MiB in float32.
 MAX_GROUP_ROWS = 4096
 #: Added to the squared lengths of vectors, which may all be 0.
 _TINY = 1e-12
-#: Stands for a batch where layers get their input as an array.
+#: Stands for a batch if layers get their input as an array.
 _NO_ROWS: Any = None
 
 
@@ -53,12 +53,12 @@ _NO_ROWS: Any = None
 class TwoTowerModel(StepModel):
     """Model of pairs of a user and an item, trained to find the item among others.
 
-    Fields below ``n_fields[0]`` are the user's; the first of the others is the item's id.
+    Fields below ``n_fields[0]`` are the user's; the first of the other fields is the item's id.
 
     Parameters
     ----------
     loss : Loss
-        Of the networks' interface; not computed.
+        Required by the networks' interface; not computed.
     rank : int
         Length of an id's vector, and of a tower's.
     n_fields : tuple of int
@@ -76,7 +76,7 @@ class TwoTowerModel(StepModel):
     touches : float
         Mean number of ids of a row.
     own_last : bool, default=False
-        Whether the model's own rows follow the sorted ids of a batch in what it touches.
+        Whether the model's own rows follow the sorted ids that a batch uses.
     """
 
     loss: Loss
@@ -93,7 +93,7 @@ class TwoTowerModel(StepModel):
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
-    #: The perceptron of each side, if there are any.
+    #: The perceptron of each side, if any.
     networks: tuple[MLP, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,19 +118,19 @@ class TwoTowerModel(StepModel):
         return list_own_ids(sum(self._layer_rows))
 
     def with_own_rows_last(self) -> TwoTowerModel:
-        """Return the model with its own rows behind those of ids in what a batch touches."""
+        """Return the model with its own rows after those of the ids that a batch uses."""
         return replace(self, own_last=True)
 
     @property
     def _layer_rows(self) -> list[int]:
-        """Return the number of rows of the table that the weights of each network take."""
+        """Return the number of table rows used by the weights of each network."""
         width = self.parameters.width
         return [-(-network.parameters.shape[0] // width) for network in self.networks]
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Return the ids of a batch and of the layers; the first piece gets the rows of all.
 
-        Rows of a batch are each other's negatives, from whichever block they are.
+        Rows of a batch are each other's negatives, whatever their blocks.
         """
         rows = [take_rows(piece.X) for piece in pieces]
         index, places, at = number_ids([X.indices for X in rows], self.own_ids, self.own_last)
@@ -154,17 +154,17 @@ class TwoTowerModel(StepModel):
         self, indptr: NDArray[Any], place: NDArray[Any], ids: NDArray[np.int64],
         data: NDArray[Any], of_layers: NDArray[Any],
     ) -> PlacedPairs:  # fmt: skip
-        """Return rows whose columns are places among the touched parameters."""
+        """Return rows whose columns are positions among the used parameters."""
         fields = find_fields(ids)
         n_users, n_items = self.n_fields
-        # Compiled loops write to the place of a field without a look at the bounds.
+        # Compiled loops write to the position of a field without bounds checks.
         if len(fields) and int(fields.max()) >= n_users + n_items:
             raise InvalidDataError(
                 f"Rows have ids of {int(fields.max()) + 1} fields, but the model has "
                 f"{n_users + n_items}. Give the columns of the fit."
             )
         of_items = np.where(fields >= n_users, data, data.dtype.type(0))
-        # Each row of pairs has one id of its item; rows of users alone have none.
+        # Each row of a pair has one id of its item; rows with only a user have none.
         item = ids[fields == n_users]
         return PlacedPairs(indptr, place, data, of_items, fields, item, of_layers)
 
@@ -196,7 +196,8 @@ class TwoTowerModel(StepModel):
         ):
             of_pooled[:, self._side(side)] = self._pull_back(side, tower, by, X, out, backend)
         add_pooled_gradients(X.indptr, X.place, X.field, X.data, of_pooled, out)
-        # Biases of the items' ids, and the penalty of all; the intercept is no part of a softmax.
+        # Biases of the items' ids, and the penalty of all; a softmax does not depend on the
+        # intercept.
         own = np.empty(0, w.dtype) if weight is None else weight.astype(w.dtype, copy=False)
         intercept, nothing = out[-1, 0], np.empty((len(log_q), self.rank), w.dtype)
         add_row_gradients(
@@ -214,7 +215,7 @@ class TwoTowerModel(StepModel):
         return self._pass_tower(side, w, X, pooled, backend).vectors, biases
 
     def place_rows(self, X: Any, dtype: Any) -> tuple[NDArray[np.int64], PlacedPairs]:
-        """Return the ids that rows touch, and the rows with places among these."""
+        """Return the ids that rows use, and the rows with positions among these."""
         rows = to_id_rows(X, dtype)
         index, (place,), at = number_ids([rows.indices], self.own_ids, False)
         return index, self._place_pairs(rows.indptr, place, rows.indices, rows.data, at[:-1])
@@ -238,7 +239,7 @@ class TwoTowerModel(StepModel):
     def _pass_tower(
         self, side: int, w: NDArray[Any], X: PlacedPairs, pooled: NDArray[Any], backend: Backend
     ) -> _PassedTower:
-        """Return a tower's vectors, and what its gradient needs."""
+        """Return a tower's vectors, and the data that its gradient needs."""
         inputs, weights, memory = pooled[:, self._side(side)], None, None
         if self.networks:
             network = self.networks[side]
@@ -260,9 +261,9 @@ class TwoTowerModel(StepModel):
     def _pull_back(
         self, side: int, tower: _PassedTower, slope: Any, X: PlacedPairs, out: Any, backend: Backend
     ) -> NDArray[Any]:
-        """Add the gradient of a tower's layers, given that of its vectors; return its fields'."""
+        """Add the gradient of a tower's layers, given its vectors' gradient; return its fields'."""
         if tower.lengths is not None:
-            # Of a vector of length 1 only the part across it counts.
+            # For a vector of length 1, only the component orthogonal to it counts.
             along = np.einsum("ij,ij->i", slope, tower.vectors)[:, None]
             slope = (slope - tower.vectors * along) / tower.lengths
         n_fields = self.n_fields[side]
@@ -283,12 +284,12 @@ class TwoTowerModel(StepModel):
         return found
 
     def _find_layer_places(self, side: int, X: PlacedPairs) -> NDArray[Any]:
-        """Return the places of the weights of one side's layers."""
+        """Return the positions of the weights of one side's layers."""
         first = self._layer_rows[0]
         return X.of_layers[first:] if side else X.of_layers[:first]
 
     def identity(self) -> dict[str, Any]:
-        """Return sizes, penalty, temperature and layers, with the seed that these begin with."""
+        """Return sizes, penalty, temperature and layers, with the seed of the initial weights."""
         found: dict[str, Any] = {
             "model": "two towers", "rank": self.rank, "n_fields": list(self.n_fields),
             "alpha": self.alpha, "temperature": self.temperature, "normalize": self.normalize,
@@ -301,7 +302,7 @@ class TwoTowerModel(StepModel):
 
 @dataclass(frozen=True, eq=False)
 class _PassedTower:
-    """Vectors of a tower, their lengths before the division, and what its gradient needs."""
+    """Vectors of a tower, their lengths before normalisation, and data for its gradient."""
 
     vectors: NDArray[Any]
     lengths: NDArray[Any] | None
@@ -311,7 +312,7 @@ class _PassedTower:
 
 @dataclass(frozen=True, eq=False)
 class PlacedPairs:
-    """Rows of users and items whose columns are places among the pulled parameters.
+    """Rows of users and items whose columns are positions among the pulled parameters.
 
     Parameters
     ----------
@@ -355,12 +356,12 @@ class PlacedPairs:
 def compute_softmax(
     logits: NDArray[Any], log_q: NDArray[Any], item: NDArray[np.int64], weight: Any
 ) -> tuple[float, NDArray[Any]]:
-    """Return the loss of each row's own item among all items, and its gradient by logits.
+    """Return the loss of each row's own item among all items, and its gradient by the logits.
 
     Parameters
     ----------
     logits : ndarray of float of shape (n, n)
-        Of each row's user and each row's item; changed.
+        Logits of each row's user and each row's item; overwritten.
     log_q : ndarray of float of shape (n,)
         Logarithm of the frequency of each row's item.
     item : ndarray of int of shape (n,)
@@ -378,7 +379,7 @@ def compute_softmax(
     at = np.arange(n)
     own = logits[at, at].copy()
     # The other rows are draws of items with probability Q: the mean of exp(logit) / Q over them
-    # is that of the sum over all other items. The right item is no draw, and counts as it is.
+    # estimates the sum over all other items. The correct item is not drawn, and is not adjusted.
     logits -= (log_q + np.log(max(n - 1, 1))).astype(logits.dtype)
     logits[item[:, None] == item] = -np.inf
     logits[at, at] = own

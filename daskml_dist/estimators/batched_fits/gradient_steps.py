@@ -46,12 +46,12 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
 from daskml_dist.training.spec import FitSpec, Settings
 
-#: Most columns of parameters that are trained together: a row of 1024 float64 numbers is 8 KiB, of
-#: which a few fit in a core's first-level cache.
+#: Maximum columns of parameters trained together: a row of 1024 float64 numbers is 8 KiB, a few of
+#: which fit in a core's L1 cache.
 _MAX_STEP_COLUMNS = 1024
 #: Schedules whose rates are never 0: a step under l1 divides by the rate (`take_ftrl_step`).
 _POSITIVE_SCHEDULES = (Constant, InverseScaling, Optimal, StepDecay)
-#: Parameters for which a batch has no columns, with the only values (their "off") that it takes.
+#: Parameters that a batch cannot vary, with the only supported values (that switch them off).
 _FIXED_PARAMETERS: dict[str, tuple[Any, ...]] = {
     "callbacks": (None,), "class_weight": (None,), "warm_start": (False,), "average": (False, 0),
     "early_stopping": (False,), "checkpoint": (None,), "groups": (None,), "pipeline": (None,),
@@ -133,11 +133,11 @@ class BatchedSteps:
             self._job, self._solver_fits = job, SolverFits(job)
             planner = _CandidatePlanner(job, self.roles, self.classes)
             self._split_infos = planner.summarize_splits(collection)
-            # One model a split: they differ in the shift of the targets and the first intercept.
+            # One model per split: they differ in the shift of the targets and the first intercept.
             self._models = [self.estimators[0]._model(info, None) for info in self._split_infos]
             self._model: LinearModel = self._models[0]
             weights = self._solver_fits.split_weights(self._batched_model).sum(axis=1)
-            # A fit scales weights to a mean of 1 over its rows, which here are all rows.
+            # A fit scales weights to a mean of 1 over its rows; here the rows are all rows.
             self._scales = tuple((rows.summary.n_rows / weights).tolist())
             self._plans = planner.plan_fits(
                 self._settings, self._models, self._split_infos, self._scales
@@ -153,25 +153,25 @@ class BatchedSteps:
 
     @property
     def _class_codes(self) -> NDArray[Any] | None:
-        """Return the labels as they stand in the targets; None for regression."""
+        """Return the labels as in the targets; None for regression."""
         return None if self.classes is None else np.arange(len(self.classes))
 
     @property
     def _batched_model(self) -> BatchedLinear:
-        """Return the batched model whose sums over rows are asked for, beside the training."""
+        """Return the batched model for sums over rows outside of training."""
         return BatchedLinear(self._model, self.roles, self._class_codes)
 
     # -- training ------------------------------------------------------------------------------
 
     def advance(self, columns: Iterable[StepCandidate], last: int) -> None:
-        """Train candidates up to pass `last`, each as long as its stopping rule lets it."""
+        """Train candidates up to pass `last`, each until its stopping rule ends it."""
         columns = list(columns)
         chunk_size = max(1, _MAX_STEP_COLUMNS // self._model.width)
         while going := [column for column in columns if column.has_passes_left(last)]:
-            # Columns of one fit make the same passes: the least advanced catch up first.
+            # Columns of one fit make the same passes: the least advanced candidates catch up first.
             done = min(column.n_iter for column in going)
             current = [column for column in going if column.n_iter == done]
-            # Without a tolerance no loss is looked at, and all passes are made in one go.
+            # Without a tolerance losses are not checked, and all passes are made in one call.
             until = min(last, *(column.stopping.max_iter for column in current))
             if any(column.stopping.tol is not None for column in current):
                 until = done + 1
@@ -204,7 +204,7 @@ class BatchedSteps:
         result.raise_if_interrupted(until)
 
     def _join_fits(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
-        """Return the one fit that makes the passes from `done` to `until` of some candidates."""
+        """Return the single fit that makes the passes from `done` to `until` of some candidates."""
         width = self._model.width
         plans = [self._plans[column.candidate][column.split] for column in columns]
         settings = replace(
@@ -214,12 +214,13 @@ class BatchedSteps:
         splits = tuple(column.split for column in columns)
         model = BatchedStepLinear(self._model, self.roles, self._class_codes, splits, self._scales)
         fit = self._job.plan_steps(settings, model, self._join_states(columns, plans, settings))
-        # "auto" takes larger batches where these touch few parameters, which no joint fit does.
+        # "auto" uses larger batches if these use few parameters, which no joint fit does.
         if fit.work.n_steps != plans[0].work.n_steps:
             raise NotBatchableError("Its batches are of another size.")
         rule = fit.steps.rule
         penalties = [self._settings[column.candidate].penalty for column in columns]
-        # Few schedules are distinct (often one): each is evaluated once a step for all its columns.
+        # Schedules are mostly equal (often only one): each is evaluated once a step for all its
+        # columns.
         schedules: list[Schedule] = []
         for schedule in (plan.steps.rule.schedule for plan in plans):
             if schedule not in schedules:
@@ -232,7 +233,8 @@ class BatchedSteps:
             np.repeat([penalty.l2 for penalty in penalties], width),
             rule.steps_per_pass,
         )
-        # The penalty of strength 1 marks where one applies; each column has strengths of its own.
+        # The penalty of strength 1 marks where a penalty applies; each column has its own
+        # strengths.
         groups = tuple(
             replace(g, optimizer=optimizer, penalty=Penalty(1.0, 0.0)) if g.descends else g
             for g in rule.groups
@@ -243,7 +245,7 @@ class BatchedSteps:
     def _join_states(
         self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
     ) -> ShardState:
-        """Return the joint state of candidates; before the first pass, that of their own starts."""
+        """Return the joint state of candidates; before the first pass, their own initial states."""
         first = columns[0]
         dtype = settings.dtype_of(self._job.rows.summary)
 
@@ -283,7 +285,7 @@ class BatchedSteps:
         unfitted = self.estimators[column.candidate]
         estimator = type(unfitted)(**unfitted.get_params(deep=False))
         assert column.w is not None
-        # An infinite sum of squares makes adaptive steps zero: the parameters would look converged.
+        # An infinite sum of squares makes adaptive steps zero: the parameters would seem converged.
         if not all(np.isfinite(array).all() for array in column.opt_state.values()):
             raise DivergedError("The squares of the gradients overflow. Scale the features.")
         estimator._set_parameters(column.w, self._model, self._split_infos[column.split])
@@ -314,12 +316,12 @@ class _PassesDone(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class _CandidatePlanner:
-    """Planner of the fits that candidates would make alone, each to the training rows of a split.
+    """Planner of the fits that candidates would make alone, each on the training rows of a split.
 
     Parameters
     ----------
     job : FitJob
-        Of all rows; the last column of their targets is a row's code plus 1.
+        Facts about all rows; the last column of their targets is a row's code plus 1.
     roles : FoldAssignment
     classes : ndarray or None
         Sorted labels; None for regression.
@@ -330,14 +332,14 @@ class _CandidatePlanner:
     classes: Any
 
     def summarize_splits(self, collection: Collection) -> list[DatasetInfo]:
-        """Return the facts about the training rows of each split that its fits would find."""
+        """Return the facts about each split's training rows, as separate fits would find them."""
         rows, n_splits = self.job.rows, self.roles.n_splits
         # A classifier's labels and features are those of all rows, whatever the split.
         if self.classes is not None:
             summary = TargetSummary(rows.summary.infos)
             return [replace(rows, summary=summary, classes=self.classes)] * n_splits
-        # Regression: the mean of a split's targets is where its intercept begins, and their spread
-        # is the unit of its loss.
+        # Regression: the mean of a split's targets is the initial intercept, and their spread is
+        # the unit of its loss.
         inspect = partial(_inspect_block_by_split, self.roles)
         if self.job.engine.streaming is None:
             infos_of_blocks = self.job.engine.map_kept_blocks(inspect)
@@ -361,10 +363,10 @@ class _CandidatePlanner:
             ]
             for one in settings
         ]
-        # The settings of a batch agree on `auto_rate`: the first stand for all.
+        # The settings of a batch have the same `auto_rate`: the first represents all.
         if not (settings[0].calibrates and settings[0].auto_rate):
             return plans
-        # One sample serves all pilots; in each split's pilots its other rows have weight 0.
+        # One sample is used for all pilots; in each split's pilots its other rows have weight 0.
         n_fits = len(settings) * len(models)
         sample = draw_calibration_sample(
             plans[0][0], settings[0], self.job.lanes, self.job.engine, n_fits=n_fits
@@ -380,17 +382,17 @@ class _CandidatePlanner:
         return [list(row) for row in zip(*plans_by_split, strict=True)]
 
     def _plan_fit(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
-        """Return the plan of one candidate's own fit; raise where no batch can make its steps."""
+        """Return the plan of one candidate's own fit; raise if no batch can make its steps."""
         plan = self.job.plan_steps(settings, model, rows=rows)
         work = plan.steps
-        # Sparse updates touch few coordinates each, and columns of a batch have no coordinates of
-        # their own. Two groups are the coefficients and the intercept.
+        # Sparse updates change few coordinates each, which columns of a batch cannot do separately.
+        # Two groups are the coefficients and the intercept.
         if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
             raise NotBatchableError("Its steps are in few of the parameters.")
         return plan
 
     def _mask_sample(self, sample: Block, split: int) -> Block:
-        """Return the sample with weights of 0 for all but a split's training rows."""
+        """Return the sample with weights of 0 for all rows except a split's training rows."""
         if sample.y is None:
             return sample
         y = sample.y[:, 0]
@@ -402,7 +404,7 @@ class _CandidatePlanner:
 
 
 def _find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
-    """Return the optimizer that all fits share; raise where it, or its state, differs."""
+    """Return the optimizer that all fits share; raise if it, or its state, differs."""
     # A pilot may have replaced one fit's Adagrad by NAG, or warmed the state of some fits alone.
     (first, _), *others = {
         (
@@ -420,7 +422,7 @@ def _calibrate_split(
     plans: Sequence[FitSpec], block: Block, scale: float, seed: int
 ) -> list[FitSpec]:
     """Return a split's plans with the rates that pilots find on its weighted rows."""
-    # The scale that gives the split's rows a mean weight of 1 is for the pilots alone: in the joint
+    # The scale that gives the split's rows a mean weight of 1 is only for the pilots: in the joint
     # fit `BatchedStepLinear` applies it.
     weighed = [replace(plan, rows=replace(plan.rows, weight_scale=scale)) for plan in plans]
     found = calibrated_together(weighed, block, seed)
@@ -428,7 +430,7 @@ def _calibrate_split(
 
 
 def _weigh_training_rows(roles: FoldAssignment, block: Block, split: int) -> Any:
-    """Return the weights of a block's rows, 0 for all but a split's training rows."""
+    """Return the weights of a block's rows, 0 for all except a split's training rows."""
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
@@ -459,7 +461,7 @@ def _stack_parameters(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], N
 
 
 def group_step_estimators(estimators: Sequence[Any]) -> list[list[int]] | None:
-    """Return the indices of estimators in groups to be batched; None where one cannot be."""
+    """Return the indices of estimators in groups to be batched; None if one cannot be."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, estimator in enumerate(estimators):
         if (
@@ -472,14 +474,14 @@ def group_step_estimators(estimators: Sequence[Any]) -> list[list[int]] | None:
 
 
 def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
-    """Return the key that estimators of one batch share; None where one cannot be batched."""
-    # Bounds of times are two numbers, and a column of a batch reads one target.
+    """Return the key shared by estimators of one batch; None if it cannot be batched."""
+    # Bounds of times are two numbers, but a column of a batch reads one target.
     if not isinstance(estimator, BaseSGD) or estimator._survival_loss is not None:
         return None
     params = estimator._params()
     if any(params.get(name) not in allowed for name, allowed in _FIXED_PARAMETERS.items()):
         return None
-    # Each fit would draw from the generator, and so have an order of rows of its own.
+    # Each fit would draw from the generator, and so have a different order of rows.
     if isinstance(params["random_state"], np.random.RandomState):
         return None
     try:
@@ -488,7 +490,7 @@ def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
         return None  # the estimator's own fit raises the error
     if not _settings_can_batch(settings):
         return None
-    # What the fits of a batch must have in common; candidates may differ in the rest: strengths of
+    # Settings that the fits of a batch must share; candidates may differ in the rest: strengths of
     # the penalty, rates, tolerances, numbers of passes.
     names = ("fit_intercept", "batch_size", "shuffle", "random_state", "run", "device", "dtype")
     return (
@@ -501,15 +503,15 @@ def _find_group_key(estimator: Any) -> tuple[str, ...] | None:
 def _settings_can_batch(settings: Settings) -> bool:
     """Return whether fits of such settings can be trained in the same steps."""
     policy, optimizer, run = settings.policy, settings.optimizer, settings.run
-    # Threads that race have no step in common. With a tolerance each pass is a fit of its own, at
-    # whose end a policy that averages replicas would average once more.
+    # Racing threads have no common steps. With a tolerance each pass is a separate fit, at whose
+    # end a policy that averages replicas would average again.
     if policy.uses_threads or (policy.averages and settings.tol is not None):
         return False
     if policy.draws_lanes or policy.sums_within_hosts:
         return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False
-    # Rates by column need an elementwise update, and the scales of features are a plan's own.
+    # Rates by column need an elementwise update, and scales of features belong to each plan.
     if type(optimizer).elementwise_update is None or optimizer.uses_scales:
         return False
     if settings.schedule.scales_with_staleness:

@@ -5,9 +5,9 @@ at a point, and steps that it computes from them. Solvers of many candidates and
 step here: one pass over the rows answers the requests of all, and each row counts in the columns
 of the splits that train on it. The scores of all fits then take a pass for each role of rows.
 
-From outside: `can_batch` says if estimators fit into one batch and `fit_batch` fits and scores
-them; `open_batched_models` holds the rows for callers with fits of their own (`RidgeCV` and the
-like, bagging).
+From outside: `can_batch` returns whether estimators can form one batch and `fit_batch` fits and
+scores them; `open_batched_models` holds the rows for callers with other kinds of fits (`RidgeCV`
+and the like, bagging).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from daskml_dist.training.dataset_info import (
 from daskml_dist.training.in_parts import WholeFitCallbacks
 from daskml_dist.training.job import FitJob
 
-#: Most candidates of one batch: each solver waits for its sums in a thread of its own.
+#: Maximum candidates of one batch: each solver waits for its sums in a separate thread.
 MAX_BATCHED_CANDIDATES = 512
-#: Rows times candidates from which solvers begin at the solutions for a share of the rows. With
+#: Rows times candidates from which solvers start from the solutions for a share of the rows. With
 #: fewer, a pass over the share costs about as much as the passes over all rows that it saves.
 _MIN_ENTRIES_FOR_SHARE = 1 << 22
 #: One run of neighbouring rows in 16 belongs to that share.
@@ -67,7 +67,7 @@ _SHARED_PARAMETERS = ("run", "device", "callbacks", "verbose")
 
 @dataclass(eq=False)
 class BatchedFit:
-    """Candidate fitted to the training rows of a split, with the sums that its scores are made of.
+    """Candidate fitted to the training rows of a split, with the sums needed for its scores.
 
     Parameters
     ----------
@@ -93,12 +93,12 @@ class BatchedFit:
         return float(CANDIDATE_SCORES[kind][name](self.sums[role][None, :])[0])
 
     def ranking(self, name: str, role: int) -> float:
-        """Return a ranking score; NaN if only another pass over the rows can tell it."""
+        """Return a ranking score; NaN if it needs another pass over the rows."""
         names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
         return float(self.ranks[role][names.index(name)]) if name in names else np.nan
 
     def among(self, n_best: int, role: int) -> float:
-        """Return top-k accuracy with k of `n_best`; NaN as in :meth:`ranking`."""
+        """Return top-k accuracy with k = `n_best`; NaN as in :meth:`ranking`."""
         n_classes = len(self.estimator.classes_)
         # scikit-learn warns that k >= n_classes is perfect, and cuts two classes at a threshold:
         # such cases are left to its own function, which reads the rows.
@@ -158,7 +158,7 @@ def open_batched_models(
     """Hold the rows for a batch of models, laid out as an estimator's `run` and `device` say."""
     with FitJob(collection, client, estimator._run_settings(), callbacks) as job:
         job.rows = DatasetInfo.of(job.summarize_rows(), None, None, collection.is_weighted)
-        # How often the rows will be read is not known yet; 100 passes is the order of a search.
+        # The number of passes is not known yet; 100 is typical of a search.
         job.lay_out_sum_lanes(100)
         summary = TargetSummary(job.rows.summary.infos, n_columns=n_targets)
         # To callbacks, all passes of all solvers look like one fit.
@@ -173,7 +173,7 @@ def open_batched_models(
 
 
 class NotBatchableError(DaskMLDistError):
-    """Signal that fits cannot share one, as their rows show; the caller then fits each alone."""
+    """Signal that the rows prevent fits from sharing a batch; the caller then fits each alone."""
 
 
 class SolverFits:
@@ -225,7 +225,7 @@ class SolverFits:
         self, model: BatchedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
         score_parts: ScoreParts = SUMS_ONLY,
     ) -> NDArray[np.float64]:  # fmt: skip
-        """Return the sums that candidates' scores are made of, over a role's rows in a split."""
+        """Return the sums needed for candidates' scores, over a role's rows in a split."""
 
         def sum_scores(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
             statistic = BatchedScores(w, splits, role, score_parts.pairs, score_parts.places)
@@ -279,7 +279,8 @@ class BatchedModels(SolverFits):
     ) -> BatchedSolver:
         """Return the solver of some candidates; large problems begin on a share of the rows."""
         n_rows = sum(info.n_rows for info in self.rows.summary.infos)
-        # Streamed rows are read from their source for each pass: a share costs a reading of all.
+        # Streamed rows are read from their source for each pass: reading a share costs as much as
+        # all.
         begins_on_share = (
             n_rows * len(candidates) >= _MIN_ENTRIES_FOR_SHARE and self.job.engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in candidates)
@@ -332,8 +333,8 @@ class CandidateFits:
             factors = self._class_weights(estimator, weights)
             split_weights = (weights if factors is None else weights * factors).sum(axis=1)
             for _, split in pairs:
-                # An estimator sees only the weight of its split, as its own fit would: solvers
-                # divide by it, and penalties are relative to it.
+                # An estimator gets only the weight of its split, as in its own fit: solvers divide
+                # by it, and penalties are relative to it.
                 info = models.describe_split(split_weights[split])
                 model, solver = estimator._problem(info)
                 start = estimator._starting_parameters(model, info)
@@ -353,7 +354,7 @@ class CandidateFits:
     def _class_weights(
         self, estimator: Any, weights: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Return the class weights in each split, as the estimator's own fit would have them."""
+        """Return the class weights in each split, as in the estimator's own fit."""
         given, classes = estimator._params()["class_weight"], self._models.rows.classes
         if given is None or classes is None:
             return None

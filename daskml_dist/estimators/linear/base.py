@@ -38,7 +38,7 @@ class BaseLinear(BaseOnRows):
     """Base class of linear models: fitted attributes and raw predictions."""
 
     _needs_target = True
-    #: Whether `coef_` of a single row of coefficients has one dimension in a classifier.
+    #: Whether a classifier's `coef_` with a single row has one dimension.
     _flat_coef: ClassVar[bool] = False
 
     coef_: Any
@@ -73,10 +73,10 @@ class BaseLinear(BaseOnRows):
         self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
     def _dense_coef(self) -> NDArray[Any]:
-        """Return `coef_` as an array; the user may have made it sparse by ``sparsify``."""
+        """Return `coef_` as an array; ``sparsify`` may have made it sparse."""
         if not sparse.issparse(self.coef_):
             return np.asarray(self.coef_)
-        # A sparse matrix has two dimensions also where `coef_` has one.
+        # A sparse matrix has two dimensions even if `coef_` has one.
         dense: NDArray[Any] = np.asarray(self.coef_.toarray())
         return dense if self._classification or len(dense) > 1 else dense[0]
 
@@ -99,7 +99,7 @@ class BaseLinear(BaseOnRows):
 
 
 def _has_proba(estimator: LinearClassifier) -> bool:
-    """Return whether the loss has probabilities; raises an AttributeError that names the remedy."""
+    """Return whether the loss has probabilities, else raise an AttributeError with the remedy."""
     try:
         loss = estimator._loss()
         if not loss.proba:
@@ -139,7 +139,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
-        """Return the probabilities of the classes; a method only of losses that have them.
+        """Return the probabilities of the classes; defined only for losses that have them.
 
         Parameters
         ----------
@@ -201,10 +201,9 @@ class LinearRegressor(RegressorMixin, BaseLinear):
 
 
 def sparsify(self: Any) -> Any:
-    """Make `coef_` a sparse matrix, which takes less memory where most of it is zero.
+    """Make `coef_` a sparse matrix, which takes less memory if most of it is zero.
 
-    Predictions do not change. A fit that goes on (``partial_fit``, `warm_start`) makes it dense
-    again.
+    Predictions do not change. A continued fit (``partial_fit``, `warm_start`) makes it dense again.
 
     Returns
     -------
@@ -243,8 +242,8 @@ class _RawPrediction:
     coef: NDArray[Any]
     intercept: NDArray[Any]
 
-    #: NaN times any coefficient is NaN, and infinity times any is not finite: `map_rows` finds
-    #: missing values in the results, and need not look through the rows.
+    #: NaN times any coefficient is NaN, and infinity times any is not finite: `map_rows` detects
+    #: missing values in the results, and need not search the rows.
     shows_not_finite = True
 
     def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -253,7 +252,7 @@ class _RawPrediction:
             w = w[:, 0] if w.shape[1] == 1 else w
             if out is None:
                 return self._add_intercept(self._in_dtype(X @ w))
-            # `out` serves block after block, of which the last has fewer rows.
+            # `out` is reused for each block; the last block may have fewer rows.
             return self._add_intercept(np.matmul(X, w, out=out[: len(X)]))
         return self._add_intercept(self._in_dtype(get_backend("cpu").dot(X, w)))
 

@@ -1,8 +1,9 @@
 """Linear models trained by gradient steps: their base class, and scikit-learn's parameters.
 
-With ``learning_rate="auto"`` a pilot on a sample of the rows finds where to start and which rate to
-take (`daskml_dist.training.learning_rate_search`). Regressions are trained on targets less their
-mean or median (`LinearModel.centred`): steps need not first carry the intercept there.
+With ``learning_rate="auto"`` a pilot on a sample of the rows finds initial parameters and a
+learning rate (`daskml_dist.training.learning_rate_search`). Regressions are trained on targets
+minus their mean or median (`LinearModel.centred`), so that steps need not move the intercept there
+first.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class BaseSGD(BaseSteps, BaseLinear):
     ----------
     penalty : {"l2", "l1", "elasticnet"} or None, default="l2"
         ``"l1"`` makes coefficients exactly zero, about those that are zero at the optimum, with the
-        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which keep account of the penalty that
-        each coefficient owes (McMahan 2011). Others take proximal steps, whose zeros the noise of
-        the batches undoes. Few or none are with `average`, under ``"local"`` and ``"average"``,
-        which average lanes, and ``"hogwild"``, whose lanes race.
+        optimizers ``"adagrad"``, ``"sgd"`` and ``"ftrl"``, which accumulate the pending penalty of
+        each coefficient (McMahan 2011). Others take proximal steps, whose zeros are undone by the
+        noise of the batches. There are few or no zeros with `average`, under ``"local"`` and
+        ``"average"``, which average lanes, and ``"hogwild"``, whose lanes race.
     alpha : float, default=0.0001
         Strength of the penalty; the intercept is not penalised.
     l1_ratio : float or None, default=0.15
-        Share of l1 in ``"elasticnet"``; None where the penalty is another.
+        Share of l1 in ``"elasticnet"``; None for other penalties.
     max_iter : int, default=20
         Passes over the data at most. With ``learning_rate="auto"`` most fits settle after six.
     tol : float or None, default=1e-3
@@ -73,12 +74,12 @@ class BaseSGD(BaseSteps, BaseLinear):
         Decides the order of the rows and the rows held out. With an int, ``"sync"``,
         ``"allreduce"``, ``"local"`` and ``"average"`` give the same coefficients at each run.
     average : bool or int, default=False
-        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts once so
-        many rows were seen.
+        Average the parameters over the steps (Polyak and Juditsky 1992); an int starts after that
+        many rows.
     batch_size : int, "auto" or None, default="auto"
-        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256
-        rows; None takes all rows of the lane (full-batch gradient descent). Under ``"hogwild"``,
-        sparse rows of many features are updates of their own with ``"auto"``.
+        Rows of one gradient of a lane. ``"auto"`` makes about 100 steps a pass with 32 to 256 rows;
+        None takes all rows of the lane (full-batch gradient descent). Under ``"hogwild"``, sparse
+        rows of many features are single updates with ``"auto"``.
     eta0 : float or None, default=None
         First rate of ``"constant"``, ``"invscaling"`` and ``"adaptive"``, in the unit of the
         optimizer; None is the optimizer's own. With ``"auto"`` a number is a constant rate, and
@@ -112,18 +113,18 @@ class BaseSGD(BaseSteps, BaseLinear):
             Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
             stochastic fit differ, so coefficients agree with repeated rows only for full batches.
         coef_init : array-like of the shape of `coef_`, optional
-            Coefficients to start from, with the optimizer's state anew; also with `warm_start`.
+            Coefficients to start from, with a new optimizer state; also with `warm_start`.
         intercept_init : array-like of the shape of `intercept_`, optional
             Intercepts to start from.
         eval_set, scoring : tuple and str or callable, optional
-            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how;
-            or several, as :class:`daskml_dist.callbacks.EvalMonitor` tells.
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how; or
+            several; see :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, "inline" or "auto", optional
-            Default: the current client. Without one, rows in memory are trained in this process
-            and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
-            process, though there be a client; ``"auto"`` where that is sooner, by
+            Default: the current client. Without one, rows in memory are trained in this process and
+            a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
+            process even if there is a client; ``"auto"`` where that is faster, according to
             :meth:`plan`'s costs.
 
         Returns
@@ -175,7 +176,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         if start is None:
             return None
         dtype = settings.dtype_of(rows.summary)
-        # The user's coefficients are for targets as they are; training subtracts their centre.
+        # The user's coefficients are for the original targets; training subtracts their centre.
         initial = model.uncentred(model.init(settings.seed, dtype))
         w = _join_starting_coefficients(model, initial, *start)
         return ShardState(model.centred(w), {})
@@ -213,7 +214,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             loss.check_target(summary.target_range)
         if self._survival_loss is not None:
             self._survival_loss.check_events(summary.targets.mean)
-        # A fit that goes on keeps the shift of the first rows: its parameters are relative to it.
+        # A continued fit keeps the shift of the first rows: its parameters are relative to it.
         shift = (
             make_target_shift(loss, fit_intercept, summary) if last is None else last.target_shift
         )
@@ -228,8 +229,8 @@ class BaseSGD(BaseSteps, BaseLinear):
                 "Set warm_start=False, or pass y as in the first fit."
             )
         # Losses without a centre (such as Poisson's, whose link is a logarithm) begin with the
-        # intercept at the best constant prediction instead.
-        # Both are facts about the targets, which nothing hides in a private fit.
+        # intercept at the best constant prediction instead. Both are facts about the targets, which
+        # a private fit would reveal without noise.
         if privacy is not None:
             shift = ()
         elif not self._classification and fit_intercept and not shift:
@@ -243,7 +244,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             n_targets,
             target_shift=shift,
             first_intercept=first_intercept,
-            # Noise touches all parameters.
+            # Noise changes all parameters.
             touches=summary.nonzeros_per_row if privacy is None else None,
             row_size=None if last is None else last.row_size,
             few_entries=has_few_entries(summary.n_rows, summary.n_features),
@@ -253,7 +254,7 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _adapt_rate_to_rows(
         self, job: FitJob, settings: Settings, model: StepModel
     ) -> tuple[Settings, StepModel]:
-        """Choose a rate by the size of the first rows, which the model keeps, if there is no pilot.
+        """Choose a rate by the scale of the first rows, stored by the model, if there is no pilot.
 
         That is the case in ``partial_fit`` and in streams.
         """
@@ -269,14 +270,14 @@ class BaseSGD(BaseSteps, BaseLinear):
         """Return the fit with the start and the rates that a pilot on a sample finds."""
         rarity = 1.0
         if job.rows.classes is not None:
-            # With rare labels a sample must be larger: the mean count of a label over the least.
+            # With rare labels a sample must be larger: the mean count of a label over the smallest.
             counts = job.rows.summary.label_weights(job.rows.classes)
             counts = counts[counts > 0]
             rarity = float(counts.mean() / counts.min()) if len(counts) else 1.0
         return calibrated(fit, settings, job.lanes, job.engine, rarity)
 
     def _settings_of_last_fit(self, settings: Settings) -> Settings:
-        """Return the settings, with NAG for Adagrad where the last fit's pilot replaced it."""
+        """Return the settings, with NAG for Adagrad if the last fit's pilot replaced it."""
         # Only NAG keeps the scale of each feature.
         was_replaced = type(settings.optimizer) is Adagrad and "scale" in self._state.opt_state
         if not (settings.auto_rate and was_replaced):
@@ -284,12 +285,12 @@ class BaseSGD(BaseSteps, BaseLinear):
         return replace(settings, optimizer=NAG())
 
     def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
-        """Return the parameters to go on from, for the model's shifted targets."""
-        # `coef_` is the average of the steps, but steps go on from where the last one ended.
+        """Return the parameters to continue from, for the model's shifted targets."""
+        # `coef_` is the average over steps, but steps continue from the last parameters.
         if state.average is not None:
             return state.w
-        # A coef_ that the user has changed counts; one that is unchanged must not be rounded by a
-        # shift back and forth.
+        # A coef_ changed by the user is used; an unchanged one must not be rounded by shifting it
+        # back and forth.
         w = self._join_coefficients()
         model = self._last_model
         return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
@@ -338,7 +339,7 @@ def _check_sgd_params(params: Mapping[str, Any]) -> None:
 
 def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
     """Return the loss with an estimator's `epsilon`, if `given` is a name and it has one."""
-    # A loss that the user gave as an object has an epsilon of its own.
+    # A loss object given by the user has its own epsilon.
     if isinstance(given, str) and isinstance(
         loss, Huber | EpsilonInsensitive | SquaredEpsilonInsensitive
     ):
@@ -381,7 +382,7 @@ def _join_starting_coefficients(
 
 def _as_finite_array(name: str, given: Any, dtype: Any) -> NDArray[Any]:
     """Return finite real numbers as an array; raise for others, naming the argument."""
-    # `sparsify` leaves a sparse coef_, which may be given back here.
+    # `sparsify` leaves a sparse coef_, which may be passed back here.
     values = np.asarray(given.toarray() if sparse.issparse(given) else given)
     if values.dtype.kind in "biufO":
         try:

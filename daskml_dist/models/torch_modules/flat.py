@@ -66,8 +66,8 @@ def find_convolution_kernels(module: Any) -> list[tuple[Any, str]]:
 
 def to_channels_last(kernel: Any) -> Any:
     """Return a copy of a kernel in channels-last memory format."""
-    # By a copy: `Tensor.to(memory_format=...)` leaves kernels of one channel as they are, whose
-    # format is ambiguous.
+    # By a copy: `Tensor.to(memory_format=...)` does not change kernels of one channel, whose format
+    # is ambiguous.
     return load_torch().empty_like(kernel, memory_format=load_torch().channels_last).copy_(kernel)
 
 
@@ -85,7 +85,7 @@ class FlatModule:
         Whether gradients are wanted.
     pixelwise : bool, default=False
         Whether kernels of convolutions on the CPU are in ``channels_last`` memory format, with
-        which convolutions take a quarter less time. They are then copies beside the vector.
+        which convolutions take a quarter less time. They are then copies outside the vector.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FlatModule:
         self._gradient: Any = torch.zeros_like(self._flat) if trained else None
         self.gradient: Any = share_memory(self._gradient, like) if trained else None
         self._bind(named)
-        #: Kernels beside the vector, and their place in it.
+        #: Kernels stored outside the vector, and their slices in it.
         self._kernels: list[tuple[Any, Any, Any]] = []
         if pixelwise and self.device is None:
             self._lay_out_kernels()
@@ -118,7 +118,7 @@ class FlatModule:
         self.trained: list[tuple[Any, Any]] = []
         #: Buffers: their module's dictionary, their name in it, and the view of the vector.
         self._buffers: list[tuple[dict[str, Any], str, Any]] = []
-        #: Slices of the vector, and tensors of another dtype (integers) that hold their numbers.
+        #: Slices of the vector, and tensors of another dtype (integers) that hold their values.
         self._beside: list[tuple[Any, Any]] = []
         #: Slices of the vector without gradients (running means and other buffers).
         self.means: list[slice] = []
@@ -141,7 +141,7 @@ class FlatModule:
         self.means.append(rows)
 
     def _get_memory(self, rows: slice, dtype: Any) -> Any:
-        """Return the memory of tensors of a dtype: a slice of the vector, or a tensor beside it."""
+        """Return the memory of tensors of a dtype: a slice of the vector, or a separate tensor."""
         if dtype == self.dtype:
             return self._flat[rows]
         store = load_torch().zeros(rows.stop - rows.start, dtype=dtype, device=self.device)
@@ -163,7 +163,7 @@ class FlatModule:
             self.trained.append((n.tensor, n.tensor.grad))
 
     def _lay_out_kernels(self) -> None:
-        """Replace convolution kernels by channels-last copies, with gradients beside the vector."""
+        """Replace convolution kernels by channels-last copies, whose gradients are separate."""
         kernels = [getattr(owner, key) for owner, key in find_convolution_kernels(self.module)]
         for n, (kernel, gradient) in enumerate(self.trained):
             if any(kernel is one for one in kernels):
@@ -195,7 +195,7 @@ class FlatModule:
     def collect(self) -> None:
         """Copy buffers that a forward pass has changed into the vector."""
         for owned, key, view in self._buffers:
-            # Assigned anew rather than changed in place: bound again.
+            # Reassigned rather than changed in place: bind it again.
             if owned[key] is not view:
                 view.copy_(owned[key])
                 owned[key] = view

@@ -13,7 +13,7 @@ from daskml_dist.errors import InvalidParameterError
 
 def check_torch(name: str) -> None:
     """Raise `InvalidParameterError` if PyTorch is not installed; does not import it."""
-    # To find it is fast; to import it is slow.
+    # Finding the module is fast; importing it is slow.
     if importlib.util.find_spec("torch") is None:
         raise _make_missing_error(name)
 
@@ -23,7 +23,7 @@ def load_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        # Another module's name: torch is there, but a library that it needs is not.
+        # Another module's name: torch is installed, but a library that it needs is not.
         if error.name == "torch":
             raise _make_missing_error("This") from error
         raise InvalidParameterError(

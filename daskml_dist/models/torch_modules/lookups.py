@@ -1,9 +1,9 @@
-"""Embedding parts of torch modules whose rows come with each batch.
+"""Embedding parts of torch modules whose rows are provided with each batch.
 
-A part that is named by the user, an `nn.Embedding` or `nn.EmbeddingBag`, is replaced by a lookup
-without parameters (`replace_embeddings`). Who calls the module brings the rows of the ids at hand
-(`rows_at_hand`), and gives the module the places of these rows in the place of ids. They are
-counted from 1: the row at place 0 is zeros, and stands for no id.
+A part named by the user, an `nn.Embedding` or `nn.EmbeddingBag`, is replaced by a lookup without
+parameters (`replace_embeddings`). The caller of the module provides the rows of the current ids
+(`rows_at_hand`), and passes the positions of these rows to the module instead of ids. Positions are
+counted from 1: the row at position 0 is zeros, and represents no id.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 from daskml_dist.models.torch_modules.library import load_torch
 
-#: Rows of the ids at hand, by the name of the part. Threads that share a module have their own.
+#: Rows of the current ids, by the name of the part. Each thread that shares a module has its own.
 _ROWS: ContextVar[Mapping[str, Any] | None] = ContextVar("rows", default=None)
 
 
 @contextmanager
 def rows_at_hand(rows: Mapping[str, Any]) -> Iterator[None]:
-    """Give lookups their rows, tensors by the name of the part, while the context is open."""
+    """Provide lookups with their rows (tensors by the name of the part) within the context."""
     token = _ROWS.set(rows)
     try:
         yield
@@ -34,19 +34,19 @@ def rows_at_hand(rows: Mapping[str, Any]) -> Iterator[None]:
 
 @cache
 def _make_lookup_class() -> Any:
-    """Return the class of lookups; torch is loaded for it."""
+    """Return the class of lookups; this imports torch."""
     torch = load_torch()
     functional = torch.nn.functional
     base: Any = torch.nn.Module
 
     class RowLookup(base):
-        """Part of a module that looks up rows of the ids at hand, by their places."""
+        """Part of a module that looks up rows of the current ids by position."""
 
         def __init__(self, name: str, part: Any) -> None:
             super().__init__()
             self.name = name
             self.embedding_dim = part.embedding_dim
-            #: How the rows of a bag become one; None: each place has its row.
+            #: How the rows of a bag are combined; None: each position has its own row.
             self.mode = getattr(part, "mode", None)
 
         def forward(self, places: Any) -> Any:
@@ -59,7 +59,7 @@ def _make_lookup_class() -> Any:
             if self.mode is None:
                 return functional.embedding(places, rows)
             bags = places[:, None] if places.ndim == 1 else places
-            # Places of 0 fill bags up, and count for nothing.
+            # Positions of 0 pad bags, and have no effect.
             return functional.embedding_bag(bags, rows, mode=self.mode, padding_idx=0)
 
         def extra_repr(self) -> str:
@@ -75,12 +75,12 @@ def find_lookups(module: Any) -> dict[str, Any]:
 
 
 def replace_embeddings(module: Any, names: Sequence[str]) -> None:
-    """Replace the named parts of a module by lookups, wherever they stand in it."""
+    """Replace the named parts of a module by lookups, wherever they occur in it."""
     parts = dict(module.named_modules())
     for name in names:
         part = _check_embedding(module, name, parts)
         lookup = _make_lookup_class()(name, part)
-        # A module may hold one part under several names, and in several of its parts.
+        # A module may hold one part under several names, and in several of its submodules.
         for owner in list(module.modules()):
             for key, child in owner._modules.items():
                 if child is part:
@@ -93,7 +93,7 @@ def replace_embeddings(module: Any, names: Sequence[str]) -> None:
 
 
 def _check_embedding(module: Any, name: str, parts: Mapping[str, Any]) -> Any:
-    """Return the part of a name; raise if its rows cannot come from a table."""
+    """Return the part with a name; raise if its rows cannot come from a table."""
     nn = load_torch().nn
     part = parts.get(name)
     if not isinstance(part, nn.Embedding | nn.EmbeddingBag):

@@ -1,6 +1,6 @@
 """A `torch.nn.Module` as a model that is trained by gradient steps.
 
-The engine keeps one vector of parameters and knows nothing of torch. A `TorchModel` holds what is
+The engine keeps one vector of parameters and does not depend on torch. A `TorchModel` holds what is
 needed to make the module in any process; each lane makes one (`_Lane`), whose parameters and
 gradients are views of flat vectors (`FlatModule`). A step copies the engine's vector into it, runs
 forward and backward, and returns the vector of the gradients.
@@ -32,7 +32,8 @@ from daskml_dist.models.torch_modules.flat import (
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
 from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors
 
-#: Steps of a lane between copies of its parameters, which the error of a fit that diverges holds.
+#: Steps of a lane between copies of its parameters, which are attached to the error of a diverging
+#: fit.
 _STEPS_PER_COPY = 32
 #: Numbers of the gradients of single rows that are in memory together (64 MiB of float32).
 _ROW_GRADIENT_NUMBERS = 1 << 24
@@ -46,7 +47,7 @@ class TorchModel(StepModel):
     ----------
     source : ModuleSource
     parameters : Parameters
-        Layout of the module's trained parameters and, as buffers, all else in its state.
+        Layout of the module's trained parameters and, as buffers, the rest of its state.
     inputs : TorchInputs
     target : {"labels", "binary", "numbers"}
         Form of the targets: class indices (int64), 0 and 1 in the dtype of the outputs, or
@@ -56,7 +57,7 @@ class TorchModel(StepModel):
     precision : {"bf16", "fp16"} or None
         Precision of products (autocast); parameters and sums stay in the fit's dtype.
     start : ndarray or None
-        Initial parameters; None: those that the module draws.
+        Initial parameters; None: the module draws them.
     checksum : int or None
         CRC-32 of the initial parameters on the client, which workers compare with theirs.
     fewest_rows : int
@@ -81,7 +82,7 @@ class TorchModel(StepModel):
     #: Modules made in this process, by lane; for a pipeline by the layers of a stage.
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    #: torch starts OpenMP threads, but none where a lane computes with one thread.
+    #: torch starts OpenMP threads, but none if a lane computes with one thread.
     starts_threads = False
     flushes = True
 
@@ -99,7 +100,7 @@ class TorchModel(StepModel):
         return {**self.__dict__, "_made": {}}
 
     def at_rest(self) -> TorchModel:
-        """Return the model without what only a fit needs, to be kept by a fitted estimator."""
+        """Return the model without data that only a fit needs, to be kept by a fitted estimator."""
         return replace(self, start=None, checksum=None, _made={})
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
@@ -109,7 +110,8 @@ class TorchModel(StepModel):
         w: NDArray[Any] = flatten_parameters(
             self.source.make_seeded(seed, torch_dtype(dtype)), dtype
         )
-        # Lanes must begin with the same bits: another torch, or NumPy draws in __init__, differ.
+        # Lanes must start from the same bits: another version of torch, or NumPy draws in __init__,
+        # give others.
         if self.checksum is not None and zlib.crc32(w.tobytes()) != self.checksum:
             raise InvalidParameterError(
                 f"{self.source.name} starts with other parameters here than on the client. Draw "
@@ -127,7 +129,7 @@ class TorchModel(StepModel):
         )
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Return the targets in the dtype that the criterion takes."""
+        """Return the targets in the dtype of the criterion."""
         if self.target == "numbers" or y.ndim == 2:  # two-dimensional: multilabel indicators
             return y.astype(dtype)
         assert classes is not None
@@ -173,7 +175,7 @@ class TorchModel(StepModel):
         if self.target == "labels":
             return np.array([weight.sum(), weight @ (raw.argmax(axis=1) == y)])
         if self.target == "binary":
-            # Of several labels a row is right if all are (subset accuracy), as in scikit-learn.
+            # With several labels a row is correct if all are (subset accuracy), as in scikit-learn.
             right = (raw.reshape(y.shape) > self.threshold) == (y > 0)
             return np.array([weight.sum(), weight @ right.reshape(len(y), -1).all(axis=1)])
         y = y.reshape(len(y), -1).astype(np.float64)
@@ -249,7 +251,7 @@ class _Lane(FlatModule):
                     "computing. Create them in __init__, and let only training change them."
                 )
             self.collect()
-            # On a GPU the loss stays there: to look at it would wait for the step. Two small copies
+            # On a GPU the loss stays there: reading it would wait for the step. Two small copies
             # take the host less time than a new exchange of memory between the libraries.
             if self.device is not None:
                 self._loss_sum.copy_(loss.detach())
@@ -265,7 +267,7 @@ class _Lane(FlatModule):
     def _backward(self, loss: Any) -> None:
         """Run the backward pass into the vector of gradients.
 
-        In float16 with loss scaling (Micikevicius et al. 2018): the largest factor of which no
+        In float16 with loss scaling (Micikevicius et al. 2018): the largest factor with which no
         gradient overflows. torch's `GradScaler` adapts its factor from step to step and skips steps
         that overflow. Here each step tries the same factors: it has no state, drops no rows, and a
         step that is repeated after the loss of a worker gives the same bits.
@@ -310,7 +312,7 @@ class _Lane(FlatModule):
             part = [x[at] for x in positional], {k: x[at] for k, x in named.items()}, y[at]
             found = self._row_gradients(*part)
             squares = sum(own.flatten(1).square().sum(dim=1) for own in found)
-            # A norm of 0 divides nothing: the quotient is infinite, and its bound 1.
+            # A norm of 0 is not clipped: the quotient is infinite, and is bounded by 1.
             factors = (clip / squares.sqrt()).clamp(max=1.0)
             for (_, total), own in zip(self.trained, found, strict=True):
                 total.add_(load_torch().tensordot(factors, own, dims=1))
@@ -324,8 +326,8 @@ class _Lane(FlatModule):
             gradients = func.vmap(
                 func.grad(self._loss_of_row), in_dims=(None, 0, 0, 0), randomness="different"
             )
-            # Recurrent layers, and what looks at values, cannot be computed for many rows at once;
-            # an error of the module's own comes again for a single row.
+            # Recurrent layers, and code that depends on values, cannot be vectorised over rows; an
+            # error of the module itself occurs again for a single row.
             with suppress(RuntimeError, InvalidParameterError):
                 found = gradients(trained, positional, named, y)
                 return [found[name] for name in trained]
@@ -354,7 +356,7 @@ class _Lane(FlatModule):
     def _gradient_at(self, w: Any, n_rows: int) -> Any:
         """Return the whole gradient, of the shape of `w`.
 
-        That of a buffer is ``rows * (old - new)``: see `Part.buffer`.
+        For a buffer it is ``rows * (old - new)``: see `Part.buffer`.
         """
         xp = np if is_host(w) else namespace(w)
         before = xp.reshape(w, (-1,))
@@ -372,7 +374,7 @@ class _Lane(FlatModule):
                 positional, named = self.model.inputs(rows.X, self.dtype, self.device)
                 output = self.module(*positional, **named)
                 first = output[0] if isinstance(output, tuple) else output
-                # The copy waits for the current stream alone, so it belongs in here.
+                # The copy waits only for the current stream, so it must be made here.
                 found: NDArray[Any] = first.float().cpu().numpy()
         finally:
             self.module.train()
@@ -451,7 +453,7 @@ class TorchInputs:
     images : {"channels_last", "channels_first"} or None
         Whether rows are images, whose bytes become floats between 0 and 1, channels first.
     columns : mapping of str to InputColumns, or None
-        Columns of a dataframe for each argument of the module; None: it takes the rows.
+        Columns of a dataframe for each argument of the module; None: the module takes the rows.
     """
 
     images: str | None = None
@@ -469,11 +471,11 @@ class TorchInputs:
         return [_convert_input(rows, dtype)], {}
 
     def _image(self, rows: Any, dtype: Any) -> Any:
-        if rows.ndim == 3:  # grey images without a dimension of channels
+        if rows.ndim == 3:  # grey images without a channel dimension
             rows = rows[:, None]
         elif rows.ndim == 4 and self.images == "channels_last":
             rows = rows.movedim(3, 1)
-        # Bytes go from 0 to 255; floats are taken to be scaled already.
+        # Bytes range from 0 to 255; floats are assumed to be scaled already.
         scale = 1.0 if rows.is_floating_point() else 1 / 255
         return rows.to(dtype).contiguous() * scale
 
@@ -484,13 +486,13 @@ class TorchInputs:
 
 
 def to_tensor(array: Any) -> Any:
-    """Return a tensor that shares the memory of an array where that is writable."""
+    """Return a tensor that shares the memory of an array if it is writable."""
     torch = load_torch()
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         # Few of torch's functions take uint16, uint32 and uint64.
         array = array.astype("int64")
     if not is_host(array):
-        # -1: without an event between the streams, since both libraries compute on one.
+        # -1: no synchronisation between streams, since both libraries compute on one.
         return torch.from_dlpack(array.__dlpack__(stream=-1))
     # torch refuses byte-swapped arrays and negative strides, and warns of read-only memory.
     if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
@@ -509,9 +511,9 @@ def _convert_input(rows: Any, dtype: Any) -> Any:
 
 
 def cross_entropy(output: Any, y: Any) -> Any:
-    """Return the cross-entropy of logits: one a class, or a single one for the second of two."""
+    """Return the cross-entropy of logits: one per class, or a single one for the second of two."""
     functional = load_torch().nn.functional
-    # Float targets are of a single logit, or of one for each of several labels.
+    # Float targets belong to a single logit, or to one for each of several labels.
     if y.is_floating_point():
         return functional.binary_cross_entropy_with_logits(output, y, reduction="none")
     return functional.cross_entropy(output, y, reduction="none")
@@ -561,7 +563,7 @@ def _match_shape(output: Any, y: Any, name: str) -> Any:
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-#: Factors of the loss before the backward pass in float16, tried from the largest until nothing
+#: Factors of the loss before the backward pass in float16, tried in decreasing order until nothing
 #: overflows: without one, gradients below 6e-8 would be 0 (Micikevicius et al., "Mixed precision
 #: training", ICLR 2018).
 _LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))

@@ -1,7 +1,7 @@
 """Probe of a torch module on a few rows before a fit.
 
-`probe_module` calls the module and its criterion once. It raises where shapes or targets do not fit
-together, and reports what the fit has to know of the module in a `ProbeResult`.
+`probe_module` calls the module and its criterion once. It raises if shapes or targets are
+inconsistent, and reports the properties that the fit needs in a `ProbeResult`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from daskml_dist.models.torch_modules.source import (
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Properties of a module that a fit has to know, found by :func:`probe_module`.
+    """Properties of a module that a fit needs, found by :func:`probe_module`.
 
     Parameters
     ----------
     target : {"labels", "binary", "numbers"}
-        Form in which the criterion takes targets: class numbers (int64), 0 and 1 as floats, or
+        Form of the targets that the criterion needs: class numbers (int64), 0 and 1 as floats, or
         regression targets.
     min_batch_rows : int
-        Fewest rows of a batch that the module takes in training: 2 with some batch normalisations.
+        Minimum rows of a batch that the module supports in training: 2 with some batch
+        normalisations.
     chain : tuple of tuple of str, or None
-        Stages of a pipeline, each the paths of its submodules; None where they were not asked for.
+        Stages of a pipeline, each the paths of its submodules; None if not requested.
     channels_last_kernels : bool
-        Whether convolution kernels may lie in memory in the channels-last order.
+        Whether convolution kernels may be stored in channels-last order.
     """
 
     target: str
@@ -61,13 +62,13 @@ def probe_module(
     n_targets: int | None,
     chained: bool,
 ) -> ProbeResult:
-    """Return the properties of a module, by calls of it and its criterion on a few rows.
+    """Return the properties of a module, by calling it and its criterion on a few rows.
 
     The module is changed: its mode, gradients, buffers and memory formats.
     """
     torch, float_dtype = load_torch(), torch_dtype(dtype)
     positional, named = inputs(rows, float_dtype)
-    # Dropout may draw: torch's stream is left as it was.
+    # Dropout may draw random numbers: torch's stream is restored afterwards.
     with seeded(0), torch.enable_grad():
         # Not in training mode: a batch normalisation might refuse so few rows.
         module.eval()
@@ -78,7 +79,8 @@ def probe_module(
             output = module(*positional, **named)
         prediction = output[0] if isinstance(output, tuple) else output
         _check_output(source.name, prediction, len(rows), n_classes)
-        # The criterion on targets of zeros: whether shapes and dtypes fit does not depend on them.
+        # The criterion on zero targets: whether shapes and dtypes fit does not depend on their
+        # values.
         y = _make_zero_targets(prediction, len(rows), n_classes, n_targets)
         loss = compute_row_losses(source.make_criterion(float_dtype), output, y, source.name).sum()
         if not loss.requires_grad:
@@ -106,10 +108,10 @@ def _accepts_channels_last(
 ) -> bool:
     """Return whether a step with channels-last kernels works and gives the same outputs.
 
-    It does not where the module depends on the memory order of a tensor, as ``Tensor.view`` does.
+    It does not if the module depends on the memory order of a tensor, as ``Tensor.view`` does.
     """
     torch, kernels = load_torch(), find_convolution_kernels(module)
-    # The convolutions that gain from the format are of float32.
+    # Only float32 convolutions profit from the format.
     if dtype != torch.float32 or not kernels:
         return False
     positional, named = inputs(rows, dtype)
@@ -121,18 +123,18 @@ def _accepts_channels_last(
     try:
         with torch.no_grad():
             after = module(*positional, **named)
-        # A backward pass too: `Tensor.view` of a gradient may fail where the forward pass does not.
+        # A backward pass too: `Tensor.view` of a gradient may fail even if the forward pass works.
         output = module.train()(*positional, **named)
         compute_row_losses(source.make_criterion(dtype), output, y, source.name).sum().backward()
     except (RuntimeError, ValueError, InvalidParameterError):
         return False
-    # Sums in another order: equal up to rounding, unless the module mixed up its dimensions.
+    # Sums in another order: equal up to rounding, unless the module mixes up its dimensions.
     before, after = (o[0] if isinstance(o, tuple) else o for o in (before, after))
     return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-4))
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
-    """Raise if the output is no float tensor, or its shape does not fit the rows and classes."""
+    """Raise if the output is not a float tensor, or its shape does not fit the rows and classes."""
     if not isinstance(output, load_torch().Tensor) or not output.is_floating_point():
         raise InvalidParameterError(
             f"{name}.forward returns a {type(output).__name__}, where a tensor of floats (or a "
@@ -143,7 +145,7 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
             f"{name} gives outputs of shape {tuple(output.shape)} for {n_rows} rows. Keep the "
             "first dimension, which counts rows, as it is."
         )
-    # A vector of outputs counts as one logit a row.
+    # A vector of outputs counts as one logit per row.
     width = output.shape[1] if output.ndim == 2 else 1
     # Two classes may have one output, a logit.
     valid = (1, 2) if n_classes == 2 else (n_classes,)
@@ -159,7 +161,7 @@ def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) ->
 def _make_zero_targets(
     output: Any, n_rows: int, n_classes: int | None, n_targets: int | None
 ) -> Any:
-    """Return zeros of the shape and dtype in which the criterion takes this fit's targets."""
+    """Return zeros with the shape and dtype of targets that the criterion needs in this fit."""
     torch = load_torch()
     if n_classes is None:
         shape = (n_rows,) if n_targets is None else (n_rows, n_targets)
@@ -170,7 +172,7 @@ def _make_zero_targets(
 
 
 def _find_min_batch_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
-    """Return 2 if a batch normalisation cannot take a single row, else 1."""
+    """Return 2 if a batch normalisation does not support a single row, else 1."""
     torch = load_torch()
     batch_norm = torch.nn.modules.batchnorm._BatchNorm
     if not any(isinstance(child, batch_norm) for child in module.modules()):

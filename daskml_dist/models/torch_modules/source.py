@@ -1,7 +1,7 @@
 """Construction of a torch module and its criterion, with the same parameters in every process.
 
-What a user passed (a class and its arguments, or an instance) travels as a `ModuleSource`; each
-lane makes a module of its own from it. The rest of the file serves this:
+The user's argument (a class and its arguments, or an instance) is sent as a `ModuleSource`; each
+lane makes its own module from it. The rest of the file serves this:
 
 - `named_tensors` fixes the order of a module's tensors in the flat parameter vector;
 - `split_chain` cuts a sequential module into layers, for stages of a pipeline;
@@ -57,7 +57,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """Factory of a module and of its criterion. Picklable, if what the user gave is.
+    """Factory of a module and of its criterion. Picklable, if the user's objects are.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class ModuleSource:
     criterion_arguments : mapping
         Keyword arguments of a class `criterion`.
     lookups : tuple of str
-        Embedding parts of the module that are replaced by lookups of rows that come with a batch.
+        Embedding parts of the module, replaced by lookups of rows that are provided with a batch.
     """
 
     module: Any
@@ -121,7 +121,7 @@ class ModuleSource:
             if hasattr(found, "reduction"):
                 found.reduction = "none"
             return found.to(dtype)
-        if not inspect.isclass(given):  # a function, which must not reduce by itself
+        if not inspect.isclass(given):  # a function, which must not reduce its result
             return given
         arguments = dict(self.criterion_arguments)
         if "reduction" in inspect.signature(given).parameters:
@@ -139,7 +139,8 @@ def class_name_of(value: Any) -> str:
 def without_weights(module: Any) -> Any:
     """Return a copy of a module whose parameters and saved buffers take no memory.
 
-    It goes to the workers in place of the user's instance, whose weights travel in the flat vector.
+    It is sent to the workers instead of the user's instance, whose weights are sent in the flat
+    vector.
     """
     torch = load_torch()
     try:
@@ -150,7 +151,7 @@ def without_weights(module: Any) -> Any:
             f"{type(error).__name__}: {error}. Keep open files, locks and connections out of it."
         ) from error
     for named in named_tensors(bare):
-        # One element, with strides of 0: the shape stays.
+        # One element, with strides of 0: the shape is kept.
         placeholder = torch.zeros((), dtype=named.tensor.dtype).expand(named.tensor.shape)
         if named.is_buffer:
             named.owner._buffers[named.key] = placeholder
@@ -209,8 +210,8 @@ def explain_errors(what: str) -> Iterator[None]:
 
 
 def _suggest_remedy(text: str) -> str:
-    """Return the likely remedy of an error of torch, recognised by words of its message."""
-    # The first match counts: words that many errors have come last.
+    """Return the likely remedy for an error of torch, recognised by words in its message."""
+    # The first match is used: words that occur in many errors are tested last.
     if "Expected more than 1 value per channel" in text:
         return (
             ". Batch normalisation needs at least two rows per batch: use a larger batch_size "
@@ -254,10 +255,10 @@ def _suggest_remedy(text: str) -> str:
 
 
 def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
-    """Return paths and modules of the layers of a `Sequential`, nested ones unrolled; or None.
+    """Return paths and modules of the layers of a `Sequential`, nested ones expanded; or None.
 
-    A module that holds one `Sequential` and nothing else counts as this. Whether its `forward` only
-    calls it is not seen here: :func:`split_chain` tries it.
+    A module that holds one `Sequential` and nothing else counts as a `Sequential`. Whether its
+    `forward` only calls it is not seen here: :func:`split_chain` tries it.
     """
     path = ""
     while not _is_plain_sequential(module):
@@ -273,7 +274,7 @@ def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
 def _is_plain_sequential(module: Any) -> bool:
     """Return whether a module does nothing but call its children in order."""
     forward = load_torch().nn.Sequential.forward
-    # Hooks see, and may change, what goes through the whole module.
+    # Hooks may change the data that passes through the module.
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     return getattr(type(module), "forward", None) is forward and not hooked
 
@@ -291,13 +292,14 @@ def split_chain(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the layers of a module, each the paths of adjacent children, for pipeline stages.
 
-    The module is called once on the arguments, to see that rows go through its children in order.
+    The module is called once on the arguments, to check that rows pass through its children in
+    order.
     """
     children = _find_chain_children(module)
     with _record_children(children or []) as seen, load_torch().no_grad():
         output = module(*positional, **named)
-    # Compared by identity: each child is called once, the first on the rows as they are, and the
-    # module returns what the last returned.
+    # Compared by identity: each child is called once, the first one on the unchanged rows, and the
+    # module returns the result of the last one.
     if (
         not children
         or named
@@ -325,7 +327,7 @@ def _record_children(children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
             seen.append(given[0])
 
     hooks = [children[0][1].register_forward_pre_hook(record_input)] if children else []
-    # A module that stands in the chain twice gets one hook, which is called twice.
+    # A module that occurs twice in the chain gets one hook, which is called twice.
     for child in {id(child): child for _, child in children}.values():
         hooks.append(child.register_forward_hook(lambda _, __, output: seen.append(output)))
     try:
@@ -338,7 +340,7 @@ def _record_children(children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
 def _group_by_layer(
     children: list[tuple[str, Any]], outputs: list[Any], n_rows: int
 ) -> list[list[tuple[str, Any]]]:
-    """Return the children grouped into layers, each with parameters (but where none has any)."""
+    """Return the children grouped into layers, each with parameters (unless no child has any)."""
     torch = load_torch()
     layers: list[list[tuple[str, Any]]] = [[]]
     has_tensors = can_cut = False
@@ -350,15 +352,15 @@ def _group_by_layer(
             has_tensors = False
         layers[-1].append((path, child))
         has_tensors = has_tensors or own
-        # What one stage sends to the next is one float tensor with a gradient for each row. A
-        # recurrent layer's tuple, or tokens, cannot be sent.
+        # A stage sends one float tensor to the next, with a gradient for each row. A recurrent
+        # layer's tuple, or tokens, cannot be sent.
         can_cut = isinstance(output, torch.Tensor) and output.is_floating_point()
         can_cut = can_cut and output.ndim > 0 and output.shape[0] == n_rows
     return layers
 
 
 def _check_no_shared_tensors(name: str, layers: list[list[tuple[str, Any]]]) -> None:
-    """Raise `InvalidParameterError` where two layers share a parameter or buffer (tied weights)."""
+    """Raise `InvalidParameterError` if two layers share a parameter or buffer (tied weights)."""
     owner: dict[int, int] = {}
     for number, layer in enumerate(layers):
         for path, child in layer:
@@ -371,7 +373,7 @@ def _check_no_shared_tensors(name: str, layers: list[list[tuple[str, Any]]]) -> 
 
 
 def keep_children(module: Any, paths: set[str]) -> dict[str, Any]:
-    """Keep the children of a chain at some paths, remove the others, and return the kept ones."""
+    """Keep the children of a chain at some paths, and remove the others; return the kept ones."""
     kept: dict[str, Any] = {}
     for path, child in _find_chain_children(module) or ():
         if path in paths:
@@ -405,7 +407,7 @@ class _SharedLock:
     @contextmanager
     def share(self) -> Iterator[None]:
         with self._changed:
-            # Behind waiting writers, or a stream of readers would starve them.
+            # Wait for pending writers: a sequence of readers would otherwise starve them.
             self._changed.wait_for(lambda: not (self._is_exclusive or self._n_waiting))
             self._n_sharing += 1
         try:
@@ -419,7 +421,7 @@ class _SharedLock:
     @contextmanager
     def exclude(self) -> Iterator[None]:
         with self._changed:
-            # Counted before it waits, so that no thread begins to share in between.
+            # Counted before it waits, so that no reader can start in between.
             self._n_waiting += 1
             self._changed.wait_for(lambda: not (self._is_exclusive or self._n_sharing))
             self._n_waiting -= 1
@@ -432,13 +434,13 @@ class _SharedLock:
                 self._changed.notify_all()
 
 
-#: One for the process, as torch's generator is.
+#: One per process, like torch's generator.
 _STREAM_LOCK = _SharedLock()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator while the context is open, and restore its state afterwards."""
+    """Seed torch's CPU generator within the context, and restore its state afterwards."""
     generator = load_torch().default_generator
     with _STREAM_LOCK.exclude():
         before = generator.get_state()
@@ -450,7 +452,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Drawing:
-    """Caller of forward passes that may draw random numbers (dropout), which are then seeded.
+    """Caller of forward passes that may draw random numbers (dropout) and are then seeded.
 
     Lanes run side by side until one is seen to draw: the state of the generator has changed. From
     then on this caller's functions run one at a time, each seeded by its own keys, so that draws do
@@ -459,8 +461,8 @@ class Drawing:
     Parameters
     ----------
     device : torch.device or None
-        GPU on which the functions compute, whose generator is not observed: they count as drawing
-        from the start. None: the CPU.
+        GPU on which the functions compute, whose generator is not observed: they are assumed to
+        draw from the start. None: the CPU.
     """
 
     def __init__(self, device: Any) -> None:
@@ -469,7 +471,8 @@ class Drawing:
 
     def call(self, function: Callable[[Seed], R], undo: Callable[[], Any]) -> R:
         """Return ``function(seed)``; the first call that draws is undone and repeated, seeded."""
-        # Unseeded and beside the other lanes at first: without dropout, a network never draws.
+        # At first unseeded and in parallel with other lanes: without dropout, a network never
+        # draws.
         if not self._draws:
             with _STREAM_LOCK.share():
                 before = _get_stream_state()
@@ -488,8 +491,8 @@ class Drawing:
         number = int.from_bytes(blake2b(repr(key).encode(), digest_size=7).digest())
         torch = load_torch()
         torch.default_generator.manual_seed(number)
-        # `torch.manual_seed` would give the same streams, but also queues the seeds of kinds of
-        # devices that are not there, each with a formatted stack: a fifth of a network's step.
+        # `torch.manual_seed` would give the same streams, but also queues seeds for absent kinds of
+        # devices, each with a formatted stack: a fifth of a network's step.
         if self._device is not None:
             torch.cuda.default_generators[self._device.index].manual_seed(number)
 

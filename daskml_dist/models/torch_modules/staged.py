@@ -1,8 +1,7 @@
 """A sequential torch module cut into stages of a pipeline (`StagedModel`).
 
 A stage holds the parameters of some adjacent layers. It keeps autograd's graph of a micro-batch's
-forward pass until the gradient of its output comes back from the next stage; nothing is computed
-twice.
+forward pass until the next stage returns the gradient of its output; nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class TorchChain(TorchModel, StagedModel):
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """Return the output of some layers, and what :meth:`backward` needs of this pass."""
+        """Return the output of some layers, and the data that :meth:`backward` needs for it."""
         return self._stage(layers, w).forward(w, x, rows)
 
     def backward(
@@ -66,16 +65,16 @@ class TorchChain(TorchModel, StagedModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """Add the gradient of some layers to `out`, and return that of their input.
+        """Add the gradient of some layers to `out`, and return the gradient of their input.
 
-        None for the first layers, whose input has none.
+        None for the first layers, whose input has no gradient.
         """
         return self._stage(layers, w).backward(memory, gradient, out)
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
         """Return the sum of the weighted losses, and its gradient with respect to the output."""
         torch = load_torch()
-        # A new leaf: the last stage's graph is left, and `backward` takes up the gradient there.
+        # A new leaf: the last stage's graph is separate, and `backward` starts from this gradient.
         leaf = to_tensor(output).detach().requires_grad_()
         device = None if is_host(output) else leaf.device
         criterion = self._criterion(leaf)
@@ -98,7 +97,7 @@ class TorchChain(TorchModel, StagedModel):
         return found, _to_library_of(gradient, output)
 
     def _criterion(self, leaf: Any) -> Any:
-        """Return the criterion, made once a dtype, on the device of `leaf`."""
+        """Return the criterion, made once per dtype, on the device of `leaf`."""
         key = "criterion", leaf.dtype
         if key not in self._made:
             made = self.source.make_criterion(leaf.dtype)
@@ -117,7 +116,7 @@ class _Stage(FlatModule):
     """Some adjacent layers, with their parameters and gradients. Used by one thread."""
 
     def __init__(self, model: TorchChain, layers: range, w: Any) -> None:
-        # The whole module is made once, and what belongs to other stages is dropped.
+        # The whole module is made once, and layers of other stages are dropped.
         module = model.source.make_seeded(0, torch_dtype(str(w.dtype)))
         paths = {path for layer in layers for path in model.chain[layer]}
         names = {name for layer in layers for name in model.layers[layer]}
@@ -136,9 +135,9 @@ class _Stage(FlatModule):
         if self._begins:
             ((value,), _) = self._model.inputs(x, self.dtype, self.device)
         else:
-            # The input is a leaf, so that its gradient, which the stage before needs, is kept.
+            # The input is a leaf, so that its gradient, which the previous stage needs, is kept.
             leaf = self._normalize(to_tensor(x)).detach().requires_grad_()
-            # Autograd refuses layers that work in place on a leaf: they get a copy.
+            # Autograd refuses in-place layers on a leaf: they get a copy.
             value = leaf.clone()
         self.enter(w)
         with load_torch().enable_grad(), explain_errors(f"{self._model.source.name}.forward"):
@@ -155,7 +154,7 @@ class _Stage(FlatModule):
 
     def _apply_layers(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
         for number, children in self._layers:
-            # Seeded by layer, so that draws do not depend on where the chain is cut.
+            # Seeded by layer, so that draws do not depend on where the chain is split.
             seed((*key, number))
             with self._cast():
                 for child in children:
@@ -177,7 +176,7 @@ class _Stage(FlatModule):
         """Add the gradient of the parameters to `out`; return that of the input, or None."""
         leaf, output, by_buffer = memory
         self.zero_gradients()
-        # Not so where none of the stage's layers has parameters that are trained.
+        # False if none of the stage's layers has trained parameters.
         if output.requires_grad:
             output.backward(to_tensor(gradient))
             self.gather()
@@ -186,13 +185,13 @@ class _Stage(FlatModule):
         out += namespace(out).reshape(self.gradient, out.shape)
         if leaf is None:
             return None
-        # No gradient reaches the input where a layer detaches it.
+        # No gradient reaches the input if a layer detaches it.
         return _to_library_of(
             load_torch().zeros_like(leaf) if leaf.grad is None else leaf.grad, out
         )
 
 
 def _to_library_of(tensor: Any, like: Any) -> Any:
-    """Return a tensor as an array of the library of `like`, of the same memory if contiguous."""
+    """Return a tensor as an array of the library of `like`, sharing memory if contiguous."""
     tensor = tensor.contiguous()
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)

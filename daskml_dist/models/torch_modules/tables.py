@@ -1,10 +1,10 @@
-"""A torch module whose embeddings are rows of a growing table, made when their ids come.
+"""A torch module whose embeddings are rows of a growing table, created when their ids occur.
 
 The table is that of models over ids (`models/embeddings.py`): rows are numbered by ids and the part
 of the module that they belong to. A batch pulls the rows of its own ids (`TorchTableModel.touched`)
-and pushes their gradients; lookups in the module find them by their places (`lookups.py`). All
-other parameters of the module are rows of the same table, under ids of a field of their own. What
-lies there is how far they came from where they began, so that a table needs no special values.
+and pushes their gradients; lookups in the module find them by position (`lookups.py`). All other
+parameters of the module are rows of the same table, under ids of a separate field. Their rows hold
+the difference from the initial values, so that a table needs no special initial values.
 
 Columns of data are fields of hashed rows (`data/field_hashing.py`). Several columns may share a
 part: equal ids have one row then.
@@ -29,15 +29,15 @@ from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.lookups import find_lookups, rows_at_hand
 from daskml_dist.models.torch_modules.module import TorchInputs, TorchModel
 
-#: Rows with which a module is tried: more than one, so that outputs of one row are seen.
+#: Rows on which a module is tried: more than one, to detect outputs of a single row.
 _TRIAL_ROWS = 2
-#: Whole numbers that a dtype has all of, to the power of two.
+#: Power of two up to which integers are exact in a dtype.
 _WHOLE_BITS = {"float32": 24, "float64": 53}
 
 
 @dataclass(frozen=True)
 class TableArgument:
-    """Columns of a table that are one argument of a module.
+    """Columns of a table that form one argument of a module.
 
     Parameters
     ----------
@@ -54,20 +54,20 @@ class TableArgument:
 
 
 class PlacedIds:
-    """Rows of a table whose ids are places among the rows that a batch has pulled.
+    """Rows of a table whose ids are positions among the rows that a batch has pulled.
 
     Parameters
     ----------
     n_rows : int
     columns : list
-        Of each field: numbers; places of ids, from 1; or of bags a tuple of the places of all, and
-        the number of each row's.
+        For each field: numbers; positions of ids, from 1; or for bags, a tuple of all positions and
+        the number in each row.
     of_parts : list of ndarray of int
-        Of each part of the module, where in the batch's rows the rows of its ids are, by place.
+        For each part of the module, where its ids' rows are among the batch's rows, by position.
     of_layers : ndarray of int
-        Where in the batch's rows those of all other parameters are.
+        Where the rows of all other parameters are among the batch's rows.
     dtype : dtype
-        Of numbers.
+        Dtype of numbers.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class PlacedIds:
         return self.shape[0]
 
     def toarray(self) -> NDArray[Any]:
-        """Return the columns of numbers, for messages; zeros where there are none."""
+        """Return the columns of numbers, for messages; zeros for other columns."""
         numbers = [c for c in self.columns if isinstance(c, np.ndarray) and c.dtype.kind == "f"]
         return np.stack(numbers or [np.zeros(len(self), self.dtype)], axis=1)
 
 
 @dataclass(frozen=True)
 class TableInputs(TorchInputs):
-    """Conversion of hashed rows of a table to the tensors that a module is called with.
+    """Conversion of hashed rows of a table to the tensors passed to a module.
 
     Parameters
     ----------
     arguments : mapping of str to TableArgument
     parts : tuple of int
-        Of each field the number of the part that has the rows of its ids; -1: it holds numbers.
+        For each field, the number of the part that has the rows of its ids; -1: it holds numbers.
     names : tuple of str
-        Of the fields, for errors.
+        Names of the fields, for errors.
     """
 
     arguments: Mapping[str, TableArgument] = field(default_factory=dict)
@@ -110,13 +110,13 @@ class TableInputs(TorchInputs):
     names: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values for JSON, from which :meth:`of_facts` makes the same."""
+        """Return plain values for JSON, from which :meth:`of_facts` makes an equal object."""
         arguments = {name: list(astuple(of)) for name, of in self.arguments.items()}
         return {"arguments": arguments, "parts": list(self.parts), "names": list(self.names)}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> TableInputs:
-        """Return what :meth:`describe` told of."""
+        """Return the object that :meth:`describe` described."""
         arguments = {
             name: TableArgument(tuple(columns), kind, single)
             for name, (columns, kind, single) in facts["arguments"].items()
@@ -148,7 +148,7 @@ class TableInputs(TorchInputs):
         return torch.from_numpy(array).to(dtype if of.kind == "floats" else torch.int64)
 
     def _check_whole(self, at: int, column: NDArray[Any]) -> None:
-        """Raise where whole numbers have lost digits as floats."""
+        """Raise if integers have lost digits as floats."""
         bits = _WHOLE_BITS[column.dtype.name]
         if len(column) and np.abs(column).max() >= 2.0**bits:
             raise InvalidDataError(
@@ -160,9 +160,9 @@ class TableInputs(TorchInputs):
     def place_ids(
         self, rows: Sequence[Any], own: NDArray[np.int64], own_last: bool
     ) -> tuple[NDArray[np.int64], PlacedIds]:
-        """Return the ids that hashed rows touch, with the model's `own`, and the rows by places.
+        """Return the ids that hashed rows and the model (`own`) use, and the rows by position.
 
-        `own_last`: the model's own ids follow those of the rows; else all are sorted.
+        `own_last`: the model's own ids follow those of the rows; otherwise all are sorted together.
         """
         n_rows = sum(X.shape[0] for X in rows)
         hashed = np.concatenate([X.indices for X in rows])
@@ -175,14 +175,14 @@ class TableInputs(TorchInputs):
             )
         of_part = np.array(self.parts, np.int64)[of_field]
         are_ids = of_part >= 0
-        # A number's entry has the id 0; one of another id stands for a number that is not there.
+        # The entry of a number has the id 0; another id represents a missing number.
         if (lacking := ~are_ids & (hashed >> FIELD_BITS != 0)).any():
             name = self.names[of_field[lacking][0]]
             raise InvalidDataError(
                 f"Column {name!r} holds NaN or infinite numbers, which are passed on to the "
                 f"module; missing='own' is only for ids. Fill them: X[{name!r}].fillna(0.0)."
             )
-        # The low bits of a row's number are the part's: columns of one part share rows.
+        # The low bits of a row's number are the part's number: columns of one part share rows.
         ids = (hashed[are_ids] & ~MODEL_FIELD) | of_part[are_ids]
         index, (at,), of_layers = number_ids([ids], own, own_last)
         place, of_parts = _number_by_part(index, 1 + max((-1, *self.parts)))
@@ -196,9 +196,9 @@ class TableInputs(TorchInputs):
         self, of_field: NDArray[Any], places: NDArray[Any], data: NDArray[Any],
         lengths: NDArray[Any],
     ) -> list[Any]:  # fmt: skip
-        """Return the columns of :class:`PlacedIds` of the entries of rows of some lengths."""
+        """Return the columns of :class:`PlacedIds` for the entries of rows of given lengths."""
         n_rows, bags = len(lengths), self.bags
-        # Stable: entries of a field stay in the order of their rows.
+        # Stable: entries of a field stay in row order.
         order = np.argsort(of_field, kind="stable")
         ends = np.cumsum(np.bincount(of_field, minlength=len(self.parts)))
         of_row = np.repeat(np.arange(n_rows), lengths) if bags else None
@@ -206,7 +206,7 @@ class TableInputs(TorchInputs):
         for at, part in enumerate(self.parts):
             own = order[ends[at - 1] if at else 0 : ends[at]]
             if at in bags:
-                # An id that is twice in a bag is one entry, of twice the value.
+                # An id that occurs twice in a bag is one entry with twice the value.
                 assert of_row is not None
                 counts = np.rint(data[own]).astype(np.int64)
                 per_row = np.bincount(of_row[own], weights=counts, minlength=n_rows)
@@ -221,7 +221,7 @@ class TableInputs(TorchInputs):
         return columns
 
     def make_trial_rows(self, dtype: str) -> PlacedIds:
-        """Return made-up rows, in which the ids of part p have the place p + 1."""
+        """Return artificial rows, in which the ids of part p have the position p + 1."""
         n = _TRIAL_ROWS
         columns: list[Any] = []
         for at, part in enumerate(self.parts):
@@ -238,7 +238,7 @@ class TableInputs(TorchInputs):
 def _number_by_part(
     index: NDArray[np.int64], n_parts: int
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Return the place of each row among those of its part, from 1, and where each part's rows are.
+    """Return the position of each row within its part, from 1, and where each part's rows are.
 
     Rows of the model's own have no place.
     """
@@ -255,7 +255,7 @@ def _number_by_part(
 
 
 def _pad_bags(places: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return bags of places as rows of one length, filled up with 0."""
+    """Return bags of positions as rows of one length, padded with 0."""
     padded = np.zeros((len(lengths), max(1, int(lengths.max(initial=0)))), np.int64)
     starts = np.cumsum(lengths) - lengths
     padded[
@@ -278,12 +278,12 @@ class TorchTableModel(TorchModel):
     part_names : tuple of str
         Parts of the module whose rows are in the table.
     widths : tuple of int
-        Length of the rows of each; those of the table are as long as the longest.
+        Length of the rows of each part; the table's rows have the longest length.
     table : GrowingTable
     touches : float
         Mean number of ids of a row.
     own_last : bool, default=False
-        Whether the model's own rows follow the sorted ids of a batch in what it touches.
+        Whether the model's own rows follow the sorted ids that a batch uses.
     """
 
     dense: Parameters = field(default_factory=lambda: Parameters(()))
@@ -300,17 +300,17 @@ class TorchTableModel(TorchModel):
 
     @property
     def own_ids(self) -> NDArray[np.int64]:
-        """Return the ids of all parameters but the embeddings."""
+        """Return the ids of all parameters except the embeddings."""
         n_numbers, width = self.dense.shape[0], self.parameters.width
-        return list_own_ids(-(-n_numbers // width))[:-1]  # without that of an intercept
+        return list_own_ids(-(-n_numbers // width))[:-1]  # without the id of an intercept
 
     def with_own_rows_last(self) -> TorchTableModel:
-        """Return the model with its own rows behind those of ids in what a batch touches."""
+        """Return the model with its own rows after those of the ids that a batch uses."""
         return replace(self, own_last=True)
 
     def at_rest(self) -> TorchTableModel:
-        """Return the model without what only a fit needs, to be kept by a fitted estimator."""
-        # The table's rows say how far the layers came from the start.
+        """Return the model without data that only a fit needs, to be kept by a fitted estimator."""
+        # The table's rows hold the layers' differences from their initial values.
         return replace(self, checksum=None, _made={})
 
     def prepare(self, X: Any, dtype: Any) -> Any:
@@ -321,7 +321,7 @@ class TorchTableModel(TorchModel):
         """Return the ids of a batch and of the layers; the first piece gets the rows of all."""
         rows = [take_rows(piece.X) for piece in pieces]
         index, placed = self.placing.place_ids(rows, self.own_ids, self.own_last)
-        # One call of the module for all pieces, whose rows are not told apart by ids.
+        # One call of the module for all pieces: ids do not depend on the piece.
         first, *others = pieces
         weights = [np.empty(0) if piece.weight is None else piece.weight for piece in pieces]
         first.X, first.y = placed, np.concatenate([piece.y for piece in pieces])
@@ -332,7 +332,7 @@ class TorchTableModel(TorchModel):
 
     @property
     def placing(self) -> TableInputs:
-        """Return the conversion of rows, as what it is."""
+        """Return the conversion of rows, with its own type."""
         assert isinstance(self.inputs, TableInputs)
         return self.inputs
 
@@ -341,38 +341,38 @@ class TorchTableModel(TorchModel):
         X = rows.X
         if not len(X):
             return 0.0
-        # Rows are leaves of torch's graph, whose gradients stand beside those of the layers.
+        # Rows are leaves of torch's graph; their gradients are separate from those of the layers.
         tensors = self.gather_rows(w, X, trained=True)
         with rows_at_hand(tensors):
             gradient, loss = self._lane(rows, w).gradient_of(self.gather_layers(w, X), rows)
-        # The last row of the layers may have numbers that belong to no parameter.
+        # The last row of the layers may have entries that belong to no parameter.
         own = np.zeros((len(X.of_layers), w.shape[1]), w.dtype)
         own.reshape(-1)[: len(gradient)] = gradient[:, 0]
         out[X.of_layers] += own
         for at, width, tensor in zip(X.of_parts, self.widths, tensors.values(), strict=True):
-            # None where the batch's loss does not depend on the part.
+            # None if the batch's loss does not depend on the part.
             if tensor.grad is not None:
                 out[at, :width] += tensor.grad.numpy()[1:]
         return loss
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> None:
-        """Return None: gradients are of the rows that a batch touches."""
+        """Return None: gradients exist only for the rows that a batch uses."""
 
     def gather_rows(self, w: NDArray[Any], X: PlacedIds, trained: bool) -> dict[str, Any]:
-        """Return the rows of each part by their places, as tensors by the part's name."""
+        """Return the rows of each part by position, as tensors by the part's name."""
         torch, found = load_torch(), {}
         for name, width, at in zip(self.part_names, self.widths, X.of_parts, strict=True):
-            rows = np.zeros((len(at) + 1, width), w.dtype)  # the first stands for no id
+            rows = np.zeros((len(at) + 1, width), w.dtype)  # the first represents no id
             rows[1:] = w[at, :width]
             found[name] = torch.from_numpy(rows).requires_grad_(trained)
         return found
 
     def gather_layers(self, w: NDArray[Any], X: PlacedIds) -> NDArray[Any]:
-        """Return all parameters but the embeddings as a matrix of one column."""
+        """Return all parameters except the embeddings as a matrix of one column."""
         return self.complete_layers(w[X.of_layers])
 
     def complete_layers(self, own: NDArray[Any]) -> NDArray[Any]:
-        """Return the parameters whose way from the start is in the model's own rows."""
+        """Return the parameters, given their differences from the start in the model's own rows."""
         assert self.start is not None
         found: NDArray[Any] = own.reshape(-1, 1)[: len(self.start)] + self.start.astype(own.dtype)
         return found
@@ -390,17 +390,17 @@ class TorchTableModel(TorchModel):
         }
 
 
-#: Piece of a batch whose rows are in the first piece.
+#: Piece of a batch whose rows were moved to the first piece.
 _NO_ROWS: Any = ()
 
 
 def try_lookups(
     name: str, module: Any, inputs: TableInputs, widths: Mapping[str, int], dtype: Any
 ) -> None:
-    """Raise where a module does not look ids up in the parts that they are of.
+    """Raise if a module does not look ids up in the right parts.
 
-    The module is called on made-up rows: places of ids are told apart by part, and rows at places
-    that are not a part's are NaN.
+    The module is called on artificial rows: positions differ between parts, and rows at positions
+    of other parts are NaN.
     """
     torch = load_torch()
     X = inputs.make_trial_rows(str(dtype).removeprefix("torch."))
@@ -420,7 +420,7 @@ def try_lookups(
     module.eval()
     with torch.enable_grad():
         output = call(clean)
-        if output.requires_grad:  # else it depends on no part at all
+        if output.requires_grad:  # otherwise it depends on no part
             output.sum().backward()
     unused = [key for key, tensor in clean.items() if tensor.grad is None]
     if unused:
@@ -437,7 +437,7 @@ def try_lookups(
 
 
 def make_trial_tensors(widths: Mapping[str, int], dtype: Any) -> dict[str, Any]:
-    """Return rows of zeros for made-up rows, by the name of the part."""
+    """Return rows of zeros for artificial rows, by the name of the part."""
     zeros, n = load_torch().zeros, len(widths)
     return {
         name: zeros((n + 1, width), dtype=dtype, requires_grad=True)
