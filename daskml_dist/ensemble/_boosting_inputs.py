@@ -1,8 +1,8 @@
-"""Inputs of boosting beside plain rows: categorical features, and constraints on features.
+"""Additional inputs of boosting: categorical features, and constraints on features.
 
-The categories of a dataframe's columns are sorted and encoded as 0, 1, ..., and a tree gives each
-code a bin of its own, without binning by value. The functions ``resolve_..._cst`` turn constraints
-in any of the forms that scikit-learn accepts into arrays by feature number.
+The categories of a dataframe's columns are sorted and encoded as 0, 1, ..., and each code gets a
+separate bin, without binning by value. The functions ``resolve_..._cst`` turn constraints in any of
+the forms that scikit-learn accepts into arrays by feature number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
     by_dtype = isinstance(given, str) and given == "from_dtype"
     is_asked = given is not None and (is_frame or not by_dtype)
     width = len(X.columns) if is_frame else (X if hasattr(X, "shape") else np.asarray(X)).shape[1]
-    # Of a dask Array that is made of delayed blocks, say.
+    # For example, of a dask Array made from delayed blocks.
     if np.isnan(width):
         if is_asked:
             raise InvalidParameterError(
@@ -46,9 +46,9 @@ def find_categorical_features(X: Any, given: Any) -> NDArray[np.bool_] | None:
         return np.zeros(n, bool)
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)
-    # A mask, numbers or names of columns. Of an array of objects all have to be names.
+    # A mask, numbers or names of columns. An object array may hold only names.
     features = np.asarray(given)
-    # NumPy makes an empty list an array of floats, which would be refused below.
+    # NumPy converts an empty list to an array of floats, which would be refused below.
     if features.size == 0:
         return np.zeros(n, bool)
     kinds = [features.dtype.name]
@@ -97,7 +97,7 @@ def _is_category(dtype: Any) -> bool:
 
 
 def suggest_categories(X: Any) -> str:
-    """Return a hint to make categories of a frame's text columns; empty where it has none."""
+    """Return a hint to make categories of a frame's text columns; empty if it has none."""
     dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
     # The kind of pandas' categorical dtype is "O" too.
     words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
@@ -114,7 +114,7 @@ def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categorie
     categories: Categories = {}
     for name in X.columns[mask]:
         column = X[name]
-        if not _is_category(column.dtype):  # a column of other values that a mask or name selects
+        if not _is_category(column.dtype):  # another column, selected by a mask or name
             column = column.astype("category")
         values = _read_categories(column, max_bins)
         try:
@@ -132,14 +132,13 @@ def find_categories(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categorie
 def _read_categories(column: Any, max_bins: int) -> Any:
     """Return the categories of a column of categorical dtype.
 
-    In memory these are the values of the rows. For Dask they are those that the dtype declares,
-    which takes no pass over the rows.
+    In memory these are the values of the rows. For Dask they are those declared by the dtype, which
+    needs no pass over the rows.
     """
     if not is_dask(column):
         return column.cat.remove_unused_categories().cat.categories
     try:
-        # One pass where the dtype declares none, and where it declares more than there are bins:
-        # the rows may have fewer.
+        # One pass if the dtype declares none, or more than there are bins: the rows may have fewer.
         known = column if column.cat.known else column.cat.as_known()
         if len(known._meta.cat.categories) > max_bins:
             return known.dropna().astype(object).unique().compute()
@@ -152,7 +151,7 @@ def _read_categories(column: Any, max_bins: int) -> Any:
 
 
 def check_cardinality(name: str, n: int, max_bins: int) -> None:
-    """Raise an error for a feature of more categories than bins."""
+    """Raise an error for a feature with more categories than bins."""
     if n > max_bins:
         raise InvalidDataError(
             f"Categorical feature {name} is expected to have a cardinality <= {max_bins} but "
@@ -162,27 +161,27 @@ def check_cardinality(name: str, n: int, max_bins: int) -> None:
 
 
 def encode_categories(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool = False) -> Any:
-    """Return a frame with codes in place of categories, NaN for missing and unknown ones.
+    """Return a frame with codes instead of categories, NaN for missing and unknown ones.
 
-    With `known` an unknown category is an error.
+    With `known`, an unknown category is an error.
     """
     if not categories or not is_dataframe_like(X):
         return X
     if not is_dask(X):
         return _encode_frame(X, categories, known)
-    # Codes are float64, of which NaN stands for a missing value.
+    # Codes are float64, in which NaN represents a missing value.
     meta = X._meta.assign(**{name: np.empty(0) for name in categories})
     return X.map_partitions(_encode_frame, dict(categories), known, meta=meta)
 
 
 def _encode_frame(X: Any, categories: Mapping[Any, NDArray[Any]], known: bool) -> Any:
-    """Return a pandas DataFrame with codes in place of categories, as `encode_categories`."""
+    """Return a pandas DataFrame with codes instead of categories, as `encode_categories`."""
     import pandas as pd
 
     columns = {}
     for name, values in categories.items():
-        # -1 for values that are no category, missing ones among them.
-        # By values, since the codes of a categorical column number the categories of its own frame.
+        # -1 for values that are not categories, including missing ones. Looked up by value, since
+        # the codes of a categorical column number the categories of its own frame.
         codes = pd.Index(values).get_indexer(np.asarray(X[name], dtype=object))
         if known and (strange := X[name][codes < 0].dropna().unique().tolist()):
             raise InvalidDataError(
@@ -199,8 +198,8 @@ def resolve_monotonic_cst(
     """Return the monotonic constraint of each feature: 1 rises, -1 falls, 0 is free."""
     if given is None:
         return np.zeros(n_features, np.int8)
-    # Probabilities of several classes depend on the trees of all classes, so that no constraint on
-    # one tree makes them monotonic.
+    # Probabilities of several classes depend on the trees of all classes, so no constraint on one
+    # tree makes them monotonic.
     if n_outputs > 1:
         raise InvalidParameterError(
             "monotonic constraints are not supported for multiclass classification, or for several "
@@ -251,7 +250,7 @@ def _resolve_cst_by_name(
 
 
 def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return groups of features, of one of which all splits of a branch must be; None: no groups.
+    """Return groups of features: the splits of a branch must use one group; None: no groups.
 
     Groups may overlap: a feature can be in several.
     """
@@ -260,7 +259,7 @@ def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...
     if isinstance(given, str) and given == "no_interactions":
         given = [[i] for i in range(n_features)]
     elif isinstance(given, str) and given == "pairwise":
-        # All d (d - 1) / 2 pairs: of 1000 features some 500,000 groups.
+        # All d (d - 1) / 2 pairs: for 1000 features about 500,000 groups.
         given = combinations(range(n_features), 2)
     hint = 'Use "pairwise", "no_interactions", or a list of lists of numbers of features.'
     if isinstance(given, str):
@@ -278,7 +277,7 @@ def resolve_interaction_cst(given: Any, n_features: int) -> tuple[tuple[int, ...
                 f"= [0, {n_features - 1}], specifying the position of features, got invalid "
                 f"indices: {group!r}. {hint}"
             )
-    # Features that are in no group form one of their own, as in scikit-learn.
+    # Features in no group form an additional group, as in scikit-learn.
     rest = set(range(n_features)).difference(*groups)
     groups += [rest] if rest else []
     return tuple(tuple(sorted(int(i) for i in group)) for group in groups)

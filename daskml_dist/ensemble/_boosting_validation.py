@@ -1,10 +1,10 @@
 """Validation rows of boosting, and the scorers of early stopping.
 
 `join_validation_sets` appends the user's sets to the rows of the fit, so that one pass bins them
-all, each worker updates the raw predictions of its own, and the solver needs to know ranges of row
-numbers only (`JoinedRanges`). `draw_holdout` draws rows if none are given. `make_stopping_scorer`
-applies any scorer of scikit-learn to the raw predictions of a fit under way, for which there is no
-estimator yet, by one that looks them up.
+all, each worker updates the raw predictions of its own rows, and the solver only needs ranges of
+row numbers (`JoinedRanges`). `draw_holdout` draws rows if none are given. `make_stopping_scorer`
+applies any scikit-learn scorer to the raw predictions of a running fit; since there is no fitted
+estimator yet, a stand-in looks the predictions up.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ class JoinedRanges:
     Parameters
     ----------
     ends : tuple of int
-        Where the rows of the fit end, then where each set ends; counted in blocks if
-        `counts_blocks`.
+        Where the rows of the fit end, then where each set ends; in blocks if `counts_blocks`.
     counts_blocks : bool
-        Whether `ends` counts blocks, as the number of rows of some input is not known yet.
+        Whether `ends` counts blocks, because the number of rows of some input is not known yet.
     target : ndarray or None
         Targets of the fit if all inputs are in memory, else None.
     weight : ndarray or None
@@ -103,7 +102,7 @@ class JoinedRanges:
 
     def label_weights(self, summary: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of weights (or number of rows) of each class in the rows of the fit."""
-        # Lazy targets were counted block by block, and blocks of the sets are left out. Targets in
+        # Lazy targets were counted block by block, and the sets' blocks are left out. Targets in
         # memory can share a block with a set: they are counted here.
         if self.target is None:
             fit_blocks = self._find_fit_blocks(summary)
@@ -180,8 +179,8 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
             f"X {'is' if is_frame else 'is not'} a dataframe, and {name} "
             f"{'is' if val_is_frame else 'is not'}. Give both in the same form."
         )
-    # Concatenation would align frames by name, and fill columns that one lacks with NaN, which is
-    # a valid value here: the fit would go on, and learn nonsense.
+    # Concatenation would align frames by name, and fill columns that one lacks with NaN, which is a
+    # valid value here: the fit would continue on meaningless rows.
     if is_frame and list(X.columns) != list(X_val.columns):
         raise InvalidDataError(
             "The feature names should match those that were passed during fit: X has "
@@ -196,10 +195,10 @@ def _check_same_form(X: Any, X_val: Any, name: str) -> None:
 
 
 def _check_lengths(inputs: Inputs, names: tuple[str, str, str]) -> None:
-    """Raise unless X, y and weights have as many rows, or partitions if rows are unknown."""
+    """Raise unless X, y and weights have equally many rows, or partitions if rows are unknown."""
     named = dict(zip(names, inputs, strict=True))
     lazy = {name: a for name, a in named.items() if is_dask(a) and find_length(a) is None}
-    # Each with its like: rows and partitions cannot be compared.
+    # Compare only like quantities: rows and partitions cannot be compared.
     check_equal_lengths(named)
     check_same_length({name: a.npartitions for name, a in lazy.items()}, "partitions")
 
@@ -210,7 +209,7 @@ def _with_unit_weights(inputs: Inputs) -> Inputs:
     if weight is not None:
         return inputs
     if is_dask(y):
-        if is_dataframe_like(y):  # targets with columns beside them
+        if is_dataframe_like(y):  # targets with additional columns
             y_column = y[y.columns[0]]
         else:
             y_column = y[:, 0] if getattr(y, "ndim", 1) == 2 else y
@@ -245,7 +244,7 @@ def _concatenate_rows(parts: Sequence[Any], chunks: int | str) -> Any:
             return _concatenate_frames(parts)
         lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in parts]
         if lazy[0].ndim == 2:
-            # One chunk of columns each: those of a set may be divided elsewhere than those of X.
+            # One chunk of columns each: a set's columns may be chunked differently from those of X.
             lazy = [part.rechunk({1: -1}) for part in lazy]
         return da.concatenate(lazy)
     if all(hasattr(part, "iloc") for part in parts):
@@ -265,7 +264,7 @@ def _concatenate_frames(parts: Sequence[Any]) -> Any:
         if not is_dask(part):
             if not hasattr(part, "iloc"):
                 values = np.asarray(part)
-                # Targets with columns beside them come as tables.
+                # Targets with additional columns are tables.
                 is_table = values.ndim == 2 and is_dataframe_like(first)
                 part = (
                     pd.DataFrame(values, columns=first.columns) if is_table else pd.Series(values)
@@ -280,7 +279,7 @@ def draw_holdout(
     summary: DataSummary, classes: NDArray[Any] | None, size: float, seed: int
 ) -> StratifiedHoldout:
     """Return the rows to hold out, stratified; `size`: number of rows (>= 1) or share."""
-    # The number of rows of each class in each block tells the rank of a row among those of its
+    # The number of rows of each class in each block gives the rank of a row among those of its
     # class, from which each worker hashes the draws of its own rows.
     infos = sorted(summary.infos, key=lambda info: info.index)
     counts = np.zeros((len(infos), 1 if classes is None else len(classes)), np.int64)
@@ -291,7 +290,7 @@ def draw_holdout(
             block_counts[np.searchsorted(classes, info.labels)] = info.label_rows
     n_rows = counts.sum(axis=1)
     first_rows, n = n_rows.cumsum() - n_rows, int(n_rows.sum())
-    # Rounded up, as the test rows of scikit-learn's `train_test_split`.
+    # Rounded up, like the test rows of scikit-learn's `train_test_split`.
     n_held = int(size) if size >= 1 else ceil(size * n)
     # Each class keeps at least one row to train on.
     if n_held > n - counts.shape[1]:
@@ -347,7 +346,7 @@ def _score_raw_predictions(
     `inverse_link` maps raw predictions of a regressor to the scale of the target, those of a
     classifier (with `classes`) to probabilities; None: by the log loss.
     """
-    # One column is a regressor's, or the log odds of two classes.
+    # One column belongs to a regressor, or is the log odds of two classes.
     raw = raw[:, 0] if raw.shape[1] == 1 else raw
     estimator: Any
     if classes is None:
@@ -359,7 +358,7 @@ def _score_raw_predictions(
     # X holds row numbers, so that a user's function may also score a subset of the rows.
     arguments = (estimator, np.arange(len(y))[:, None], y)
     keywords = {} if weight is None else {"sample_weight": weight}
-    # Errors of scikit-learn's scorers are translated; those of a user's function are not.
+    # Errors of scikit-learn's scorers are translated; errors of a user's function are not.
     if isinstance(scoring, str):
         try:
             return float(get_scorer(scoring)(*arguments, **keywords))

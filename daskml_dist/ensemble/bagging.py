@@ -2,10 +2,10 @@
 
 L. Breiman, "Bagging predictors", Machine Learning 24 (1996). Rows in memory are left to
 scikit-learn. On a Dask collection `BaggingMixin.fit` draws rows by hashing their numbers
-(`RowDraws`), so a draw needs no message between blocks, and can be repeated anywhere: out-of-bag
-scores ask again which rows a member has drawn, and nothing is stored. Members are fitted as one
-batched fit where that is possible, or else one by one. A member that takes weights gets its counts
-of draws as weights; for others the drawn rows are repeated, block by block.
+(`RowDraws`), so a draw needs no message between blocks, and can be repeated on any worker:
+out-of-bag scores recompute which rows a member has drawn, and nothing is stored. Members are fitted
+as one batched fit if possible, else one by one. A member that takes weights gets its counts of
+draws as weights; for others the drawn rows are repeated, block by block.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 #: Bits of a 64-bit hash beyond the 53 that a float64 holds, which are shifted out.
 _SURPLUS_HASH_BITS = np.uint64(11)
-#: Entries of the table of cumulated Poisson probabilities, which ends draws of one row at 64: at 10
-#: draws of a row on average, as many have a probability below 1e-28.
+#: Entries of the table of cumulative Poisson probabilities, which limits draws of one row to 64: at
+#: an average of 10 draws per row, more have a probability below 1e-28.
 _POISSON_TABLE_SIZE = 64
 #: Seeds of members are below this number, as in scikit-learn.
 _SEED_LIMIT = np.iinfo(np.int32).max
@@ -100,8 +100,8 @@ class RowDraws:
     -----
     With replacement the number of draws of a row is Poisson-distributed, the limit of n draws from
     n rows for many rows, and independent of all other rows (N. Oza and S. Russell, "Online bagging
-    and boosting", AISTATS 2001). Without, rows are ranked by a pseudorandom permutation that is
-    computed for any row by itself, and the first are taken.
+    and boosting", AISTATS 2001). Without, rows are ranked by a pseudorandom permutation that can be
+    computed for any single row, and the first ones are used.
     """
 
     seeds: NDArray[np.int64]
@@ -113,7 +113,7 @@ class RowDraws:
     def count_range(
         self, member: int, first: int, n: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the draws of the `n` rows from number `first` on."""
+        """Return the draws of `n` rows, starting at row number `first`."""
         return self.count_rows(member, np.arange(first, first + n), weights)
 
     def count_rows(
@@ -125,7 +125,7 @@ class RowDraws:
             if self.n_drawn >= self.n_rows:
                 return np.ones(n, np.int64)
             return (Permutation(self.n_rows, (seed,))(rows) < self.n_drawn).astype(np.int64)
-        # Hash the row's number twice, with two keys of the member's seed, to a uniform number of
+        # Hash the row's number twice, with two keys from the member's seed, to a uniform number in
         # [0, 1); then invert the Poisson distribution at it.
         key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         hashes = hash_numbers(hash_numbers(rows.astype(np.uint64), key[0]), key[1])
@@ -135,13 +135,13 @@ class RowDraws:
             table = stats.poisson.cdf(np.arange(_POISSON_TABLE_SIZE), self.n_drawn / self.n_rows)
             return np.searchsorted(table, uniform, side="right").astype(np.int64)
         rates = self.n_drawn * weights / self.weight
-        # `ppf` is -1 where the rate is 0.
+        # `ppf` is -1 if the rate is 0.
         return np.asarray(np.maximum(stats.poisson.ppf(uniform, rates), 0), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnSamples:
-    """Draws of a finished fit, kept without its rows.
+    """Draws of a finished fit, stored without its rows.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class DrawnSamples:
     weights: list[Any] | None
 
     def find_rows(self, member: int) -> da.Array:
-        """Return the lazy numbers of the rows that a member drew, repeated as often as it did."""
+        """Return the lazy numbers of the rows that a member drew, with repetitions."""
         find = delayed(partial(_repeat_row_numbers, self.draws, member), pure=False)
         stops = np.append(self.starts[1:], self.draws.n_rows)
         weights = self.weights or [None] * len(stops)
@@ -180,13 +180,13 @@ def _repeat_row_numbers(
 
 
 def _expand_weights(n: int, given: Any) -> NDArray[np.float64] | None:
-    """Return a weight for each of a block's `n` rows, given one for all too; None stays None."""
+    """Return a weight for each of a block's `n` rows, also from a single one; None stays None."""
     return None if given is None else np.asarray(expand_weights(given, n), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class BaggedRows:
-    """Rows of a fit with the draws of its members, which make the inputs of each member's fit.
+    """Rows of a fit and the draws of its members, from which the members' inputs are made.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class BaggedRows:
     features : list of ndarray of int
         Columns that each member draws.
     all_features : bool
-        Whether every member takes all columns, in their order.
+        Whether every member uses all columns, in order.
     """
 
     rows: Collection
@@ -214,24 +214,25 @@ class BaggedRows:
         return [count(int(start), X, weight) for (X, _, weight), start in blocks]
 
     def member_inputs(self, member: int, sample: Any, by_weight: bool) -> tuple[Any, Any, Any]:
-        """Return X, y and weights of a member's fit; without weights, drawn rows are repeated.
+        """Return X, y and weights for a member's fit; without weights, drawn rows are repeated.
 
-        `sample` holds some rows, whose container and dtype the result has.
+        `sample` has some rows, with the container and dtype of the result.
         """
         X = self.rows.inputs[0]
         dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
         y = self._map_parts(1, partial(as_column, name="y"), np.empty(0, dtype))
         counts = self.draw_counts(member)
         features = None if self.all_features else self.features[member]
-        # Columns are selected per block; an array of which all are taken is passed on as it is.
+        # Columns are selected per block; an array whose columns are all used is passed on
+        # unchanged.
         if not (by_weight and self.all_features and not hasattr(X, "columns")):
             X = self._map_parts(0, partial(_select_columns, features), sample)
         if by_weight:
-            # A row of weight k trains as k equal rows would, and no row is copied.
+            # A row with weight k trains like k equal rows, and no row is copied.
             as_floats = delayed(methodcaller("astype", np.float64), pure=False)
             weights = [as_floats(of_block) for of_block in counts]
             return X, y, join_lazy_blocks(weights, self.rows, np.empty(0))
-        # How many rows a block has after its draws is not known before it is computed.
+        # The number of rows of a block after its draws is unknown before it is computed.
         unknown = Collection(**{**vars(self.rows), "row_counts": None})
         repeat = delayed(_repeat_rows, pure=False)
         samples = _select_columns(features, sample), np.empty(0, y.dtype)
@@ -268,7 +269,7 @@ def _count_block_draws(
 
 
 def _append_row_numbers(y: Any, start: int) -> NDArray[np.float64]:
-    """Return columns of targets and of global row numbers, exact in float64 below 2**53."""
+    """Return columns of targets and global row numbers, which are exact in float64 below 2**53."""
     targets = as_column(y, name="y")
     return np.column_stack([targets, np.arange(start, start + len(targets))]).astype(np.float64)
 
@@ -280,7 +281,7 @@ def _select_columns(features: NDArray[np.int64] | None, X: Any) -> Any:
 
 
 def _repeat_rows(rows: Any, counts: NDArray[np.int64]) -> Any:
-    """Return each row of a block as often as it was drawn."""
+    """Return each row of a block repeated as often as it was drawn."""
     return rows[np.repeat(np.arange(len(counts)), counts)]
 
 
@@ -289,10 +290,10 @@ def _repeat_rows(rows: Any, counts: NDArray[np.int64]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class DrawAssignment(FoldAssignment):
-    """Assignment of a batched fit in which a split is a member, and rows weigh by their draws.
+    """Assignment of a batched fit in which each split is a member, and draws are weights.
 
-    Codes of rows are their global numbers, from which the draws are computed where they are needed.
-    Rows must be drawn with equal probabilities: codes do not tell weights.
+    Codes of rows are their global numbers, from which the draws are computed when needed. Rows must
+    be drawn with equal probabilities, since codes have no weights.
     """
 
     draws: RowDraws
@@ -311,15 +312,15 @@ class DrawAssignment(FoldAssignment):
 def _fit_batched(
     members: Sequence[Any], draws: RowDraws, X: Any, y: Any, classes: NDArray[Any] | None
 ) -> list[Any] | None:
-    """Fit clones of linear members as the columns of one fit; None where that is impossible.
+    """Fit clones of linear members as the columns of one fit; None if that is impossible.
 
     `y` holds targets and global row numbers, as `BaggedRows.numbered_inputs` returns them.
     """
-    # A batched fit takes codes plus 1.
+    # A batched fit needs codes plus 1.
     collection = as_collection(X, y + np.array([0.0, 1.0]), None, multi_output=True)
     for member in members:
         member._check_params()
-    # Each member is a candidate of its own, fitted to the split of the same number alone.
+    # Each member is a separate candidate, fitted only to the split with the same number.
     pairs = [(k, k) for k in range(len(members))]
     try:
         with open_batched_models(members[0], collection, DrawAssignment(draws), classes) as batch:
@@ -352,8 +353,8 @@ def _sum_block_oob_predictions(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return sums of the predictions of members for rows that they have not drawn.
 
-    And the number of members that predicted each row. Of a classifier probabilities are summed, or
-    votes; of a regressor numbers.
+    Also return the number of members that predicted each row. For a classifier, probabilities or
+    votes are summed; for a regressor, predictions.
     """
     fitted, features_of_members, draws, n_classes = shared()
     n = X.shape[0]
@@ -370,11 +371,11 @@ def _sum_block_oob_predictions(
         if n_classes is None:
             sums[at] += member.predict(unseen)
         elif hasattr(member, "predict_proba"):
-            # A member may have met fewer classes than there are: its columns are those of its own.
+            # A member may have seen only some of the classes: it has columns only for these.
             known = np.asarray(member.classes_, np.int64)
             sums[np.ix_(at, known)] += member.predict_proba(unseen)
         else:
-            # Without probabilities a member has a vote for each row.
+            # Without probabilities, a member has one vote per row.
             sums[at, np.asarray(member.predict(unseen), np.int64)] += 1
     return sums, n_members
 
@@ -386,7 +387,7 @@ def _score_oob_predictions(
     parts = [
         (block, y, None) for block, (_, y, _) in zip(predictions, bagged.rows.parts, strict=True)
     ]
-    # Without inputs, which are other rows than these blocks.
+    # Without inputs, whose rows differ from those of these blocks.
     rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))
     sums = reduce_parts(rows, partial(_sum_block_scores, n_classes), _add_block_scores)
     if n_classes is not None:
@@ -402,15 +403,15 @@ def _sum_block_scores(
 ) -> Any:
     """Return a block's sums for the score and the number of rows without predictions.
 
-    Of a classifier (rows, rows without, right ones); of a regressor moments of the targets, and
-    (rows without, squared errors). None for no rows.
+    For a classifier (rows, rows without predictions, correct rows); for a regressor, moments of the
+    targets, and (rows without predictions, squared errors). None for no rows.
     """
     sums, n_members = predictions
     y = as_column(y, name="y", index=index)
     if not len(y):
         return None
     n_without = (n_members == 0).sum()
-    # As in scikit-learn rows without predictions are scored too: as the first class, or as 0.
+    # As in scikit-learn, rows without predictions are scored too: as the first class, or as 0.
     if n_classes is not None:
         return np.array([len(y), n_without, (sums.argmax(axis=1) == y).sum()])
     predicted = sums / np.maximum(n_members, 1)
@@ -429,7 +430,7 @@ def _add_block_scores(parts: list[Any]) -> Any:
 def _average_oob_predictions(predictions: tuple[Any, Any]) -> NDArray[np.float64]:
     """Return the out-of-bag shares of classes of a block's rows, or their mean predictions.
 
-    Of rows that every member drew shares are NaN and means 0, as in scikit-learn.
+    For rows that every member drew, shares are NaN and means 0, as in scikit-learn.
     """
     sums, n_members = predictions
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -442,7 +443,7 @@ def _average_oob_predictions(predictions: tuple[Any, Any]) -> NDArray[np.float64
 
 
 class BaggingMixin(OnBlocks):
-    """Mixin of the bagged ensembles, put before scikit-learn's class."""
+    """Mixin of the bagged ensembles, placed before scikit-learn's class."""
 
     _reads_rows = True
 
@@ -494,13 +495,13 @@ class BaggingMixin(OnBlocks):
             return found
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
-            # Sets `estimator_`, of which scikit-learn's `_make_estimator` makes the members.
+            # Sets `estimator_`, from which scikit-learn's `_make_estimator` makes the members.
             self._validate_estimator(self._get_estimator())  # type: ignore[attr-defined]
         X, y, params = prepare_lazy_inputs(X, y, {"sample_weight": sample_weight})
-        # Without the weights, which draw the rows and are not the members' weights.
+        # Without the weights, which affect the draws and are not passed to the members.
         (more,) = route_member_params(self, [("estimator", self.estimator_)], fit_params)
         if is_classifier(self):
-            # As in scikit-learn members are fitted to the numbers of classes.
+            # As in scikit-learn, members are fitted to class numbers.
             self.classes_ = find_labels(y)
             self.n_classes_ = len(self.classes_)
             y = encode_labels(y, self.classes_)
@@ -517,7 +518,7 @@ class BaggingMixin(OnBlocks):
         return self
 
     def _draw_member_seeds(self) -> NDArray[np.int64]:
-        """Return a seed for each member that is to be fitted."""
+        """Return a seed for each member to be fitted."""
         if self.warm_start and self.oob_score:
             raise InvalidParameterError(
                 "Out of bag estimate only available if warm_start=False. Change one of them."
@@ -537,8 +538,8 @@ class BaggingMixin(OnBlocks):
         if not known:
             self.estimators_, self.estimators_features_ = [], []
         else:
-            # Skip the seeds of the members that are kept, so that a warm start ends with the same
-            # ensemble as one fit of all.
+            # Skip the seeds of existing members, so that a warm start gives the same ensemble as
+            # one fit of all.
             state.randint(_SEED_LIMIT, size=known)
         seeds: NDArray[np.int64] = state.randint(_SEED_LIMIT, size=self.n_estimators - known)
         return seeds
@@ -550,7 +551,7 @@ class BaggingMixin(OnBlocks):
         self.n_features_in_ = d = int(make_sample_row(rows.inputs[0]).shape[1])
         counts = count_rows(rows)
         n, total = int(counts.sum()), None
-        # Rows are drawn with probabilities weight / total, which takes a pass over the weights.
+        # Rows are drawn with probabilities weight / total, which needs a pass over the weights.
         if weight is not None:
             total = reduce_parts(rows, _sum_block_weights, lambda parts: float(sum(parts)))
             if not self.bootstrap:
@@ -561,7 +562,7 @@ class BaggingMixin(OnBlocks):
         given = n if self.max_samples is None else self.max_samples
         if isinstance(given, Integral):
             m = int(given)
-        else:  # as in scikit-learn a share of the rows, or of the sum of their weights
+        else:  # as in scikit-learn, a share of the rows, or of the sum of their weights
             m = max(int(float(given) * (n if total is None else total)), 1)
         if not self.bootstrap and m > n:
             raise InvalidParameterError(
@@ -588,15 +589,15 @@ class BaggingMixin(OnBlocks):
         return BaggedRows(rows, counts.cumsum() - counts, draws, features, all_features)
 
     def _fit_members(self, bagged: BaggedRows, sample: Any, params: dict[str, Any]) -> None:
-        """Fit a member for each seed, as one batched fit where that can be, and set attributes."""
+        """Fit a member for each seed, in one batched fit if possible, and set attributes."""
         draws = bagged.draws
         members = [
             self._make_estimator(append=False, random_state=int(seed))  # type: ignore[attr-defined]
             for seed in draws.seeds
         ]
         classes = np.arange(self.n_classes_) if is_classifier(self) else None
-        # A batched fit takes no other arguments, reads the same columns for all its models, and
-        # draws rows by their numbers alone.
+        # A batched fit accepts no other arguments, reads the same columns for all its models, and
+        # draws rows only by their numbers.
         may_batch = (
             not params
             and bagged.all_features
@@ -620,7 +621,8 @@ class BaggingMixin(OnBlocks):
                 fitted = fit_members(jobs)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
-        # Only draws in proportion to weights need these to be repeated (`estimators_samples_`).
+        # Weights are needed to repeat the draws only if these were in proportion to weights
+        # (`estimators_samples_`).
         weights = [part[2] for part in bagged.rows.parts] if draws.weight else None
         self._drawn_rows = DrawnSamples(draws, bagged.starts, weights)
         self.__dict__.pop("oob_score_", None)
@@ -628,7 +630,7 @@ class BaggingMixin(OnBlocks):
             self._set_oob_attributes(bagged)
 
     def _set_oob_attributes(self, bagged: BaggedRows) -> None:
-        """Set the out-of-bag score, and the lazy predictions that it is of."""
+        """Set the out-of-bag score, and the lazy predictions on which it is based."""
         n_classes = self.n_classes_ if is_classifier(self) else None
         predictions = _sum_oob_predictions(bagged, self.estimators_, n_classes)
         self.oob_score_, n_without = _score_oob_predictions(bagged, predictions, n_classes)
@@ -654,7 +656,7 @@ class BaggingMixin(OnBlocks):
         return [drawn.find_rows(i) for i in range(len(drawn.draws.seeds))]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lazy attributes refer to the collection of the fit, which a pickle does not hold.
+        # Lazy attributes refer to the collection of the fit, which a pickle does not contain.
         state: Any = super().__getstate__()
         if self._drawn_rows is not None and self._drawn_rows.weights is not None:
             state.pop("_drawn_rows")
@@ -685,9 +687,9 @@ class BaggingClassifier(BaggingMixin, ensemble.BaggingClassifier):
     Rows in memory are left to scikit-learn. On a Dask collection the draws of a row depend on the
     seed, the member and the row's number among all, so the ensemble is the same on any number of
     workers. Members that take weights get the numbers of draws as weights, and no row is copied;
-    for others rows are repeated where they are. Linear members with a solver are fitted in one
-    batched fit; others of this package one after the other, each on the whole cluster; members of
-    other packages in parallel tasks, on rows gathered on a worker.
+    for others, rows are repeated block by block on their workers. Linear members with a solver are
+    fitted in one batched fit; others of this package one after the other, each on the whole
+    cluster; members of other packages in parallel tasks, on rows gathered on a worker.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@
 The bootstrap of Breiman's forests draws n of n rows with replacement, so that a row is drawn a
 binomial number of times, nearly Poisson of mean 1 for many rows. Here it is Poisson for each row,
 independently of the others, and hashed from the seed, the tree and the row's number: each worker
-draws its own rows, and the same rows are drawn wherever they lie. The number of rows that a tree
-draws in all varies a little for that (by about sqrt(n)).
+draws its own rows, and the same rows are drawn on any worker. The total number of rows that a tree
+draws therefore varies a little (by about sqrt(n)).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Array = NDArray[Any]
 
 
 def _check_oob_classes(columns: Sequence[Array]) -> None:
-    """Raise scikit-learn's error for several outputs of which any has more than two classes."""
+    """Raise scikit-learn's error for several outputs if any has more than two classes."""
     if len(columns) > 1 and max(map(len, columns)) > 2:
         raise InvalidDataError(
             "The type of target cannot be used to compute OOB estimates. Got "
@@ -55,7 +55,7 @@ def _check_oob_classes(columns: Sequence[Array]) -> None:
 def _score_exact_matches(y: Array, labels: Array) -> float:
     """Return the share of rows whose labels are right in all outputs."""
     is_right = y == labels
-    # Subset accuracy, which is also what a classifier's `score` is for several outputs.
+    # Subset accuracy, which a classifier's `score` also returns for several outputs.
     return float(np.mean(is_right.all(axis=1) if is_right.ndim == 2 else is_right))
 
 
@@ -66,10 +66,10 @@ def _split_oob_shares(means: Array, y: Array, classes: Any) -> tuple[Array, Arra
     """
     if not isinstance(classes, list):
         return means, classes[means.argmax(axis=1)], classes[y.astype(np.intp)]
-    # As in scikit-learn outputs are the last axis, each padded to the most classes of any.
+    # As in scikit-learn, outputs are the last axis, each padded to the largest number of classes.
     ends = [0, *np.cumsum([len(labels) for labels in classes])]
-    # The padding is 0 and comes last, so that `argmax`, which takes the first of equals, never
-    # finds it: not even in a row of zeros, which all trees have drawn.
+    # The padding is 0 and comes last, so that `argmax`, which returns the first maximum, never
+    # selects it: not even in a row of zeros, which all trees have drawn.
     shares = np.zeros((len(y), max(map(len, classes)), len(classes)))
     for k, (start, stop) in enumerate(pairwise(ends)):
         shares[:, : stop - start, k] = means[:, start:stop]
@@ -80,13 +80,13 @@ def _split_oob_shares(means: Array, y: Array, classes: Any) -> tuple[Array, Arra
     return shares, predicted, true
 
 
-#: Largest mean number of draws of a row. The table that draws are looked up in ends at 24 draws,
-#: for which all higher numbers count too: at a mean of 4 these have a probability of 2e-12.
+#: Maximum mean number of draws of a row. The look-up table of draws ends at 24, which stands for
+#: all higher numbers: at a mean of 4 these have a probability of 2e-12.
 _MAX_EXPECTED_DRAWS = 4
 
 
 class BaseForest(BaseTrees):
-    """Base class of forests: draws of rows, trees kept and added to, out-of-bag scores.
+    """Base class of forests: draws of rows, warm starts, out-of-bag scores.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class BaseForest(BaseTrees):
         Number of trees.
     bootstrap : bool
         Draw rows for each tree: how often a row is drawn is a Poisson number of mean 1, hashed from
-        the seed, the tree and the row's number. False: each tree takes all rows.
+        the seed, the tree and the row's number. False: each tree uses all rows.
     oob_score : bool or callable, default=False
         Score each row by the trees that did not draw it. A callable of targets and predictions
         replaces the accuracy, or R^2.
@@ -145,15 +145,15 @@ class BaseForest(BaseTrees):
                 "`max_sample` cannot be set if `bootstrap=False`. Either switch to "
                 "`bootstrap=True` or set `max_sample=None`."
             )
-        self._expected_draws(2**62)  # checks `max_samples`, where any number of rows is allowed
+        self._expected_draws(2**62)  # checks `max_samples`, for any number of rows
         super()._check_params()
 
     def _expected_draws(self, n_rows: int) -> float | None:
-        """Return the mean number of draws of a row by a tree; None if trees take all rows."""
+        """Return the mean number of draws of a row by a tree; None if trees use all rows."""
         if not self.bootstrap:
             return None
         given = self.max_samples
-        # A number is divided by the rows, a share rounded to a number of rows first, as in
+        # A number is divided by the rows; a share is first rounded to a number of rows, as in
         # scikit-learn: a tree draws that many rows on average.
         if given is None:
             return 1.0
@@ -170,32 +170,32 @@ class BaseForest(BaseTrees):
     def estimators_samples_(self) -> list[NDArray[Any]]:
         """Numbers of the rows that each tree drew, repeated as often as it drew them.
 
-        A list of ndarray of int32 (int64 from 2**31 rows on), drawn anew at each access.
+        A list of ndarray of int32 (int64 from 2**31 rows on), recomputed at each access.
         """
         self._check_fitted()
         n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
         rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
-        # Nothing is kept for this: the hash of the seed, the tree and the row repeats the draws.
+        # Nothing is stored for this: the hash of the seed, the tree and the row repeats the draws.
         return [np.repeat(rows, count_draws(n, self._seed, t, rate)) for t in numbers]
 
     # -- fitting -------------------------------------------------------------------------------
 
     def _clear_fitted(self) -> None:
-        """Drop what the last fit found, unless this one goes on with its trees."""
+        """Drop the results of the last fit, unless this one continues with its trees."""
         if not self.warm_start:
-            # Scores too: a fit without `oob_score` would leave those of the last one in place.
+            # Scores too: a fit without `oob_score` would otherwise keep those of the last one.
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
     def _labels_by_output(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
-        """Return the labels of each output, for which out-of-bag scores are possible if asked."""
+        """Return each output's labels; check that out-of-bag scores are possible if requested."""
         columns = super()._labels_by_output(rows)
         if self.oob_score:
             _check_oob_classes(columns)
         return columns
 
     def _resume_state(self, n_values: int) -> dict[str, NDArray[Any]] | None:
-        """Return the trees of the last fit, which a fit with `warm_start` adds to; else None."""
+        """Return the trees of the last fit, to which a fit with `warm_start` adds; else None."""
         trees: Trees | None = vars(self).get("_trees")
         if trees is None or not self.warm_start:
             return None
@@ -222,7 +222,7 @@ class BaseForest(BaseTrees):
     def _set_fitted(self, solution: Solution, model: TreeRowsModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self._n_samples = rows.summary.n_rows
-        # Kept for `estimators_samples_`: `set_params` may change `max_samples` after the fit.
+        # Stored for `estimators_samples_`: `set_params` may change `max_samples` after the fit.
         self._drawn_rate = self._expected_draws(self._n_samples)
         if "oob_times" in solution.extra:
             self._set_oob_attributes(solution.extra)
@@ -231,8 +231,8 @@ class BaseForest(BaseTrees):
         """Set the out-of-bag score, and predictions of rows by the trees that did not draw them."""
         # For each row: number of such trees, the sum of their predictions, and the target.
         times, sums, y = extra["oob_times"], extra["oob_sums"], extra["oob_y"]
-        # At a mean of 1 draw a tree leaves out a share of exp(-1) of the rows, 37%, so that all of
-        # k trees draw a row with a probability of 0.63^k: 1 row in 100 for 10 trees.
+        # At a mean of 1 draw, a tree leaves out a share of exp(-1) of the rows, 37%, so all of k
+        # trees draw a row with a probability of 0.63^k: 1 row in 100 for 10 trees.
         if not times.all():
             warnings.warn(
                 "Some inputs do not have OOB scores. This probably means too few trees were used "
@@ -245,7 +245,7 @@ class BaseForest(BaseTrees):
         if self._classification:
             shares, labels, y = _split_oob_shares(means, y, self.classes_)
             self.oob_decision_function_ = shares
-            # A user's function is given labels, not probabilities.
+            # A user's function gets labels, not probabilities.
             self.oob_score_ = float((score if callable(score) else _score_exact_matches)(y, labels))
         else:
             self.oob_prediction_ = means if means.shape[1] > 1 else means[:, 0]
@@ -260,23 +260,23 @@ class BaseForest(BaseTrees):
         return len(self._trees)
 
     def __getitem__(self, number: int) -> Any:
-        """Return the tree of this number."""
+        """Return the tree with this number."""
         return self.estimators_[number]
 
     @property
     def estimators_(self) -> list[Any]:
-        """The trees, each as an estimator of its own, whose labels are numbers of classes."""
+        """The trees, each as a separate estimator, whose labels are class numbers."""
         self._check_fitted()
         tree_class = DecisionTreeClassifier if self._classification else DecisionTreeRegressor
         n_outputs = self.n_outputs_
         shared: dict[str, Any] = {"n_features_in_": self.n_features_in_, "n_outputs_": n_outputs}
         if self._classification:
-            # As in scikit-learn trees predict the positions of labels among the forest's classes.
+            # As in scikit-learn, trees predict the positions of labels among the forest's classes.
             n = self.n_classes_
             codes = [np.arange(count, dtype=np.float64) for count in np.atleast_1d(n)]
             shared |= {"classes_": codes if n_outputs > 1 else codes[0], "n_classes_": n}
         known = tree_class().get_params(deep=False)
-        # Without the parameters of the forest alone, such as `bootstrap`.
+        # Without parameters that only forests have, such as `bootstrap`.
         params = {name: value for name, value in self._all_params().items() if name in known}
         trees, roots = [], self._trees.roots
         for k in range(len(self._trees)):
@@ -307,7 +307,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
     """Random forest of classification trees.
 
     Each tree is grown on a draw of rows, and each split considers a draw of features. Features are
-    binned, a byte an entry. Splits are decided by sums of integers and by draws that are hashed
+    binned, one byte per entry. Splits are decided by sums of integers and by draws that are hashed
     from the seed, so the trees are the same on any number of workers and lanes, under either
     `decomposition`, and after the loss of any worker.
 
@@ -317,8 +317,8 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         The trees, made at each access.
     oob_decision_function_ : ndarray of float64
         Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) for several outputs: for
-        each row the mean probabilities of the classes by the trees that did not draw it; zeros
-        where there are none. With `oob_score`.
+        each row the mean probabilities of the classes by the trees that did not draw it; zeros if
+        there are none. With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -340,7 +340,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         self,
         n_estimators: int = 100,
         *,
-        # Growth of each tree. A node that a bound forbids to split is a leaf.
+        # Growth of each tree. A node that must not be split by a limit is a leaf.
         criterion: str = "gini",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -349,7 +349,7 @@ class RandomForestClassifier(TreesClassifier, BaseForest):
         max_features: int | float | str | None = "sqrt",
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
-        # Rows that each tree draws; Breiman's forests draw as many as there are.
+        # Rows that each tree draws; Breiman's forests draw as many as there are rows.
         bootstrap: bool = True,
         oob_score: Any = False,
         # The others of scikit-learn's, in its order.
@@ -398,7 +398,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
     """Random forest of regression trees.
 
     Each tree is grown on a draw of rows, and each split considers a draw of features. Features are
-    binned, a byte an entry. Splits are decided by sums of integers and by draws that are hashed
+    binned, one byte per entry. Splits are decided by sums of integers and by draws that are hashed
     from the seed, so the trees are the same on any number of workers and lanes, under either
     `decomposition`, and after the loss of any worker.
 
@@ -407,7 +407,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
     estimators_ : list of DecisionTreeRegressor
         The trees, made at each access.
     oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
-        For each row the mean prediction of the trees that did not draw it; 0 where there are none.
+        For each row the mean prediction of the trees that did not draw it; 0 if there are none.
         With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
@@ -430,7 +430,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         self,
         n_estimators: int = 100,
         *,
-        # Growth of each tree. A node that a bound forbids to split is a leaf.
+        # Growth of each tree. A node that must not be split by a limit is a leaf.
         criterion: str = "squared_error",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -439,7 +439,7 @@ class RandomForestRegressor(TreesRegressor, BaseForest):
         max_features: int | float | str | None = 1.0,
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
-        # Rows that each tree draws; Breiman's forests draw as many as there are.
+        # Rows that each tree draws; Breiman's forests draw as many as there are rows.
         bootstrap: bool = True,
         oob_score: Any = False,
         # The others of scikit-learn's, in its order.
@@ -486,7 +486,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
     """Extremely randomised classification trees.
 
     Thresholds are drawn too, one for each feature, uniformly between its smallest and largest value
-    in a node, and the best of them is taken. Features are binned, a byte an entry. Splits are
+    in a node, and the best of them is used. Features are binned, one byte per entry. Splits are
     decided by sums of integers and by draws that are hashed from the seed, so the trees are the
     same on any number of workers and lanes, under either `decomposition`, and after the loss of any
     worker.
@@ -497,8 +497,8 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         The trees, made at each access.
     oob_decision_function_ : ndarray of float64
         Of shape (n_rows, n_classes), or (n_rows, n_classes, n_outputs) for several outputs: for
-        each row the mean probabilities of the classes by the trees that did not draw it; zeros
-        where there are none. With `oob_score`.
+        each row the mean probabilities of the classes by the trees that did not draw it; zeros if
+        there are none. With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
 
@@ -522,7 +522,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         self,
         n_estimators: int = 100,
         *,
-        # Growth of each tree. A node that a bound forbids to split is a leaf.
+        # Growth of each tree. A node that must not be split by a limit is a leaf.
         criterion: str = "gini",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -531,7 +531,7 @@ class ExtraTreesClassifier(TreesClassifier, BaseForest):
         max_features: int | float | str | None = "sqrt",
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
-        # Rows that each tree draws; those of Geurts et al. are grown on all rows.
+        # Rows that each tree draws; the trees of Geurts et al. use all rows.
         bootstrap: bool = False,
         oob_score: Any = False,
         # The others of scikit-learn's, in its order.
@@ -580,7 +580,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
     """Extremely randomised regression trees.
 
     Thresholds are drawn too, one for each feature, uniformly between its smallest and largest value
-    in a node, and the best of them is taken. Features are binned, a byte an entry. Splits are
+    in a node, and the best of them is used. Features are binned, one byte per entry. Splits are
     decided by sums of integers and by draws that are hashed from the seed, so the trees are the
     same on any number of workers and lanes, under either `decomposition`, and after the loss of any
     worker.
@@ -590,7 +590,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
     estimators_ : list of DecisionTreeRegressor
         The trees, made at each access.
     oob_prediction_ : ndarray of float64 of shape (n_rows,) or (n_rows, n_outputs)
-        For each row the mean prediction of the trees that did not draw it; 0 where there are none.
+        For each row the mean prediction of the trees that did not draw it; 0 if there are none.
         With `oob_score`.
     n_outputs_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`.
@@ -615,7 +615,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         self,
         n_estimators: int = 100,
         *,
-        # Growth of each tree. A node that a bound forbids to split is a leaf.
+        # Growth of each tree. A node that must not be split by a limit is a leaf.
         criterion: str = "squared_error",
         max_depth: int | None = None,
         min_samples_split: int | float = 2,
@@ -624,7 +624,7 @@ class ExtraTreesRegressor(TreesRegressor, BaseForest):
         max_features: int | float | str | None = 1.0,
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
-        # Rows that each tree draws; those of Geurts et al. are grown on all rows.
+        # Rows that each tree draws; the trees of Geurts et al. use all rows.
         bootstrap: bool = False,
         oob_score: Any = False,
         # The others of scikit-learn's, in its order.

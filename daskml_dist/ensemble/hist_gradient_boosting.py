@@ -2,9 +2,9 @@
 
 J. H. Friedman, "Greedy function approximation: a gradient boosting machine", Annals of Statistics
 29, 2001; G. Ke et al., "LightGBM: A highly efficient gradient boosting decision tree", NIPS 2017.
-Each iteration fits a tree (of several classes: a tree for each) to the gradients and hessians of
-the loss at the current raw predictions; the tree's leaves take Newton steps, shortened by the
-learning rate. The arithmetic is in `daskml_dist.solvers.gradient_boosting`.
+Each iteration fits a tree (with several classes, one for each) to the gradients and hessians of the
+loss at the current raw predictions; the tree's leaves take Newton steps, shortened by the learning
+rate. The arithmetic is in `daskml_dist.solvers.gradient_boosting`.
 
 `BaseBoosting` reads the inputs (categories, validation sets), plans the scores and the rule of
 early stopping, and passes all settings to `GradientBoostingSolver`. The classifier and the
@@ -110,8 +110,8 @@ class BaseBoosting(BaseRounds):
     max_iter : int, default=100
         Most iterations, each of which adds a tree, or a tree for each of several classes.
     drop_rate : float, default=0.0
-        Probability with which an earlier iteration is dropped before a new one is made (DART),
-        from 0 to 1; 0: none is, and trees stay as they are.
+        Probability with which an earlier iteration is dropped before a new one is made (DART), from
+        0 to 1; 0: no dropout.
     skip_drop : float, default=0.0
         Probability that an iteration drops none.
     max_drop : int or None, default=50
@@ -121,34 +121,35 @@ class BaseBoosting(BaseRounds):
     max_depth : int or None, default=None
         Most edges from the root to a leaf.
     grow_policy : {"lossguide", "depthwise"}, default="lossguide"
-        The leaf of the largest gain is split first; or all of a level before any of the next one,
-        those of the largest gains first.
+        Whether the leaf with the largest gain is split first, or all leaves of a level before the
+        next level, largest gains first.
     multi_strategy : {"one_output_per_tree", "multi_output_tree"}, default="one_output_per_tree"
-        Of several classes or targets an iteration grows a tree for each; or one tree, in whose
-        leaves each has a value, by gains that are summed over them (vector leaves).
+        With several classes or targets, an iteration grows a tree for each; or one tree whose
+        leaves have a value for each, with gains summed over them (vector leaves).
     min_samples_leaf : int, default=20
         Fewest rows of a leaf.
     l2_regularization : float, default=0.0
         Added to the sum of the hessians of a leaf.
     subsample : float, default=1.0
-        Share of the rows that the trees of an iteration are grown on, in (0, 1], drawn anew for
-        each.
+        Share of the rows from which the trees of an iteration are grown, in (0, 1], drawn for each
+        iteration.
     sampling_method : {"uniform", "goss"}, default="uniform"
-        How they are drawn: all alike, `subsample` of them; or by one-side sampling (GOSS), those of
-        the largest gradients and a draw of the others, which stands for all of these.
+        How they are drawn: uniformly, a share `subsample` of them; or by one-side sampling (GOSS),
+        the rows with the largest gradients and a draw from the others, which represents all of
+        these.
     top_rate, other_rate : float, default=0.2, 0.1
-        With "goss", share of the rows of the largest gradients, and share of all rows that is drawn
-        of the others.
+        With "goss", share of the rows with the largest gradients, and share of all rows that is
+        drawn from the others.
     colsample_bytree, colsample_bylevel : float, default=1.0
         Share of the features that a tree may use, and of these a level of it, in (0, 1].
     max_features : float, default=1.0
-        Share of the features, of those left, that a split may use; drawn anew at each node.
+        Share of the remaining features that a split may use; drawn at each node.
     max_bins : int, default=255
-        Most bins of a feature, from 2 to 255, beside that of missing values. Their edges come from
-        a sample of 200,000 rows.
+        Most bins of a feature, from 2 to 255, in addition to the bin of missing values. Their edges
+        come from a sample of 200,000 rows.
     categorical_features : array-like of bool, int or str, "from_dtype" or None
-        Features whose values are categories: a mask, numbers, names, or "from_dtype", the columns
-        of a dataframe that have a categorical dtype. A category that was not in the fit counts as
+        Features whose values are categories: a mask, numbers, names, or "from_dtype": the columns
+        of a dataframe with a categorical dtype. A category that was not in the fit counts as
         missing.
     monotonic_cst : array-like of int of shape (n_features,), dict or None, default=None
         1: predictions rise with the feature, -1: they fall, 0: free. Or a dict by names.
@@ -160,8 +161,8 @@ class BaseBoosting(BaseRounds):
         Stop once the score no longer improves; "auto": with more than 10,000 rows.
     scoring : str, callable or None, default="loss"
         Score that has to improve: ``"loss"``; a name of scikit-learn's scorers or a function of
-        (estimator, X, y), which are applied to the held-out rows and some 10,000 of the others,
-        gathered on one worker; None: the estimator's `score`.
+        (estimator, X, y), applied to the held-out rows and about 10,000 of the others, gathered on
+        one worker; None: the estimator's `score`.
     validation_fraction : float, int or None, default=0.1
         Share or number of rows that are held out for early stopping, stratified by class; None: the
         training rows are scored. Which rows are held out depends on `random_state` and the rank of
@@ -184,7 +185,7 @@ class BaseBoosting(BaseRounds):
         Number of trees of an iteration: 1, or 1 for each of several classes or targets.
     do_early_stopping_ : bool
     is_categorical_ : ndarray of bool of shape (n_features,), or None
-        Mask of the categorical features; None where there are none.
+        Mask of the categorical features; None if there are none.
     """
 
     loss: Any
@@ -226,17 +227,17 @@ class BaseBoosting(BaseRounds):
     #: Mask of the categorical features, and the categories of a frame's columns.
     _is_category: NDArray[np.bool_] | None
     _categories: dict[Any, NDArray[Any]]
-    #: Half of the memory budget is left to the bins that are made of rows.
+    #: Half of the memory budget is reserved for the bins made from rows.
     _made_share = 0.5
-    #: During a fit: sets of rows given beside it, and their ranges among the joined rows.
+    #: During a fit: validation sets given with it, and their ranges among the joined rows.
     _given_sets: ValidationSets | None = None
     _joined_rows: JoinedRanges | None = None
     _is_encoded: bool = False
-    #: Of the rows of the fit, whose batches or columns may hold their weights.
+    #: Whether the rows of the fit are weighted; batches or columns may hold their weights.
     _fit_is_weighted: bool = False
-    #: Whether rows were weighted; counts of nodes do not tell.
+    #: Whether rows were weighted; counts of nodes do not show it.
     _has_weights: bool = False
-    #: Of the grid of leaves' values, with dropout, on which a warm start goes on; 0: none.
+    #: Unit of the grid of leaf values, with dropout, needed by a warm start; 0: none.
     _value_unit: float = 0.0
 
     def __sklearn_tags__(self) -> Any:
@@ -255,7 +256,7 @@ class BaseBoosting(BaseRounds):
         """Return the rows with encoded categories, and the validation sets appended to them."""
         X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
         self._fit_is_weighted = sample_weight is not None
-        # A warm start keeps the categories and bins of the trees that it adds to.
+        # A warm start keeps the categories and bins of the trees to which it adds.
         continues = self._continues_last_fit
         if not continues:
             self._find_categories(X)
@@ -263,19 +264,19 @@ class BaseBoosting(BaseRounds):
         rows = self._encode_categories(X, known=not continues), y, sample_weight
         if self._given_sets is not None:
             sets = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
-            # Categories that only a validation set has are missing values, as in a prediction.
+            # Categories that occur only in a validation set are missing values, as in predictions.
             inputs = tuple((self._encode_categories(X_val), *others) for X_val, *others in sets)
             rows, self._joined_rows = join_validation_sets(
                 rows, replace(self._given_sets, inputs=inputs)
             )
-        self._is_encoded = True  # for `_align_inputs`, which the base class calls
+        self._is_encoded = True  # read by `_align_inputs`, which the base class calls
         try:
             collection = super()._make_collection(*rows, reset=reset)
         except InvalidDataError as error:
             error.args = (f"{error}{suggest_categories(X)}",)
             raise
         if reset and self._categories:
-            remember_dtypes(self, X)  # the user's, where the base class saw encoded columns
+            remember_dtypes(self, X)  # the user's dtypes: the base class saw encoded columns
         return collection
 
     def _find_categories(self, X: Any) -> None:
@@ -283,7 +284,7 @@ class BaseBoosting(BaseRounds):
         X = _as_rows_or_columns(X)
         self._is_category, self._categories = None, {}
         if len(getattr(X, "shape", (0, 0))) != 2:
-            return  # a wrong shape is reported where rows are checked
+            return  # a wrong shape is reported when rows are checked
         self._is_category = find_categorical_features(X, self.categorical_features)
         if self._is_category is not None and is_dataframe_like(X):
             self._categories = find_categories(X, self._is_category, int(self.max_bins))
@@ -298,15 +299,15 @@ class BaseBoosting(BaseRounds):
 
     @property
     def _continues_last_fit(self) -> bool:
-        """Return whether a fit goes on from the trees of the one before."""
+        """Return whether a fit continues with the trees of the previous one."""
         return self.warm_start and "_trees" in vars(self)
 
     def _list_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:
-        """Return the categories of each feature: None for a number, empty where not yet known."""
+        """Return the categories of each feature: None for numbers, empty if not yet known."""
         mask = self._is_category
         if mask is None:
             return (None,) * rows.summary.n_features
-        # A frame's categories are encoded as 0, 1, ... by now. Those of arrays are found while
+        # A frame's categories are already encoded as 0, 1, .... Those of arrays are found while
         # features are binned.
         codes = [np.arange(float(len(values))) for values in self._categories.values()]
         categories = iter(codes or [np.empty(0)] * int(mask.sum()))
@@ -371,7 +372,7 @@ class BaseBoosting(BaseRounds):
             self._fit(X, y, sample_weight, client)
             self._has_weights |= self._fit_is_weighted
         finally:
-            # Facts of this call alone, which no later call and no pickle may see.
+            # Settings of this call only, which no later call and no pickle may see.
             self.__dict__.pop("_given_sets", None)
             self.__dict__.pop("_joined_rows", None)
             self.__dict__.pop("_is_encoded", None)
@@ -392,7 +393,7 @@ class BaseBoosting(BaseRounds):
         # its scores are not recorded.
         sets = name_eval_sets(eval_set)
         scores = self._name_watched_scores(scoring)
-        inputs = tuple((*given, None)[:3] for given in sets.values())  # weights None if left out
+        inputs = tuple((*given, None)[:3] for given in sets.values())  # weights are None if omitted
         names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
         arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
         if val is not None:
@@ -401,7 +402,7 @@ class BaseBoosting(BaseRounds):
         return ValidationSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
     def _name_watched_scores(self, scoring: Any) -> dict[str, Any]:
-        """Return the scores of the sets of `eval_set` by their names."""
+        """Return the scorings of the sets of `eval_set`, by name."""
         scores = name_scores(self.scoring if scoring is None else scoring)
         for score in scores.values():
             check_scoring(score)
@@ -441,7 +442,7 @@ class BaseBoosting(BaseRounds):
         check_one_of("device", p["device"], DEVICES)
 
     def _check_sampling(self, p: dict[str, Any]) -> None:
-        """Raise for rules of sampling that contradict each other."""
+        """Raise for sampling parameters that contradict each other."""
         check_one_of("sampling_method", p["sampling_method"], ("uniform", "goss"))
         for name in ("top_rate", "other_rate"):
             check_number(name, p[name], lambda v: 0 < v < 1, "of (0, 1)")
@@ -464,15 +465,15 @@ class BaseBoosting(BaseRounds):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        """Return the facts of the rows, with weights that are not scaled to mean 1."""
+        """Return the facts about the rows, with weights that are not scaled to mean 1."""
         sets, joined = self._given_sets, self._joined_rows
-        # If any set has weights, all rows have: 1 where none are given (`join_validation_sets`).
+        # If any set has weights, all rows have: 1 if none are given (`join_validation_sets`).
         weighted |= sets is not None and any(weight is not None for _, _, weight in sets.inputs)
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         if any(info.sparse for info in rows.summary.infos):
             raise sparse_rows_error()
-        # Classes are balanced by the rows of the fit alone, without the sets behind them. Counting
-        # these also raises an error for labels that only a set has.
+        # Classes are balanced by only the rows of the fit, without the sets after them. Counting
+        # these also raises an error for labels that occur only in a set.
         if joined is not None and rows.classes is not None:
             sums = joined.label_weights(rows.summary, rows.classes)
             if class_weight == "balanced":
@@ -503,7 +504,7 @@ class BaseBoosting(BaseRounds):
         )
 
     def _make_sampling(self, loss: BoostLoss) -> RowSampling | None:
-        """Return the rule by which the rows of an iteration are drawn; None: all are taken."""
+        """Return the rule by which the rows of an iteration are drawn; None: all rows are used."""
         p = self._params()
         if p["sampling_method"] == "goss":
             if loss.quantile is not None:
@@ -516,7 +517,7 @@ class BaseBoosting(BaseRounds):
         return None if p["subsample"] == 1 else UniformSampling(float(p["subsample"]))
 
     def _make_dropout(self) -> TreeDropout | None:
-        """Return the rule by which iterations are dropped; None: none is."""
+        """Return the rule by which iterations are dropped; None: no dropout."""
         p = self._params()
         if not p["drop_rate"]:
             return None
@@ -530,12 +531,12 @@ class BaseBoosting(BaseRounds):
         has_vectors = self.multi_strategy == "multi_output_tree" and loss.n_outputs > 1
         if has_vectors:
             self._check_vector_leaves()
-        # Trees of one target each are apart: what holds for one of them holds for its prediction.
+        # Trees of different targets are independent: a constraint on one holds for its prediction.
         is_apart = rows.classes is None and not has_vectors
         growth = self._make_growth_params(d, 1 if is_apart else loss.n_outputs)
         begin = self._resume_state(loss, rows, has_vectors)  # None: a new ensemble
         if begin is None:
-            # A warm start keeps the seed, by which the same rows are held out again.
+            # A warm start keeps the seed, so that the same rows are held out again.
             self._seed = seed_of(self.random_state)
         stopping, held_out, watching = self._plan_scores(rows)
         solver = GradientBoostingSolver(
@@ -557,7 +558,7 @@ class BaseBoosting(BaseRounds):
         return TreeRowsModel(d, joins_bounds=isinstance(self._survival_loss, AFT)), solver
 
     def _check_vector_leaves(self) -> None:
-        """Raise for parameters that trees of several outputs do not have."""
+        """Raise for parameters that trees with several outputs do not support."""
         p, remedy = self._params(), 'multi_strategy="one_output_per_tree"'
         if p["drop_rate"]:
             raise InvalidParameterError(
@@ -573,7 +574,7 @@ class BaseBoosting(BaseRounds):
     def _resume_state(
         self, loss: BoostLoss, rows: DatasetInfo, has_vectors: bool
     ) -> dict[str, NDArray[Any]] | None:
-        """Return the state of the last fit where this one continues it (`warm_start`)."""
+        """Return the state of the last fit if this one continues it (`warm_start`)."""
         if not self._continues_last_fit:
             return None
         trees = self._trees
@@ -619,10 +620,10 @@ class BaseBoosting(BaseRounds):
             stops = ends[0] > _AUTO_EARLY_STOPPING_ROWS
         self.do_early_stopping_ = bool(stops)
         held_out: HoldoutMask | None = None
-        # The range of rows of the set that stops the fit; None: all rows that are held out.
+        # The row range of the set that stops the fit; None: all held-out rows.
         watching, stopping_range = None, None
         if given is not None:
-            # Given sets lie behind the rows of the fit (`join_validation_sets`).
+            # Given sets come after the rows of the fit (`join_validation_sets`).
             held_out = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
             for (first, end), (name, *_) in zip(ranges, given.arguments, strict=True):
@@ -635,7 +636,7 @@ class BaseBoosting(BaseRounds):
                 stopping_range = ranges[-1]
         if not stops:
             return None, held_out, watching
-        # Without given sets a share of the fit's rows is held out. Without a share, the training
+        # Without given sets, a share of the fit's rows is held out. Without a share, the training
         # rows are scored.
         if given is None and p["validation_fraction"] is not None:
             fraction = p["validation_fraction"]
@@ -647,7 +648,7 @@ class BaseBoosting(BaseRounds):
         return stopping, held_out, watching
 
     def _draw_holdout(self, rows: DatasetInfo, size: float) -> HoldoutMask:
-        """Return the rows of the fit to hold out, of which `size` is the number or share."""
+        """Return the rows of the fit to hold out; `size` is their number or share."""
         return draw_holdout(rows.summary, rows.classes, size, self._seed)
 
     @property
@@ -658,7 +659,7 @@ class BaseBoosting(BaseRounds):
 
     def _make_scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
         """Return the scorer of raw predictions for a scoring; None for "loss"."""
-        # A regressor is scored by predicted targets, a classifier by what raw predictions give.
+        # A regressor is scored by predicted targets, a classifier by probabilities or labels.
         if self._survival_loss is not None and not (isinstance(scoring, str) and scoring == "loss"):
             raise InvalidParameterError(
                 f"scoring={scoring!r} with loss={self.loss!r}: scorers take targets, and times are "
@@ -677,7 +678,7 @@ class BaseBoosting(BaseRounds):
         self._value_unit = float(state["value_unit"][0])
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
-        # A warm start goes on with these scores only if it is stopped by the same one.
+        # A warm start continues these scores only if the same scoring stops it.
         self._scored_by = self._stop_scoring
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
@@ -692,7 +693,7 @@ class BaseBoosting(BaseRounds):
     # -- functions of rows ---------------------------------------------------------------------
 
     def apply(self, X: Any) -> Any:
-        """Return the number of the leaf that each row ends in, in each tree.
+        """Return the number of the leaf that each row reaches, in each tree.
 
         Parameters
         ----------
@@ -718,11 +719,11 @@ class BaseBoosting(BaseRounds):
         return encode_categories(super()._read_features(X), self._categories)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        # F_0 of Friedman's algorithm 1, a constant, and the sum of the trees.
+        # F_0 in Friedman's algorithm 1, a constant, plus the sum of the trees.
         return RawTrees(self._trees, self._baseline)
 
     def _iterate_stages(self) -> Iterator[Any]:
-        """Yield the estimator as it was after each iteration."""
+        """Yield the estimator as of each iteration."""
         fitted = dict(vars(self))  # a later fit must not change the stages
         for n in range(1, fitted["_trees"].n_iter + 1):
             # Shallow: all stages share the fitted attributes, except for the trees.
@@ -737,17 +738,17 @@ def _as_rows_or_columns(X: Any) -> Any:
 
 
 def _is_own_loss(loss: Any) -> bool:
-    """Return whether a loss is an object that no name of boosting stands for."""
+    """Return whether a loss is an object that is not available by name."""
     return isinstance(loss, Loss) and type(loss) is not LogLoss
 
 
 class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     """Gradient boosting of classification trees over binned features.
 
-    Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
-    are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
-    are scikit-learn's. With more than two classes an iteration grows a tree for each, or one for
-    all (`multi_strategy`).
+    Rows are not moved, and take one byte per entry. Workers exchange histograms of integers, so the
+    trees are the same on any number of workers, and after the loss of any. With at most 200,000
+    rows they are scikit-learn's. With more than two classes an iteration grows a tree for each, or
+    one for all (`multi_strategy`).
 
     Parameters
     ----------
@@ -762,7 +763,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
     classes_ : ndarray of shape (n_classes,)
     train_score_, validation_score_ : ndarray of float64
         With early stopping, the score (minus the mean loss) before the first tree and after each
-        iteration, of the rows trained on and of those held out; else empty.
+        iteration, of the training rows and of the held-out rows; otherwise empty.
 
     References
     ----------
@@ -787,7 +788,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Earlier trees that an iteration is made without (DART).
+        # Earlier trees that an iteration ignores (DART).
         drop_rate: float = 0.0,
         skip_drop: float = 0.0,
         max_drop: int | None = 50,
@@ -795,11 +796,11 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         grow_policy: str = "lossguide",
-        # Of several outputs, a tree for each or one with a value of each in its leaves.
+        # For several outputs, a tree for each, or one with a value for each in its leaves.
         multi_strategy: str = "one_output_per_tree",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
-        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        # Rows that an iteration uses, and features that a tree, a level and a node use.
         subsample: float = 1.0,
         sampling_method: str = "uniform",
         top_rate: float = 0.2,
@@ -807,13 +808,13 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         colsample_bytree: float = 1.0,
         colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
-        # How features are read: bins, categories, and the effects that trees may find.
+        # Treatment of features: bins, categories, and the effects that trees may learn.
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,
-        # Early stopping by a score of held-out rows, or, with no fraction, of the training rows.
+        # Early stopping by a score on held-out rows or, without a fraction, on the training rows.
         early_stopping: bool | str = "auto",
         scoring: Any = "loss",
         validation_fraction: float | int | None = 0.1,
@@ -822,7 +823,7 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         verbose: int = 0,
         random_state: Any = None,
         class_weight: Any = None,
-        # Not scikit-learn's: where the fit runs, and who watches it.
+        # Not in scikit-learn: where the fit runs, and how it is monitored.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -882,8 +883,9 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
                     "(sklearn.multiclass.OneVsRestClassifier)."
                 )
             return RowBoostLoss(self.loss)
-        # Friedman (2001): of two classes one tree an iteration, for the log odds of the second
-        # (section 4.5); of K classes K trees, of whose sums the softmax is taken (section 4.6).
+        # Friedman (2001): for two classes one tree per iteration, for the log odds of the second
+        # (section 4.5); for K classes K trees, whose sums are the input of the softmax (section
+        # 4.6).
         return RowBoostLoss(LogLoss(), 1 if n == 2 else n)
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
@@ -926,19 +928,19 @@ class HistGradientBoostingClassifier(BaseClassifier, BaseBoosting):
         return self._map_raw_predictions(None, X, np.float64, None if n == 2 else n)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
-        """Yield the labels after each iteration, as of :meth:`predict`."""
+        """Yield the labels after each iteration, as :meth:`predict`."""
         self._check_fitted(X)
         for stage in self._iterate_stages():
             yield stage.predict(X)
 
     def staged_predict_proba(self, X: Any) -> Iterator[Any]:
-        """Yield the probabilities after each iteration, as of :meth:`predict_proba`."""
+        """Yield the probabilities after each iteration, as :meth:`predict_proba`."""
         self._check_fitted(X)
         for stage in self._iterate_stages():
             yield stage.predict_proba(X)
 
     def staged_decision_function(self, X: Any) -> Iterator[Any]:
-        """Yield raw predictions after each iteration, as of :meth:`decision_function`."""
+        """Yield raw predictions after each iteration, as :meth:`decision_function`."""
         self._check_fitted(X)
         for stage in self._iterate_stages():
             yield stage.decision_function(X)
@@ -959,7 +961,7 @@ def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
     out[...] = class_probabilities(raw)
 
 
-#: Losses of the regressor by their names.
+#: Losses of the regressor by name.
 _LOSSES_BY_NAME: dict[str, type[Loss]] = {
     loss.name: loss for loss in (SquaredError, AbsoluteError, Gamma, Poisson, Quantile)
 }
@@ -968,10 +970,10 @@ _LOSSES_BY_NAME: dict[str, type[Loss]] = {
 class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     """Gradient boosting of regression trees over binned features.
 
-    Rows stay where they are, a byte an entry. Workers exchange histograms of integers, so the trees
-    are the same on any number of workers, and after the loss of any. With at most 200,000 rows they
-    are scikit-learn's. y may have several columns: an iteration grows a tree for each, or one for
-    all (`multi_strategy`).
+    Rows are not moved, and take one byte per entry. Workers exchange histograms of integers, so the
+    trees are the same on any number of workers, and after the loss of any. With at most 200,000
+    rows they are scikit-learn's. y may have several columns: an iteration grows a tree for each, or
+    one for all (`multi_strategy`).
 
     Parameters
     ----------
@@ -988,7 +990,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     ----------
     train_score_, validation_score_ : ndarray of float64
         With early stopping, the score (minus the mean loss) before the first tree and after each
-        iteration, of the rows trained on and of those held out; else empty.
+        iteration, of the training rows and of the held-out rows; otherwise empty.
 
     References
     ----------
@@ -1015,7 +1017,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Earlier trees that an iteration is made without (DART).
+        # Earlier trees that an iteration ignores (DART).
         drop_rate: float = 0.0,
         skip_drop: float = 0.0,
         max_drop: int | None = 50,
@@ -1023,11 +1025,11 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         max_leaf_nodes: int | None = 31,
         max_depth: int | None = None,
         grow_policy: str = "lossguide",
-        # Of several outputs, a tree for each or one with a value of each in its leaves.
+        # For several outputs, a tree for each, or one with a value for each in its leaves.
         multi_strategy: str = "one_output_per_tree",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
-        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        # Rows that an iteration uses, and features that a tree, a level and a node use.
         subsample: float = 1.0,
         sampling_method: str = "uniform",
         top_rate: float = 0.2,
@@ -1035,13 +1037,13 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         colsample_bytree: float = 1.0,
         colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
-        # How features are read: bins, categories, and the effects that trees may find.
+        # Treatment of features: bins, categories, and the effects that trees may learn.
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,
-        # Early stopping by a score of held-out rows, or, with no fraction, of the training rows.
+        # Early stopping by a score on held-out rows or, without a fraction, on the training rows.
         early_stopping: bool | str = "auto",
         scoring: Any = "loss",
         validation_fraction: float | int | None = 0.1,
@@ -1049,7 +1051,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         tol: float = 1e-7,
         verbose: int = 0,
         random_state: Any = None,
-        # Not scikit-learn's: where the fit runs, and who watches it.
+        # Not in scikit-learn: where the fit runs, and how it is monitored.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -1123,7 +1125,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
 
     def _make_boosting_loss(self, rows: DatasetInfo) -> BoostLoss:
         loss, summary = self._find_loss(), rows.summary
-        # Of each block the least and the largest target: domains are ranges.
+        # For each block the smallest and the largest target: domains are ranges.
         loss.check_target(summary.target_range)
         if isinstance(loss, Poisson) and summary.targets.mean.min() <= 0:
             which = "of a column of y" if summary.n_targets else "y"
@@ -1140,7 +1142,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
         return RowBoostLoss(loss, n_targets)
 
     def _check_several_targets(self, loss: Loss, n_targets: int) -> None:
-        """Raise for a loss, or a device, that takes one target alone."""
+        """Raise for a loss, or a device, that supports only one target."""
         if loss.tree_kernel is None or loss.leaf_quantile is not None:
             raise InvalidParameterError(
                 f"y has {n_targets} columns, and loss={self.loss!r} of boosting takes one. Take "
@@ -1158,7 +1160,7 @@ class HistGradientBoostingRegressor(RegressorMixin, BaseBoosting):
     score = score_r2
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return the function of raw predictions that predicts targets."""
+        """Return the function that maps raw predictions to targets."""
         return self._find_loss().inverse_link
 
     def predict(self, X: Any) -> Any:

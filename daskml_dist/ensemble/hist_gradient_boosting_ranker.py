@@ -1,8 +1,8 @@
-"""Gradient boosting of trees that rank the rows of a query: LambdaMART and its relatives.
+"""Gradient boosting of trees that rank the rows of a query: LambdaMART and related methods.
 
-The trees are those of `BaseBoosting`. Here the inputs are read: the query of each row is joined to
-its target (`data.query_ids`), for the fit and for each validation set. What is made query by query,
-gradients and NDCG, is in `daskml_dist.solvers.ranking`.
+The trees are those of `BaseBoosting`. This module reads the inputs: the query of each row is joined
+to its target (`data.query_ids`), for the fit and for each validation set. Gradients and NDCG, which
+are computed query by query, are in `daskml_dist.solvers.ranking`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from daskml_dist.solvers.binning import HoldoutMask
 from daskml_dist.solvers.ranking import OBJECTIVES, NdcgScorer, QueryHoldout, RankingLoss
 from daskml_dist.training.dataset_info import DatasetInfo
 
-#: Largest label whose gain ``2**label - 1`` is allowed, as in LightGBM and XGBoost: above it one
-#: row would outweigh all others.
+#: Maximum label for the gain ``2**label - 1``, as in LightGBM and XGBoost: above it one row would
+#: dominate all others.
 _MAX_EXPONENTIAL_LABEL = 31
 
 
 @dataclass(frozen=True, eq=False)
 class _RankedTarget:
-    """Target of rows, and the queries of the rows, as the user gave them.
+    """Target of rows, and the queries of the rows, as given by the user.
 
     Parameters
     ----------
@@ -55,41 +55,42 @@ class _RankedTarget:
 class HistGradientBoostingRanker(BaseBoosting):
     """Gradient boosting of trees that order the rows of each query by relevance (LambdaMART).
 
-    The gradients of a row come from all rows of its query. These may lie in any blocks and on any
-    workers: the trees are the same to the bit for any chunks and number of workers, and after the
-    loss of any.
+    The gradients of a row come from all rows of its query. They may be in any blocks and on any
+    workers: the trees have the same bits for any chunks and number of workers, and after the loss
+    of any worker.
 
     Parameters
     ----------
     objective : {"lambdarank", "rank_xendcg", "pairwise"}, default="lambdarank"
-        Pairs of rows weighed by the change of NDCG that exchanging them makes (Burges 2010); the
-        cross entropy of scores and drawn targets (Bruch 2021); all pairs alike (RankNet).
+        Pairs of rows weighted by the change of NDCG if they are exchanged (Burges 2010); the cross
+        entropy of scores and drawn targets (Bruch 2021); all pairs with equal weight (RankNet).
     group : str or None, default="qid"
-        Name of the column of a dataframe that holds the query of each row, where `fit` is not told
-        the queries. It is no feature.
+        Name of the column of a dataframe that holds the query of each row, if `fit` is not given
+        the queries. It is not a feature.
     truncation_level : int or None, default=30
-        Pairs have a row among the first so many of their query; None: all pairs count.
+        Only pairs with a row among the first `truncation_level` of their query count; None: all
+        pairs count.
     sigmoid : float, default=1.0
         Steepness of the probability that a pair is in the wrong order.
     normalize : bool, default=True
         Whether the gradients of a query are divided by the sum of their sizes, as in LightGBM, and
         of "lambdarank" by the distance of the scores too.
     label_gain : {"exponential", "linear"} or sequence of float, default="exponential"
-        What a label is worth: ``2**label - 1``, the label itself, or by the number of the label.
+        Gain of a label: ``2**label - 1``, the label itself, or the entry at the label's index.
     ndcg_eval_at : int, None, or sequence of these, default=10
         Places that NDCG counts (None: all), in early stopping (the first), in the scores of
         `eval_set` (each) and in :meth:`score` (the first).
     subsample : float, default=1.0
-        Share of the queries whose rows the tree of an iteration is grown on. ("goss" draws rows.)
+        Share of the queries from whose rows the tree of an iteration is grown. ("goss" draws rows.)
     validation_fraction : float or None, default=0.1
         Share of the queries that are held out for early stopping, drawn by a hash of the query;
-        None: those trained on are scored.
+        None: the training queries are scored.
 
     Attributes
     ----------
     train_score_, validation_score_ : ndarray of float64
-        With early stopping, NDCG before the first tree and after each iteration, of the queries
-        trained on and of those held out; else empty.
+        With early stopping, NDCG before the first tree and after each iteration, of the training
+        queries and of the held-out queries; otherwise empty.
 
     References
     ----------
@@ -116,11 +117,11 @@ class HistGradientBoostingRanker(BaseBoosting):
     normalize: bool
     label_gain: Any
     ndcg_eval_at: Any
-    #: Early stopping is by NDCG, which is no parameter.
+    #: Early stopping uses NDCG, which is not a parameter.
     scoring: Any = "loss"
     _defaults: ClassVar[dict[str, Any]] = {**BaseOnRows._defaults, "scoring": "loss"}
     _needs_target = True
-    #: Name of the column that held the queries in the fit, or would have.
+    #: Name of the column that held the queries in the fit, or would have held them.
     _query_column: str | None = None
 
     def __init__(
@@ -128,7 +129,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         objective: str = "lambdarank",
         *,
         group: str | None = "qid",
-        # How pairs of rows, and labels, weigh.
+        # Weights of pairs of rows, and of labels.
         truncation_level: int | None = 30,
         sigmoid: float = 1.0,
         normalize: bool = True,
@@ -137,7 +138,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         # Number of steps, and their length; shorter ones overfit less (Friedman 2001, section 5).
         learning_rate: float = 0.1,
         max_iter: int = 100,
-        # Earlier trees that an iteration is made without (DART).
+        # Earlier trees that an iteration ignores (DART).
         drop_rate: float = 0.0,
         skip_drop: float = 0.0,
         max_drop: int | None = 50,
@@ -147,7 +148,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         grow_policy: str = "lossguide",
         min_samples_leaf: int = 20,
         l2_regularization: float = 0.0,
-        # Rows that an iteration sees, and features that a tree, a level and a node see.
+        # Rows that an iteration uses, and features that a tree, a level and a node use.
         subsample: float = 1.0,
         sampling_method: str = "uniform",
         top_rate: float = 0.2,
@@ -155,20 +156,21 @@ class HistGradientBoostingRanker(BaseBoosting):
         colsample_bytree: float = 1.0,
         colsample_bylevel: float = 1.0,
         max_features: float = 1.0,
-        # How features are read: bins, categories, and the effects that trees may find.
+        # Treatment of features: bins, categories, and the effects that trees may learn.
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         interaction_cst: Any = None,
         warm_start: bool = False,
-        # Early stopping by NDCG of held-out queries, or, with no fraction, of those trained on.
+        # Early stopping by NDCG on held-out queries or, without a fraction, on the training
+        # queries.
         early_stopping: bool | str = "auto",
         validation_fraction: float | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
         verbose: int = 0,
         random_state: Any = None,
-        # Where the fit runs, and who watches it.
+        # Where the fit runs, and how it is monitored.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -274,12 +276,12 @@ class HistGradientBoostingRanker(BaseBoosting):
         group : str, or of one value a row, or sizes of queries, optional
             Query of each row: the name of a column of the dataframe X; an id for each row (numbers,
             texts), in any order and any blocks; or the numbers of rows of queries that follow each
-            other. By default the column that the parameter `group` names.
+            other. By default the column named by the parameter `group`.
         X_val, y_val, sample_weight_val, group_val
-            Rows whose NDCG decides early stopping, in the same forms.
+            Rows whose NDCG determines early stopping, in the same forms.
         eval_set : tuple of (X, y), (X, y, group) or (X, y, group, sample_weight), or list or dict
             Sets of rows whose NDCG is in :attr:`history_` after each iteration, as
-            ``eval_score_SET_ndcg@K``. Without `X_val` the last set decides early stopping.
+            ``eval_score_SET_ndcg@K``. Without `X_val`, the last set determines early stopping.
         client : distributed.Client, optional
             As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
 
@@ -313,11 +315,11 @@ class HistGradientBoostingRanker(BaseBoosting):
     ) -> tuple[Any, Any, Any]:
         """Return X without the column of queries, targets joined with them, and weights."""
         if not isinstance(y, _RankedTarget):
-            return X, y, sample_weight  # joined before
+            return X, y, sample_weight  # joined already
         given, number = y, y.number
-        # Batches of a generator may hold targets and weights themselves.
+        # Batches of a generator may contain targets and weights.
         X, target, sample_weight = convert_batches(X, given.y, sample_weight)
-        if number == 0:  # of the fit: its column is left out of all rows from here on
+        if number == 0:  # for the fit: its column is left out of all rows from here on
             self._query_column = given.group if isinstance(given.group, str) else self.group
         X, group = take_group_column(X, given.group, self._query_column)
         X, y, sample_weight = super()._prepare_inputs(X, target, sample_weight)
@@ -326,7 +328,7 @@ class HistGradientBoostingRanker(BaseBoosting):
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         X = X if self._is_encoded else self._encode_categories(X)
-        # Of three columns: the target, and the halves of the query's code.
+        # Three columns: the target, and the halves of the query's code.
         return as_collection(X, y, sample_weight, multi_output=True)
 
     def _label_check(self) -> Callable[[NDArray[np.float64]], None]:
@@ -426,7 +428,7 @@ class HistGradientBoostingRanker(BaseBoosting):
 
 
 def _list_cutoffs(given: Any) -> tuple[int | None, ...]:
-    """Return the places that NDCG counts, at least one number or None."""
+    """Return the cutoffs of NDCG: at least one number or None."""
     cutoffs = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
     if not cutoffs or isinstance(given, str):
         raise InvalidParameterError(
@@ -436,8 +438,8 @@ def _list_cutoffs(given: Any) -> tuple[int | None, ...]:
 
 
 def _check_labels(kind: str | int, labels: NDArray[np.float64]) -> None:
-    """Raise for labels that are negative, not whole where that counts, or too large."""
-    finite = labels[np.isfinite(labels)]  # others are refused where blocks are made
+    """Raise for labels that are negative, not integers if they must be, or too large."""
+    finite = labels[np.isfinite(labels)]  # others are refused when blocks are made
     if (finite < 0).any():
         raise InvalidDataError(
             f"y holds a negative relevance, {finite.min():g}. Relevance counts from 0: shift the "

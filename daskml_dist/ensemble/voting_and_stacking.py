@@ -112,11 +112,11 @@ class NamedMembersMixin(OnBlocks):
         ndarray, pandas.DataFrame, dask Array or dask DataFrame
             As :meth:`transform` returns.
         """
-        # scikit-learn's own would make one frame in memory where ``set_output`` asks for frames.
+        # scikit-learn's own would make one frame in memory if ``set_output`` requests frames.
         return self.fit(X, y, **fit_params).transform(X)  # type: ignore[attr-defined]
 
     def _check_names_given(self) -> None:
-        """Check that `estimators` holds pairs: scikit-learn would fail to unpack others."""
+        """Check that `estimators` contains pairs: scikit-learn would fail to unpack others."""
         given = self.estimators if isinstance(self.estimators, list | tuple) else ()
         if not all(isinstance(one, list | tuple) and len(one) == 2 for one in given):
             raise InvalidParameterError(
@@ -127,7 +127,7 @@ class NamedMembersMixin(OnBlocks):
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
         """Set `classes_`; return the labels as positions among them, and the number of rows.
 
-        The number is None where finding the classes does not count rows.
+        The number is None if finding the classes does not count rows.
         """
         self.classes_: Any
         self.classes_, counts = count_labels(y)
@@ -141,12 +141,12 @@ class NamedMembersMixin(OnBlocks):
     ) -> None:  # fmt: skip
         """Fit to a Dask collection whose labels are encoded.
 
-        `given` holds the arguments of each member's ``fit``; `few` says whether the rows are few
-        enough for a member to be fitted in one task.
+        `given` has the arguments of each member's ``fit``; `few` is whether the rows are few enough
+        for a member to be fitted in one task.
         """
 
     def _check_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Check the parameters, before any pass; return names and members, but for dropped ones."""
+        """Check the parameters, before any pass; return names and members, except dropped ones."""
         with translate_parameter_errors():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ class NamedMembersMixin(OnBlocks):
     def _set_fitted_members(self, fitted: list[Any]) -> None:
         """Set `estimators_`, `named_estimators_` and the feature names."""
         self.estimators_ = fitted
-        # Dropped members keep their names, and have no fit.
+        # Dropped members keep their names, but are not fitted.
         remaining = iter(fitted)
         self.named_estimators_ = Bunch(
             **{
@@ -166,7 +166,7 @@ class NamedMembersMixin(OnBlocks):
                 for name, member in self.estimators
             }
         )
-        # As in scikit-learn the names are those that the last member has.
+        # As in scikit-learn, the names are those of the last member.
         self.__dict__.pop("feature_names_in_", None)
         for member in fitted:
             if hasattr(member, "feature_names_in_"):
@@ -200,8 +200,8 @@ class VotingClassifier(VotingMixin, ensemble.VotingClassifier):
     """Voting classifier: majority vote, or mean probabilities, of several members.
 
     Rows in memory are left to scikit-learn. On a Dask collection members of this package are fitted
-    one after the other, each on the whole cluster; others in parallel tasks, on rows gathered on a
-    worker. Labels are counted in one pass, and predictions are lazy.
+    one after the other, each on the whole cluster; others are fitted in parallel tasks, on rows
+    gathered on a worker. Labels are counted in one pass, and predictions are lazy.
 
     Parameters
     ----------
@@ -265,12 +265,12 @@ class StackingMixin(NamedMembersMixin):
     final_estimator: Any
     final_estimator_: Any
     _encoder_attribute = "_label_encoder"
-    #: Class of the last estimator where the user gives none.
+    #: Class of the default last estimator.
     _default_final_estimator: ClassVar[type[Any]]
 
     def _will_have(self, name: str) -> bool:
-        # scikit-learn asks the last estimator for its methods; where the user gives none, ours
-        # answers until the fit has made one.
+        # scikit-learn checks the last estimator for its methods; if the user gives none, the
+        # default answers until the fit has made one.
         is_fitted = hasattr(self, "final_estimator_")
         return (
             self.final_estimator is None
@@ -290,7 +290,7 @@ class StackingMixin(NamedMembersMixin):
     def _encode_labels(self, y: Any) -> tuple[Any, int | None]:
         if not has_several_columns(y):
             return super()._encode_labels(y)
-        n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
+        n_labels = check_indicators(y)  # with several labels per row: 0 and 1, unchanged
         self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
         self._label_encoder = [_make_label_encoder(labels) for labels in self.classes_]
         return y, None
@@ -305,8 +305,8 @@ class StackingMixin(NamedMembersMixin):
                 self._method_name(name, member, self.stack_method)  # type: ignore[attr-defined]
                 for name, member in named
             ]
-        # Rows of the last estimator are predictions: of members that were fitted before, or of fits
-        # that have not seen the row, so that it does not trust the members that overfit.
+        # The last estimator is fitted to predictions: of members fitted in advance, or of fits that
+        # have not seen the row, so that it does not favour overfitting members.
         if self.cv == "prefit":
             for member in members:
                 check_fitted(member)
@@ -314,7 +314,7 @@ class StackingMixin(NamedMembersMixin):
             self.stack_method_ = methods
             meta_features = self._predict_fitted(X)
         else:
-            # Members fitted to all rows are the ones that predict later.
+            # The members fitted to all rows make the later predictions.
             jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
             self._set_fitted_members(fit_members(jobs, few))
             self.stack_method_ = methods
@@ -344,11 +344,11 @@ class StackingMixin(NamedMembersMixin):
         """Return lazy predictions of each row by the fits that have not seen it, side by side."""
         fits = []
         cv = _fix_random_state(self.cv)
-        # Members with the same arguments of fit share their splits, since a splitter may pass over
-        # the rows to count labels.
+        # Members with the same arguments of fit share their splits, since a splitter may need a
+        # pass over the rows to count labels.
         shared: dict[Any, Splits] = {}
         for member, params in zip(members, given, strict=True):
-            # By identity: `==` of lazy weights would be another lazy array.
+            # Keyed by identity: `==` on lazy weights would return a lazy array.
             key = tuple((name, id(value)) for name, value in params.items())
             if key not in shared:
                 shared[key] = Splits(self, X, y, None, params, cv)
@@ -359,11 +359,11 @@ class StackingMixin(NamedMembersMixin):
         classes = np.arange(len(self.classes_)) if is_classifier(self) and not several else None
         predictor = OutOfFoldPredictor(fits, self.stack_method_, classes)
         plain = self._without_members()
-        # Predictions of a sample tell scikit-learn the numbers of columns, and Dask the dtype.
+        # Predictions for a sample give scikit-learn the numbers of columns, and Dask the dtype.
         sample = make_sample_row(X)
         like = plain._concatenate_predictions(sample, predictor.predict_by_first_fits(sample))
         self._remember_widths(sample)
-        # The splits of all members are the same, so the codes of the last one's serve for all.
+        # The splits of all members are the same, so the codes of the last one are valid for all.
         rows = splits.rows
         combine = partial(_concatenate_or_empty, plain, like[:0])
         return join_lazy_blocks(predictor.predict_blocks(rows, combine), rows.columns, like)
@@ -377,7 +377,7 @@ class StackingMixin(NamedMembersMixin):
         return plain
 
     def _remember_widths(self, X: Any) -> None:
-        """Let scikit-learn set each member's number of columns, for `get_feature_names_out`."""
+        """Make scikit-learn store each member's number of columns, for `get_feature_names_out`."""
         _predict_and_concatenate(self, self.estimators_, X)
 
 
@@ -395,8 +395,8 @@ def _concatenate_or_empty(plain: Any, none: Any, X: Any, predictions: list[Any])
 
 def _fix_random_state(cv: Any) -> Any:
     """Return a splitter that makes the same splits for every member."""
-    # Without a seed, or with a generator, a splitter that shuffles would give each member other
-    # folds, and no single code of a row would tell which fits have not seen it.
+    # Without a seed, or with a generator, a shuffling splitter would give each member other folds,
+    # and a row's code could not identify the fits that have not seen it.
     if hasattr(cv, "random_state") and not isinstance(cv.random_state, int | np.integer):
         cv = copy(cv)
         cv.random_state = int(np.random.RandomState().randint(2**31 - 1))
@@ -421,10 +421,10 @@ def _align_targets(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[st
 class StackingClassifier(StackingMixin, ensemble.StackingClassifier):
     """Stacking classifier: fitted to out-of-fold predictions of several members.
 
-    Rows in memory are left to scikit-learn. On a Dask collection every member is fitted to all
-    rows and to the training rows of each split (linear members with a solver to all splits in one
-    batched fit); the last estimator's rows are made of their predictions block by block, where the
-    blocks are.
+    Rows in memory are left to scikit-learn. On a Dask collection every member is fitted to all rows
+    and to the training rows of each split (linear members with a solver to all splits in one
+    batched fit); the last estimator's rows are made from their predictions, block by block, on the
+    blocks' workers.
 
     Parameters
     ----------

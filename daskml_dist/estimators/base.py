@@ -384,7 +384,7 @@ class BaseOnRows(BaseEstimator):
         return shape
 
     def _set_row_shape(self, shape: tuple[int, ...]) -> None:
-        """Keep the shape of a row; its first axis counts as the features, as in scikit-learn."""
+        """Store the shape of a row; its first axis counts as the features, as in scikit-learn."""
         if self._tensors:
             self.n_features_in_, self.row_shape_ = shape[0], shape
 

@@ -358,7 +358,7 @@ class GrowingTable:
     scales : tuple of float
         Standard deviation of the initial values in each column.
     seed : int, default=0
-        Of the initial values.
+        Seed of the initial values.
     admit_after : int, default=1
         Number of steps that touch an id after which it has a row.
     expire_after : int or None, default=None

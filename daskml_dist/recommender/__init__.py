@@ -1,4 +1,4 @@
-"""Recommenders: what users will like, learned from what they rated or used."""
+"""Recommenders: items that users will like, learned from their ratings or use of items."""
 
 from __future__ import annotations
 

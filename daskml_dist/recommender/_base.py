@@ -1,8 +1,8 @@
 """Base class of the recommenders: predictions, recommendations, and similar items and users.
 
-Recommenders differ in how they find factors. After the fit they are alike: the score of a user u
-and an item i is x_u'y_i, plus biases and the mean where there are some. Ids are whatever sorts;
-inside they are positions in the sorted ids of the fit, with -1 for an id that it has not seen.
+Recommenders differ in how they find factors. After the fit they work alike: the score of a user u
+and an item i is x_u'y_i, plus biases and the mean if the model has them. Ids are any sortable
+values; internally they are positions in the sorted ids of the fit, with -1 for an unseen id.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # X is ratings of pairs of ids, or a matrix of them: no table of features, and without a y.
+        # X is ratings of pairs of ids, or a matrix of them: not a table of features, and without a
+        # y.
         tags.input_tags.two_d_array = False
         tags.input_tags.sparse = True
         tags.target_tags.required = False
@@ -74,14 +75,14 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         return {name: v for name, v in state.items() if name != "_given" or not is_dask(v)}
 
     def _in_files(self) -> dict[str, Any]:
-        """Return attributes to save in a model file: which items users have rated, not how."""
+        """Return attributes to save in a model file: the items users rated, not the ratings."""
         given = vars(self).get("_given")
         return {} if given is None else {"_given": None if is_dask(given) else self._seen(given)}
 
     # -- ratings -------------------------------------------------------------------------------
 
     def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:
-        """Return the ratings of a frame or a sparse matrix; without `rated` their pairs alone."""
+        """Return the ratings of a frame or a sparse matrix; without `rated`, only their pairs."""
         # Implicit ratings are checked to be at least 0.
         least = 0.0 if self.implicit else None
         X = convert_foreign(X)
@@ -107,8 +108,8 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
     def predict(self, X: Any) -> Any:
         """Return the predicted rating, or preference, of each pair of a user and an item.
 
-        A pair with an id that the fit has not seen gets the mean of all ratings, plus the bias of
-        a known id if there are biases; 0 where ratings are implicit. No prediction is NaN (Spark's
+        A pair with an id that the fit has not seen gets the mean of all ratings, plus the bias of a
+        known id if there are biases; 0 for implicit ratings. No prediction is NaN (Spark's
         ``coldStartStrategy`` gives NaN or drops such a pair).
 
         Parameters
@@ -133,7 +134,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                     f"X has no column {' and '.join(map(repr, missing))}; it has "
                     f"{list(X.columns)}. Name the columns by user_col and item_col."
                 )
-            X = X[[*names]]  # other columns are not sent to the function
+            X = X[[*names]]  # other columns are not passed to the function
         function = partial(predict_pairs, self._fitted(), names)
         if is_dask(X):
             return map_pieces(_call_on_part, function, X, np.empty(0))
@@ -160,7 +161,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                 partial(_sum_squared_errors, self._fitted(), self._names), X
             )
             return -float(np.sqrt(squares.sum() / n.sum()))
-        # Implicit ratings have no error: how high the chosen items are ranked is what counts.
+        # Implicit ratings have no error: the ranking of the chosen items is scored.
         users, items = self._reduce_entries(_take_pairs, X, rated=False)
         held_out = load_pandas().DataFrame({self.user_col: users, self.item_col: items})
         best = self.recommend(held_out[self.user_col].unique(), 10)
@@ -194,13 +195,13 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
             reads again, and does not keep when it is pickled. The pairs of `users` are gathered on
             the client.
         filter_items : array-like of ids, of shape (n_items,), or None
-            Items to recommend to nobody, such as those that are sold out.
+            Items that are never recommended, for example because they are sold out.
 
         Returns
         -------
         pandas.DataFrame or lazy dask DataFrame
-            Columns `user_col`, `item_col` and "score": users in the given order, the highest
-            scores of each first. Lazy where `users` is.
+            Columns `user_col`, `item_col` and "score": users in the given order, the highest scores
+            of each first. Lazy if `users` is.
 
         Raises
         ------
@@ -213,7 +214,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         check_flag("filter_seen", filter_seen)
         given = self.user_ids_ if users is None else users
         lazy = is_dask(given)
-        # Lazy ids are unknown here, so the items of all users go along with the function.
+        # Lazy ids are unknown here, so the items of all users are sent with the function.
         rated = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
         hidden = None
         if filter_items is not None:
@@ -223,7 +224,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         if not lazy:
             return function(given)
         frame = given.to_frame(self.user_col) if is_series_like(given) else given
-        # The result for no users has the columns and dtypes that Dask is told of.
+        # The result for no users has the columns and dtypes that Dask's metadata needs.
         return map_pieces(_call_on_part, function, frame, function(self.user_ids_[:0]))
 
     def _seen(self, seen: Any, users: Any = None) -> SeenItems:
@@ -240,7 +241,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         if users is not None:
             at = find_id_positions(self.user_ids_, users, str(self.user_col))
             wanted[at[at >= 0]] = True
-        # Filtered on the workers: only the pairs of these users come to the client.
+        # Filtered on the workers: the client gets only the pairs of these users.
         find_pairs = partial(_find_positions_of_users, self.user_ids_, self.item_ids_, wanted)
         at_users, at_items = self._reduce_entries(find_pairs, seen, rated=False)
         return SeenItems.of(at_users, at_items, len(self.user_ids_))
@@ -305,9 +306,9 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
                 f"The fit has not seen the {side} {ids[at < 0][:5].tolist()}. Ask for {side} of "
                 f"{side[:-1]}_ids_."
             )
-        # An empty part first, for no ids at all.
+        # Starts with an empty part, in case there are no ids.
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-        # One id after the other: a matrix of all cosines may not fit in memory.
+        # One id at a time: a matrix of all cosines may not fit in memory.
         for i, own in enumerate(at.tolist()):
             cosines = cosines_of(own)[np.newaxis]
             cosines[0, own] = -np.inf  # an id is not similar to itself
@@ -324,13 +325,13 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
         return self.user_col, self.item_col
 
     def _check_fitted(self, X: Any = None) -> None:
-        """Raise where there are no factors yet."""
+        """Raise if there are no factors yet."""
         if not hasattr(self, "user_factors_"):
             raise make_not_fitted_error(self)
 
     def _fitted(self) -> FittedFactors:
         """Return the fitted attributes as one picklable object, without the estimator."""
-        # Implicit preferences are products of factors alone, without the mean of the counts.
+        # Implicit preferences are products of factors only, without the mean of the counts.
         return FittedFactors(
             self.user_ids_,
             self.item_ids_,
@@ -343,7 +344,7 @@ class BaseRecommender(EstimatorMixin, BaseEstimator):
 
 
 def _call_on_part(rows: Any, function: Callable[[Any], Any], number: int) -> Any:
-    """Return a function of a part's rows; `map_pieces` gives the part's number too."""
+    """Return a function of a part's rows; `map_pieces` also passes the part's number."""
     return function(rows)
 
 
@@ -416,7 +417,8 @@ def _find_positions_of_users(
     """Return positions of user and item for the pairs of wanted users that the fit knows."""
     users = find_id_positions(user_ids, entries.ids[0], "user")[entries.codes[0]]
     items = find_id_positions(item_ids, entries.ids[1], "item")[entries.codes[1]]
-    # An unknown user is at -1, which indexes `wanted` from the end: the first term discards it.
+    # An unknown user has position -1, which indexes `wanted` from the end: the first term discards
+    # it.
     known = (users >= 0) & (items >= 0) & wanted[users]
     return users[known].astype(np.int32), items[known].astype(np.int32)
 

@@ -1,8 +1,8 @@
-"""Base classes of models over ids whose rows of parameters are made when the ids come.
+"""Base classes of models over ids whose parameter rows are created when the ids occur.
 
-The parameters are a growing table on servers (`ps/growing_shard.py`), of which a batch pulls and
-pushes the rows of its own ids. This module says what the model and the learning rate are, and looks
-ids up in the table that a fit ends with. Gradients are in `models/embeddings.py`.
+The parameters are a growing table on servers (`ps/growing_shard.py`), from which a batch pulls and
+pushes the rows of its own ids. This module defines the model and the learning rate, and looks ids
+up in the fitted table. Gradients are in `models/embeddings.py`.
 """
 
 from __future__ import annotations
@@ -68,17 +68,18 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.checkpoints import SavedStream
     from daskml_dist.streaming.start import StartedStream
 
-#: Options of `Run` without a meaning here.
+#: Options of `Run` that have no meaning here.
 _RUN_UNUSED = {"shard", "compute_dtype"}
 
 
 class BaseEmbeddings(BaseSteps):
-    """Base class of models over ids: a weight and a vector for each, made when it first comes."""
+    """Base class of models over ids, each with a weight and a vector from its first occurrence."""
 
     _needs_target = True
     _run_used = tuple(name for name in Run().get_params() if name not in _RUN_UNUSED)
     _stream_policy = "sync"
-    #: Whether all that is fitted follows from the table's rows, so that versions may hold changes.
+    #: Whether all fitted attributes follow from the table's rows, so that published versions may
+    #: hold only changes.
     _publishes_rows: ClassVar[bool] = True
 
     rank: int
@@ -101,7 +102,7 @@ class BaseEmbeddings(BaseSteps):
 
     @abstractmethod
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
-        """Return the parameters of the `EmbeddingModel` that say which terms it has."""
+        """Return the parameters of the `EmbeddingModel` that select its terms."""
 
     def _loss(self) -> Loss:
         """Return the loss of the parameter `loss`."""
@@ -115,9 +116,9 @@ class BaseEmbeddings(BaseSteps):
         check_number("alpha", self.alpha)
         check_number("init_scale", self.init_scale)
         check_table_limits(self.admit_after, self.expire_after, self.max_rows)
-        self._loss()  # raises for a loss that does not exist, before the other settings
+        self._loss()  # raises for an unknown loss, before the other settings are checked
         settings = super()._check_settings(policy)
-        # The penalty is of what each row touches, and part of the model.
+        # The penalty applies to the parameters used by each row, and is part of the model.
         return replace(settings, penalty=replace(settings.penalty, l1=0.0, l2=0.0))
 
     def _model(self, rows: DatasetInfo, last: EmbeddingModel | None) -> EmbeddingModel:
@@ -136,7 +137,7 @@ class BaseEmbeddings(BaseSteps):
 
     @staticmethod
     def _check_goes_on(model: Any, last: Any) -> None:
-        """Raise if a model cannot go on from the last one, where there is one."""
+        """Raise if a model cannot continue from the last one, if any."""
         if last is not None and model.identity() != last.identity():
             raise InvalidParameterError(
                 "Continuing needs the rank, layers and loss of the last fit. Keep them, or set "
@@ -144,10 +145,10 @@ class BaseEmbeddings(BaseSteps):
             )
 
     def _make_table(self, last: Any) -> GrowingTable:
-        """Return the description of the table; `last` is the model of the fit that goes on."""
+        """Return the description of the table; `last` is the model of a continued fit."""
         return GrowingTable(
             (0.0, *[float(self.init_scale)] * int(self.rank)),
-            # Ids that come later begin as they would have begun in the first fit.
+            # Ids that occur later get the same initial values as in the first fit.
             seed_of(self._params()["random_state"]) if last is None else last.table.seed,
             self.admit_after,
             self.expire_after,
@@ -157,14 +158,14 @@ class BaseEmbeddings(BaseSteps):
     def _make_model(
         self, loss: Loss, table: GrowingTable, offset: float, rows: DatasetInfo
     ) -> EmbeddingModel:
-        """Return the model of these rows, whose vectors have the table's columns."""
+        """Return the model for these rows, whose vectors have the table's columns."""
         return EmbeddingModel(
             loss, int(self.rank), float(self.alpha), table, offset, touches=count_ids(rows),
             **self._terms(rows),
         )  # fmt: skip
 
     def _count_fields(self, rows: DatasetInfo, given: int | None) -> int:
-        """Return the number of fields of a row, where the user has not given it."""
+        """Return the number of fields of a row, if the user has not given it."""
         fields, n_columns = self._fields, rows.summary.n_features
         n = given or (n_columns if fields is None else len(fields.names))
         if n > MAX_FIELDS:
@@ -176,9 +177,9 @@ class BaseEmbeddings(BaseSteps):
         return int(n)
 
     def _best_constant(self, loss: Loss, rows: DatasetInfo) -> float:
-        """Return the best prediction by one number, from which training sets out."""
+        """Return the best constant prediction, from which training starts."""
         if rows.classes is not None:
-            # The log odds; of other losses 0, between the classes.
+            # The log odds; for other losses 0, between the classes.
             first, second = rows.summary.label_weights(rows.classes)
             return math.log(second / first) if loss.proba and first and second else 0.0
         shift = make_target_shift(loss, True, rows.summary)
@@ -189,9 +190,9 @@ class BaseEmbeddings(BaseSteps):
     ) -> Settings:
         if not settings.auto_rate or not settings.optimizer.adaptive:
             return settings
-        # First steps of an adaptive optimizer are as large as the rate in each entry. A row of m
-        # ids moves by m * rate, and by rank * rate**2 for each pair of them: the largest rate by
-        # which it moves no further than the targets' spread.
+        # First steps of an adaptive optimizer change each entry by the rate. The prediction for a
+        # row of m ids changes by m * rate, and by rank * rate**2 for each pair of them: use the
+        # largest rate for which it changes by at most the targets' spread.
         m = count_ids(rows)
         spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
         pairs = max(self.rank * m * (m - 1) / 2, 1e-6)
@@ -202,7 +203,8 @@ class BaseEmbeddings(BaseSteps):
     # -- tables of ids ---------------------------------------------------------------------------
 
     def _train(self, *rows: Any, client: Any, **options: Any) -> None:
-        # Columns whose types hide what they hold are looked at before the fit, by its client.
+        # Columns whose type does not determine their kind are inspected before the fit, by its
+        # client.
         with use_client(client):
             super()._train(*rows, client=client, **options)
 
@@ -211,7 +213,7 @@ class BaseEmbeddings(BaseSteps):
         if reset:
             self._set_fields(self.__dict__.pop("_fields_to_come", None) or self._find_fields(X))
         else:
-            check_feature_names(self, X, reset=False)  # before columns are read by their places
+            check_feature_names(self, X, reset=False)  # before columns are read by position
         return super()._make_collection(X, y, sample_weight, reset=reset)
 
     def _find_fields(self, X: Any) -> TableFields | None:
@@ -234,7 +236,7 @@ class BaseEmbeddings(BaseSteps):
 
     @property
     def _fields(self) -> TableFields | None:
-        """Return the fields of the fit; None where it was not to a table."""
+        """Return the fields of the fit; None if it was not on a table."""
         known = vars(self)
         if "fields_" not in known:
             return None
@@ -248,7 +250,7 @@ class BaseEmbeddings(BaseSteps):
         return super()._row_shape if self._fields is None else (N_COLUMNS,)
 
     def _hash_table(self, X: Any) -> Any:
-        """Return the rows of a table as entries of its fields' ids; all other rows as they are."""
+        """Return the rows of a table as entries of its fields' ids; all other rows unchanged."""
         return hash_table(X, self._fields, self._select_table)
 
     def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
@@ -268,7 +270,8 @@ class BaseEmbeddings(BaseSteps):
     def _resume_stream(self, saved: SavedStream, path: Any, classes: Any) -> StartedStream:
         facts = saved.stream["likeness"].get("fields")
         if facts is not None:
-            # The made-up first rows are hashed ones, of which nobody can tell fields and names.
+            # The artificial first rows are already hashed, so fields and names cannot be found from
+            # them.
             names, kinds = (tuple(facts[name]) for name in ("names", "kinds"))
             self._fields_to_come = TableFields(names, kinds, self.bags, missing=self.missing)
         started = super()._resume_stream(saved, path, classes)
@@ -277,7 +280,7 @@ class BaseEmbeddings(BaseSteps):
         return self._hash_calls(started)
 
     def _hash_calls(self, started: StartedStream) -> StartedStream:
-        """Return a stream whose calls bring tables, if the first one did."""
+        """Return a stream whose calls provide tables, if the first one did."""
         if (fields := self._fields) is None:
             return started
         facts = {"names": list(fields.names), "kinds": list(fields.kinds)}
@@ -306,14 +309,15 @@ class BaseEmbeddings(BaseSteps):
             self.intercept_ += float(w[-1, 0])
 
     def _set_table(self, w: NDArray[Any], model: Any) -> None:
-        """Set the attributes of the table's rows, less those of layers and intercept."""
+        """Set the attributes of the table's rows, without those of layers and intercept."""
         if not np.isfinite(w).all():
             raise DivergedError(
                 "Weights or vectors became NaN or infinite. Lower learning_rate, or raise alpha."
             )
         ids, own = self._learned_ids, model.own_ids
         if len(own) == 1:
-            # The intercept, whose id is the last: views, since a table may take half the memory.
+            # Without the intercept, whose id is the last: views, since a table may take half the
+            # memory.
             kept: Any = slice(np.searchsorted(ids, own[0]))
         else:
             known, at = find_sorted_ids(np.sort(own), ids)
@@ -322,7 +326,7 @@ class BaseEmbeddings(BaseSteps):
         self.ids_, self.weights_, self.vectors_ = ids[kept], w[kept, 0], w[kept, 1:]
 
     def _rows_since(self, before: BaseEmbeddings) -> dict[str, NDArray[Any]]:
-        """Return the rows of the table that differ from an earlier model's, and the ids gone."""
+        """Return the rows of the table that differ from an earlier model's, and the removed ids."""
         ids, w = self._learned_ids, self._state.w
         old_ids, old_w = before._learned_ids, before._state.w
         known, at = find_sorted_ids(ids, old_ids)
@@ -332,7 +336,7 @@ class BaseEmbeddings(BaseSteps):
         return {"ids": ids[changed], "rows": w[changed], "removed": removed}
 
     def _with_rows(self, changes: Mapping[str, NDArray[Any]]) -> Self:
-        """Return the model that :meth:`_rows_since` told of, without an optimizer's state."""
+        """Return the model after changes of :meth:`_rows_since`, without an optimizer's state."""
         replaced = np.concatenate([changes["ids"], changes["removed"]])
         kept = ~np.isin(self._learned_ids, replaced)
         ids = np.concatenate([self._learned_ids[kept], changes["ids"]])
@@ -346,8 +350,8 @@ class BaseEmbeddings(BaseSteps):
     def as_frame(self, partition_rows: int = 1_000_000) -> Any:
         """Return the fitted rows of all ids as a lazy Dask dataframe.
 
-        Its index is the sorted ids, of known divisions; columns are the ids' field, ``weight``, and
-        ``factor_0``, ``factor_1`` ... Its ``to_parquet`` writes them.
+        Its index is the sorted ids, with known divisions; columns are the ids' field, ``weight``,
+        and ``factor_0``, ``factor_1`` ... Its ``to_parquet`` writes them.
         (``save("table.safetensors")`` writes the estimator, with tensors ``ids_``, ``weights_`` and
         ``vectors_``.)
 
@@ -370,18 +374,18 @@ class BaseEmbeddings(BaseSteps):
 
 
 def list_hidden_sizes(given: Any) -> tuple[Any, ...]:
-    """Return the units of each hidden layer, of a tuple or of one number."""
+    """Return the units of each hidden layer, given a tuple or one number."""
     return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 def count_ids(rows: DatasetInfo) -> float:
-    """Return the mean number of ids of a row, with the intercept's."""
+    """Return the mean number of ids of a row, including the intercept's."""
     return 1.0 + float(rows.summary.nonzeros_per_row or rows.summary.n_features)
 
 
 @dataclass(frozen=True, eq=False)
 class TablePrediction:
-    """Picklable function from rows to raw predictions, by the rows of a table.
+    """Picklable function from rows to raw predictions, using the rows of a table.
 
     Parameters
     ----------
@@ -402,7 +406,7 @@ class TablePrediction:
         return self.model.predict(self.look_up(index), piece.X, backend)
 
     def look_up(self, index: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the rows of sorted ids; those that are not known are as in their first step."""
+        """Return the rows of sorted ids; unknown ids have their initial values."""
         return look_up_rows(index, self.ids, self.w, self.model.table)
 
 

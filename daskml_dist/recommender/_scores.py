@@ -1,7 +1,7 @@
-"""Fitted factors: scores of pairs, the best items of users, and moves to the ids of another fit.
+"""Fitted factors: scores of pairs, the best items of users, and conversion to other ids.
 
-The best items of a user need the scores of all items: a product of matrices for a block of users at
-once, whose scores stay in the cache, and a partial sort. Both are exact; no index of nearest
+Finding the best items of a user needs the scores of all items: a matrix product for a block of
+users, whose scores stay in the cache, and a partial sort. Both are exact; no index of nearest
 neighbours is kept.
 """
 
@@ -21,7 +21,7 @@ from daskml_dist.ps.shard_state import ShardState
 
 Positions = NDArray[np.int64]
 
-#: Bytes of factors or scores that are computed at once: 4 MiB stay in the L2 or L3 cache.
+#: Bytes of factors or scores that are computed together: 4 MiB stay in the L2 or L3 cache.
 _CACHED_BYTES = 1 << 22
 
 
@@ -38,7 +38,7 @@ def find_id_positions(table: NDArray[Any], ids: Any, name: str) -> Positions:
 
 
 def _name_kind(ids: NDArray[Any]) -> str:
-    """Return the kind of ids in words; ids of one kind can be compared."""
+    """Return the kind of ids in words; only ids of one kind can be compared."""
     if ids.dtype.kind in "biuf":
         return "number"
     if ids.dtype.kind in "mM":
@@ -56,7 +56,7 @@ class FittedFactors:
         Sorted.
     user_factors, item_factors : ndarray of shape (n_users, rank), (n_items, rank)
     user_biases, item_biases : ndarray of shape (n_users,), (n_items,), or None
-        None: there are none.
+        None: no biases.
     default : float
         Score of a pair of unseen ids, to which biases are added.
     link : callable or None
@@ -77,16 +77,16 @@ class FittedFactors:
         return scores if self.link is None else self.link(scores)
 
     def score_pairs(self, users: Positions, items: Positions) -> NDArray[np.float64]:
-        """Return the score of each pair of positions, of which -1 is an unseen id.
+        """Return the score of each pair of positions; -1 is an unseen id.
 
-        A pair of known ids has the product of their factors, and biases where there are some; one
-        with an id that the fit has not seen has the default, and the bias of the other id.
+        A pair of known ids has the product of their factors, plus biases if there are any; a pair
+        with an unseen id has the default, plus the bias of the other id.
         """
         out = np.empty(len(users))
         step = max(1, _CACHED_BYTES // (8 * max(self.user_factors.shape[1], 1)))
         for at in row_slices(len(users), step):
             u, i = users[at], items[at]
-            # An unseen id at -1 takes the last factors; `np.where` discards its product below.
+            # An unseen id at -1 selects the last factors; `np.where` discards its product below.
             product = np.einsum(
                 "ij,ij->i", self.user_factors[u], self.item_factors[i], dtype=np.float64
             )
@@ -107,19 +107,19 @@ class FittedFactors:
         # In the dtype of the factors: float32 halves the time of the product.
         scores: NDArray[Any] = factors.astype(self.user_factors.dtype) @ self.item_factors.T
         if self.user_biases is not None and self.item_biases is not None:
-            # The user's bias and the mean do not change the order of items, but the scores that
-            # are returned.
+            # The user's bias and the mean do not change the order of items, but are part of the
+            # returned scores.
             scores += self.item_biases
             own = np.where(users >= 0, self.user_biases[users], 0.0)
             scores += (own + self.default).astype(scores.dtype)[:, None]
         return scores
 
     def similar_items(self, item: int) -> NDArray[Any]:
-        """Return the cosines of an item's factors and all items'; -inf where a length is zero."""
+        """Return the cosines of an item's factors and all items'; -inf if a length is zero."""
         return _compute_cosines(self.item_factors, item)
 
     def similar_users(self, user: int) -> NDArray[Any]:
-        """Return the cosines of a user's factors and all users'; -inf where a length is zero."""
+        """Return the cosines of a user's factors and all users'; -inf if a length is zero."""
         return _compute_cosines(self.user_factors, user)
 
 
@@ -139,7 +139,7 @@ class SeenItems:
     Parameters
     ----------
     indptr : ndarray of int64 of shape (n_users + 1,)
-        Those of user u lie from ``indptr[u]`` to ``indptr[u + 1]``.
+        The items of user u are at ``indptr[u]`` to ``indptr[u + 1]``.
     items : ndarray of int32
         Positions of items, user by user.
     """
@@ -186,7 +186,7 @@ def find_best_items(
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
     rows, items, best = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    # The link is increasing, so it is applied to the best scores alone.
+    # The link is increasing, so it is applied only to the best scores.
     return rows, items, fitted.apply_link(best)
 
 
@@ -198,8 +198,8 @@ def find_highest_scores(scores: NDArray[Any], n: int) -> tuple[Positions, Positi
         selected = np.argpartition(-scores, n - 1, axis=1)[:, :n]
     else:
         selected = np.broadcast_to(np.arange(n), (len(scores), n))
-    # Sorted by column first: with a stable sort by score, equal scores come in the order of the
-    # items, whatever order the selection left them in.
+    # Sorted by column first: with a stable sort by score, ties are in the order of the items,
+    # whatever the order of the selection.
     selected = np.sort(selected, axis=1)
     values = np.take_along_axis(scores, selected, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
@@ -212,7 +212,7 @@ def move_state_to_ids(
     state: ShardState, fresh: ShardState, before: Sequence[NDArray[Any]],
     now: Sequence[NDArray[Any]],
 ) -> ShardState:  # fmt: skip
-    """Return a state for the ids `now`: known ids have their rows of `state`, others are fresh.
+    """Return a state for the ids `now`: known ids keep their rows of `state`, others are fresh.
 
     Rows of items follow the rows of users. `fresh`, the initial state for all new ids, is changed.
     """

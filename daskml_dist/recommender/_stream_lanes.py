@@ -16,7 +16,7 @@ from daskml_dist.training.spec import FitSpec
 
 
 class ClusterRatingSteps(ClusterSteps):
-    """Steps of factors by lanes on workers; the client has the ids, and draws items for all lanes.
+    """Steps of factors by lanes on workers; the client holds the ids, and draws items.
 
     If new ids need more rows than are reserved, the client fetches the state, and new lanes begin
     with it and twice the rows, so that this is rare.
@@ -32,7 +32,7 @@ class ClusterRatingSteps(ClusterSteps):
 
     def __init__(self, client: Client, plan: StreamLayout, fit: FitSpec, base: RatingSteps) -> None:
         super().__init__(client, plan, fit, base)
-        #: Steps made before step 0 of the stream, so that draws go on from those of the fit.
+        #: Steps made before step 0 of the stream, so that draws continue those of the fit.
         self._before = base.shard.step
 
     def _prepare(self, rows: BatchRows, block: Any) -> None:
@@ -40,13 +40,13 @@ class ClusterRatingSteps(ClusterSteps):
         if (sizes := self._base.find_sizes_needed(ratings)) is not None:
             self._grow(*sizes)
         self._base.number_rows(rows, ratings)
-        # Drawn here and sent along: a call that is repeated after a loss has the same items.
+        # Drawn here and sent with the call: if it is repeated after a loss, it has the same items.
         rows.X = self._base.draw_items_of_steps(
             rows, block.n_rows, self._before + self._log.next_step
         )
 
     def _grow(self, n_users: int, n_items: int) -> None:
-        """Move the state to more rows, and go on with other lanes from there."""
+        """Move the state to more rows, and continue with new lanes from there."""
         base, state = self._base, self.state()
         with Interrupts() as interrupts, interrupts.held():
             base.shard = Shard(base.fit.steps.rule, state)
@@ -54,6 +54,6 @@ class ClusterRatingSteps(ClusterSteps):
             self._go_on(base.fit, base.shard.state())
 
     def reset(self, parameters: bool) -> None:
-        """Reset as :class:`ClusterSteps` does; draws then go on from step 0."""
+        """Reset as :class:`ClusterSteps` does; draws then restart at step 0."""
         super().reset(parameters)
         self._before = -self._log.next_step

@@ -1,9 +1,9 @@
-"""Steps of factors along a stream in which new users and items come.
+"""Steps of factors on a stream in which new users and items occur.
 
-Ids are numbered as they come (`NumberedIds`); a factor lies in the row of its id's number, behind
-all reserved rows of users for an item. There are more rows than ids, so that the parameters seldom
-have to be moved: the room is doubled when it is used up, as a dynamic array's, which costs O(1) a
-new id (`RatingSteps`).
+Ids are numbered in order of arrival (`NumberedIds`). The factors of an id are in the row with its
+number; items' rows come after all reserved rows of users. More rows than ids are reserved, so that
+the parameters seldom have to be moved: the number is doubled when all are used, as in a dynamic
+array, which costs O(1) per new id (`RatingSteps`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from daskml_dist.streaming.steps import InProcessSteps
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-#: Rows reserved for users, and for items, at least: with doubling, few streams grow more than once.
+#: Minimum rows reserved for users, and for items: with doubling, few streams grow more than once.
 _MIN_RESERVED_ROWS = 1024
 
 
@@ -44,15 +44,15 @@ class UnnumberedRatings:
 
 
 class RatingSteps(InProcessSteps):
-    """Steps of the factors of users and items, with more rows where new ids come.
+    """Steps of the factors of users and items, with more rows if new ids occur.
 
     Parameters
     ----------
     fit : FitSpec
-        Of one lane, with reserved rows.
+        Fit of one lane, with reserved rows.
     batch_rows : int or None
     ids : tuple of NumberedIds
-        Of users and items.
+        Ids of users and of items.
     grown : callable
         Called with the fit that has more rows.
     """
@@ -75,24 +75,24 @@ class RatingSteps(InProcessSteps):
         return super().learn_rows(rows, block)
 
     def find_sizes_needed(self, block: UnnumberedRatings) -> tuple[int, int] | None:
-        """Return the numbers of users and items to reserve for a call; None where it has room."""
+        """Return the numbers of users and items to reserve for a call; None if space is left."""
         there = self._model.n_users, self._model.n_items
         both = list(zip(self.ids, block.entries.ids, there, strict=True))
-        # There is room even if all ids of the call are new: no need to look them up.
+        # There is space even if all ids of the call are new: no need to look them up.
         if all(len(own) + len(given) <= room for own, given, room in both):
             return None
         needed = [own.count_with_new(given) for own, given, _ in both]
-        # Doubled, so that moving the parameters costs a constant for each id.
+        # Doubled, so that moving the parameters has a constant cost per id.
         users, items = (room if n <= room else 2 * n for n, room in zip(needed, there, strict=True))
         return None if (users, items) == there else (users, items)
 
     def grow_parameters(self, n_users: int, n_items: int) -> None:
-        """Move the parameters to more rows; rows of ids to come begin as in a fit."""
+        """Move the parameters to more rows; rows of future ids have initial values as in a fit."""
         before, old = self._model, self.shard
         fit = reserve_rows(self.fit, n_users, n_items)
         work = fit.steps
         # Initial factors are hashed from the numbers of ids (`RatedPairs.init_rows`), so that new
-        # rows are the same whenever they are reserved.
+        # rows do not depend on when they are reserved.
         w = work.model.init(work.seed, old.w.dtype)
         opt_state = work.rule.init(w)
         for to, start, n in (0, 0, before.n_users), (n_users, before.n_users, before.n_items):
@@ -100,7 +100,7 @@ class RatingSteps(InProcessSteps):
             for name, array in opt_state.items():
                 array[to : to + n] = old.opt_state[name][start : start + n]
         shard = Shard(work.rule, ShardState(w, opt_state, old.step, old.rows))
-        # All or none of the attributes change, wherever the user interrupts.
+        # All or none of the attributes change, even if the user interrupts.
         with Interrupts() as interrupts, interrupts.held():
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
             self._grown(fit)
@@ -116,7 +116,7 @@ class RatingSteps(InProcessSteps):
         y = np.ones(len(users)) if values is None else values.astype(np.float64)
         rows.X = np.stack([users, items + self._model.n_users], axis=1)
         rows.y = self._model.encode(y, None, self.shard.w.dtype)
-        # Negatives are drawn among items that have come, not among reserved rows.
+        # Negatives are drawn among items that have occurred, not among reserved rows.
         self._model = replace(self._model, n_drawn=len(self.ids[1]))
 
     def draw_items_of_steps(self, rows: BatchRows, n_rows: int, step: int) -> Any:
@@ -139,7 +139,7 @@ def reserve_rows(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
     model = replace(model, n_users=sizes[0], n_items=sizes[1])
     n = model.parameters.shape[0]
     (group,) = fit.steps.rule.groups
-    # Sparse updates: a step touches few of the rows, however many are reserved.
+    # Sparse updates: a step changes few of the rows, however many are reserved.
     rule = replace(
         fit.steps.rule, groups=(replace(group, stop=n, n_penalised=n),), coordinates=True
     )
@@ -153,13 +153,13 @@ class StartedRatingStream(StartedStream):
     Parameters
     ----------
     ids : tuple of NumberedIds
-        Of users and items.
+        Ids of users and of items.
     """
 
     ids: tuple[NumberedIds, NumberedIds]
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of a stream, with the ids so far and the reserved rows."""
+        """Return the contents of a stream's checkpoint, with the ids and the reserved rows."""
         model: Any = self.fit.steps.model
         ids = [ids_to_json(own.array) for own in self.ids]
         room = [model.n_users, model.n_items]
@@ -180,7 +180,7 @@ class StartedRatingStream(StartedStream):
 
 
 class NumberedIds:
-    """Ids of users or of items in the order in which they came, each with its number.
+    """Ids of users or of items in order of arrival, each with its number.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class NumberedIds:
     """
 
     def __init__(self, first: NDArray[Any]) -> None:
-        #: Ids in the order of their numbers; joined only when they are asked for.
+        #: Ids in the order of their numbers; joined only on request.
         self._parts: list[NDArray[Any]] = []
         self._numbers: dict[Any, int] = {}
         if len(first):
@@ -199,12 +199,12 @@ class NumberedIds:
         return len(self._numbers)
 
     def check(self, ids: NDArray[Any]) -> None:
-        """Raise where ids are of another kind than the ids so far."""
+        """Raise if ids have a different kind from the ids so far."""
         if self._parts:
             check_one_kind([self._parts[0], ids])
 
     def assign_numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the numbers of distinct ids; new ids get the next numbers, in their order."""
+        """Return the numbers of distinct ids; new ids get the next numbers, in order."""
         get = self._numbers.get
         found = np.array([get(key, -1) for key in ids.tolist()], np.int64)
         if len(new := np.flatnonzero(found < 0)):
@@ -213,7 +213,7 @@ class NumberedIds:
         return found
 
     def count_with_new(self, ids: NDArray[Any]) -> int:
-        """Return the number of ids after `ids`, which are distinct, would be added."""
+        """Return the number of ids after adding `ids`, which are distinct."""
         return len(self) + sum(key not in self._numbers for key in ids.tolist())
 
     def _add(self, ids: NDArray[Any]) -> None:

@@ -1,8 +1,8 @@
-"""Streams of ratings: how they begin, go on from checkpoints, and set fitted attributes.
+"""Streams of ratings: starting, resuming from checkpoints, and setting fitted attributes.
 
-In a fit the ids are known and sorted, and the row of a factor is the place of its id. In a stream
-new ids may come with any call, so ids are numbered in the order in which they come, the parameters
-have more rows than there are ids, and rows are sorted only when attributes are set.
+In a fit the ids are known and sorted, and the row of a factor is the position of its id. In a
+stream any call may have new ids, so ids are numbered in order of arrival, the parameters have more
+rows than there are ids, and rows are sorted only when attributes are set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class StreamedFactors(BaseSteps):
     """Base class of estimators of factors that can learn from a stream of ratings.
 
-    Users and items that come later get factors of their own.
+    New users and items get factors when they first occur.
     """
 
     user_col: Any
@@ -83,14 +83,14 @@ class StreamedFactors(BaseSteps):
                 f"The stream continues a fit with rank={last.rank} and biases={last.biased}. "
                 "Keep them, or use a clone of the estimator."
             )
-        # Room for as many new ids as there are known ones.
+        # Space for as many new ids as there are known ones.
         fit = reserve_rows(fit, *(2 * len(own) for own in ids))
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)
         opt_state = fit.steps.rule.init(w)
-        # The state of another optimizer cannot be used: it begins anew.
+        # The state of another optimizer cannot be used: it is initialised again.
         same = opt_state.keys() == state.opt_state.keys()
-        # Users go to the first rows, items behind the rows that are reserved for users.
+        # Users are in the first rows, items after the rows that are reserved for users.
         n_users = len(ids[0])
         for to, start, stop in ((0, 0, n_users), (model.n_users, n_users, len(state.w))):
             w[to : to + stop - start] = state.w[start:stop]
@@ -105,7 +105,7 @@ class StreamedFactors(BaseSteps):
         likeness = stream["likeness"]
         ids, room, offset = saved.likeness_for("ids", "room", "offset")
         known = [ids_from_json(plain) for plain in ids]
-        # The stream is planned from one made-up rating, of ids that it knows.
+        # The stream is planned from one artificial rating, with known ids.
         names = self.user_col, self.item_col, self.rating_col
         values = known[0][:1], known[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
@@ -119,8 +119,8 @@ class StreamedFactors(BaseSteps):
         started = self._plan_stream(
             X, (NumberedIds(known[0]), NumberedIds(known[1])), ready, stream["seen"]
         )
-        # The facts of the true first ratings, without the ids and sizes, which grow: `facts` adds
-        # those of its moment.
+        # The facts about the real first ratings, without the ids and sizes, which grow: `facts`
+        # adds the current ones.
         started.likeness = {name: likeness[name] for name in started.likeness}
         return started
 
@@ -153,7 +153,7 @@ class StreamedFactors(BaseSteps):
                 model = estimator._model(rows, vars(self).get("_last_model"))
                 fit = estimator._plan_fit(job, settings, model, None)
         finally:
-            # Planning sets the ids of these few ratings; predictions need those of all.
+            # Planning sets the ids of these few ratings; predictions need all ids.
             if ids_before is not None:
                 self._ids = ids_before
         likeness = describe_first_rows(fit, rows.summary, settings.auto_rate, None) | {
@@ -177,14 +177,14 @@ class StreamedFactors(BaseSteps):
 
         estimator: Any = self
 
-        # Only checks: new ids get their numbers once the call is taken (`RatingSteps.learn_rows`),
-        # so that a call that is refused leaves none behind.
+        # Only checks: new ids get their numbers once the call is accepted
+        # (`RatingSteps.learn_rows`), so that a refused call adds none.
         def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, UnnumberedRatings]:
             entries = self._number_entries(X)
             for own, given in zip(ids, entries.ids, strict=True):
                 own.check(given)
             if entries.values is not None:
-                # The extremes tell whether any rating is outside of what the loss takes.
+                # The extremes show whether any rating is outside the domain of the loss.
                 target_range = [entries.values.min(), entries.values.max()]
                 estimator._loss().check_target(np.array(target_range, np.float64))
             return BatchRows(None), UnnumberedRatings(entries)

@@ -19,7 +19,7 @@ def make_table_frame(
 
     starts = range(0, max(len(ids), 1), n_rows)
     parts = [tuple(a[at : at + n_rows] for a in (ids, weights, vectors)) for at in starts]
-    # Sorted ids are an index whose divisions are known: lookups and joins read few partitions.
+    # Sorted ids are an index with known divisions: lookups and joins read few partitions.
     divisions = None
     if len(ids):
         divisions = (*(int(part[0][0]) for part in parts), int(ids[-1]))
@@ -30,7 +30,7 @@ def make_table_frame(
 
 
 def _make_part(rows: tuple[NDArray[Any], ...]) -> Any:
-    """Return ids and their rows as a frame of pandas."""
+    """Return ids and their rows as a pandas frame."""
     ids, weights, vectors = rows
     pandas = load_pandas()
     columns = {"field": find_fields(ids), "weight": weights}

@@ -63,18 +63,18 @@ class ALS(BaseRecommender):
         Most sweeps over users and items.
     implicit : bool, default=False
         Whether ratings are counts or durations, at least 0: each makes a preference more certain,
-        and a pair without one is a weak "no". Counts of a pair that comes several times are summed.
-        Explicit ratings are opinions, and a pair that comes several times was rated several times.
+        and a pair without one is a weak "no". Counts of a repeated pair are summed. Explicit
+        ratings are opinions, and a repeated pair counts as several ratings.
     alpha : float, default=1.0
         Confidence that a unit of an implicit rating adds to 1.
     solver : {"cholesky", "cg"}, default="cholesky"
         ``"cg"`` makes `cg_steps` steps of conjugate gradients instead of a factorisation: faster
         for high ranks, with a loss that falls a little more slowly.
     biases : bool, default=False
-        Learn what each user and each item adds to the mean of all explicit ratings.
+        Learn biases: how much each user and each item adds to the mean of all explicit ratings.
     cg_steps : int, default=3
     tol : float or None, default=None
-        End where the loss falls by less than this share in a sweep; None: after `max_iter`.
+        Stop if the loss falls by less than this share in a sweep; None: after `max_iter`.
     dtype : {"float32", "float64"}, default="float32"
         Type of the factors and of the arithmetic; in float32, ill-conditioned systems are solved in
         float64.
@@ -149,7 +149,7 @@ class ALS(BaseRecommender):
         item_col: Any = "item",
         rating_col: Any = "rating",
         random_state: Any = None,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -181,7 +181,7 @@ class ALS(BaseRecommender):
         ----------
         X : dataframe or table of any kind, scipy.sparse matrix, or dask Array of such chunks
             One rating a row, with the columns `user_col`, `item_col` and `rating_col`; ids are
-            integers, strings or anything else that sorts. Or a matrix of users and items, whose
+            integers, strings or any other sortable values. Or a matrix of users and items, whose
             stored cells are ratings, and whose rows and columns are ids.
         y : ignored
         client : distributed.Client, optional
@@ -195,8 +195,8 @@ class ALS(BaseRecommender):
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            Naming the remedy: a column is not there; there are no ratings; an id or a rating is
-            missing, or infinite, or negative where ratings are implicit.
+            The message names the remedy: a column is missing; there are no ratings; an id or a
+            rating is missing, or infinite, or negative for implicit ratings.
         DivergedError
             A system is singular, or factors overflow.
         TrainingError
@@ -214,7 +214,7 @@ class ALS(BaseRecommender):
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)
             self.history_ = job.make_history(fit, result)
-        self._given = X  # for `recommend`, which leaves out what users have rated
+        self._given = X  # for `recommend`, which leaves out items that users have rated
         return self
 
     def fold_in(self, X: Any) -> Self:
@@ -226,13 +226,13 @@ class ALS(BaseRecommender):
         Parameters
         ----------
         X : as in :meth:`fit`
-            All ratings of the users that the copy is to know, in place of those of the fit. They
-            come to the client. Ratings of items that the fit has not seen are left out.
+            All ratings of the users in the copy, which replace those of the fit. They are gathered
+            to the client. Ratings of items that the fit has not seen are ignored.
 
         Returns
         -------
         ALS
-            Its `recommend` leaves out what is rated in `X`.
+            Its `recommend` leaves out items rated in `X`.
 
         Raises
         ------
@@ -263,11 +263,11 @@ class ALS(BaseRecommender):
         self._check_fitted()
         solver = self._solver()
         users, items, values = self._known_ratings(X)
-        # New users are numbered among themselves, as rows of a CSR matrix of their ratings.
+        # New users are numbered locally, as rows of a CSR matrix of their ratings.
         ids, at = np.unique(users, return_inverse=True)
         rated = build_ratings(at, items, values, len(ids), self.implicit)
         by = self._item_regressors(solver.model)
-        # `width` columns: the factors and, with biases, the bias as one more unknown.
+        # `width` columns: the factors and, with biases, the bias as an additional unknown.
         out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
         # Solved by factorisation even with solver="cg": a few steps of conjugate gradients need
         # factors to start from, and new users have none.
@@ -361,7 +361,7 @@ class ALS(BaseRecommender):
         factors = self.item_factors_
         if self.biases:
             factors = np.column_stack([factors, self.item_biases_])
-        # Implicit ratings weigh all items, rated or not: Y'Y is shared by the users' systems.
+        # Implicit ratings use all items, rated or not: Y'Y is shared by the users' systems.
         width = model.width
         gram = model.gram(factors) if self.implicit else np.zeros((width, width))
         return model.regressors(factors, gram, self.mean_)
@@ -379,7 +379,7 @@ class ALS(BaseRecommender):
         )
 
     def _check_params(self) -> None:
-        """Raise where a parameter has no meaning."""
+        """Raise if a parameter is invalid."""
         for name in ("rank", "max_iter", "cg_steps"):
             check_count(name, getattr(self, name))
         check_number("reg_param", self.reg_param)
@@ -409,7 +409,7 @@ class ALS(BaseRecommender):
         )
         self.mean_ = float(solution.extra["mean"])
         self.n_iter_ = solution.n_iter
-        # An earlier fit with biases must leave none behind.
+        # Remove the biases of an earlier fit.
         for name in ("user_biases_", "item_biases_"):
             if hasattr(self, name):
                 delattr(self, name)

@@ -1,4 +1,4 @@
-"""Factorisation machines whose ids have a row of the parameters once they come."""
+"""Factorisation machines whose ids get a row of parameters when they first occur."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     """Factorisation machine for two classes, trained on a parameter server with growing tables.
 
     Each id has a weight and a vector of `rank` factors; a row is predicted by its weights and by
-    the products of all pairs of its vectors. Ids need not be known before: a row of the table is
-    made when its id first comes.
+    the products of all pairs of its vectors. Ids need not be known in advance: a row of the table
+    is created when its id first occurs.
 
     In a dataframe each column is a field, of ids (integers, strings, categories, dates, lists of
-    ids) or of numbers; nothing becomes one-hot. In an array or a sparse matrix each column is an
-    id, whose value multiplies its weight and its vector. A dataframe of floats alone is read as an
-    array.
+    ids) or of numbers; there is no one-hot encoding. In an array or a sparse matrix each column is
+    an id, whose value multiplies its weight and its vector. A dataframe of floats alone is read as
+    an array.
 
     Parameters
     ----------
@@ -50,23 +50,23 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     loss : str or Loss, default="log_loss"
         One of :class:`~daskml_dist.linear_model.SGDClassifier`.
     max_iter : int, default=3
-        Passes over the rows at most. Where most ids come seldom, as in click logs, later passes
-        learn by heart what rows of an id had in common: one or two are best.
+        Maximum passes over the rows. If most ids are rare, as in click logs, later passes memorise
+        the few rows of each id: one or two are best.
     tol, n_iter_no_change, shuffle, batch_size, learning_rate, optimizer, class_weight, warm_start
         As in :class:`~daskml_dist.linear_model.SGDClassifier`. With ``learning_rate="auto"`` first
         steps move a row's prediction by about 1.
     admit_after : int, default=1
         Number of steps that touch an id after which it gets a row; before that its gradients are
-        dropped. 2 or more leaves out ids that come once, most of all in click logs.
+        dropped. 2 or more leaves out ids that occur once, which are most ids in click logs.
     expire_after : int or None, default=None
         Steps without its id after which a row is dropped; None: never.
     max_rows : int or None, default=None
-        Most rows of a server's table, beyond which those untouched for longest are dropped.
+        Maximum rows of a server's table, beyond which the rows unused for longest are dropped.
     dtype : {"float32", "float64"}, default="float32"
     policy : str or Policy, default="sync"
         ``"sync"``, ``"ssp"`` or ``"async"``: the table is on servers.
     random_state : int, RandomState instance or None, default=None
-        An id's first factors follow from it and the id, not from the order in which ids come.
+        An id's initial factors follow from it and the id, not from the order in which ids occur.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
     fields_ : list
-        Names of the columns of a dataframe of ids; of other rows there are none.
+        Names of the columns of a dataframe of ids; not set for other rows.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)
@@ -192,7 +192,7 @@ optimizer, warm_start, admit_after, expire_after, max_rows, dtype, policy, rando
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
     fields_ : list
-        Names of the columns of a dataframe of ids; of other rows there are none.
+        Names of the columns of a dataframe of ids; not set for other rows.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
 

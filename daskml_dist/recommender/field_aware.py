@@ -1,4 +1,4 @@
-"""Field-aware factorisation machine, over ids that have a row of the parameters once they come."""
+"""Field-aware factorisation machine, over ids that get a parameter row when they occur."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from daskml_dist.training.spec import Settings
 class FieldAwareFMClassifier(EmbeddingClassifier):
     """Field-aware factorisation machine for two classes, trained on growing tables.
 
-    Each id has a weight, and a vector for each field of the rows: in the product of two ids each
-    takes its vector for the other's field. That needs fewer factors than
-    :class:`FactorizationMachineClassifier` does, and as many vectors an id as there are fields.
+    Each id has a weight, and a vector for each field of the rows: in the product of two ids, each
+    uses its vector for the other's field. That needs fewer factors than
+    :class:`FactorizationMachineClassifier` does, but each id has as many vectors as there are
+    fields.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ class FieldAwareFMClassifier(EmbeddingClassifier):
     n_fields : int or None, default=None
         As in :class:`WideAndDeepClassifier`.
     max_iter : int, default=2
-        Passes over the rows at most: it overfits soon where most ids come seldom.
+        Maximum passes over the rows: it overfits early if most ids are rare.
     numeric, bags, missing, alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, \
 learning_rate, optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, \
 policy, random_state
@@ -46,10 +47,10 @@ policy, random_state
         Sorted ids that have a row.
     weights_ : ndarray of shape (n_ids,)
     vectors_ : ndarray of shape (n_ids, n_fields, rank)
-        Of each id, for the ids of each field.
+        For each id, its vectors for the ids of each field.
     intercept_ : float
     fields_ : list
-        Names of the columns of a dataframe of ids; of other rows there are none.
+        Names of the columns of a dataframe of ids; not set for other rows.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)

@@ -1,10 +1,10 @@
 """Matrix factorisation by distributed stochastic gradient descent.
 
 A rating r_ui is predicted by mu + b_u + c_i + x_u'y_i (Koren, Bell and Volinsky 2009, equation 4).
-The parameters are one matrix with a row for each user and, after these, for each item; a step
-touches the rows of its batch's users and items alone. So factors are trained by the same steps,
-policies and servers as linear models with sparse rows, and this module only says what the model,
-the learning rate and the fitted attributes are. The gradient is in `models/rated_pairs.py`.
+The parameters are one matrix with a row for each user and, after these, for each item; a step only
+changes the rows of its batch's users and items. So factors are trained by the same steps, policies
+and servers as linear models with sparse rows, and this module only defines the model, the learning
+rate and the fitted attributes. The gradient is in `models/rated_pairs.py`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from daskml_dist.training.job import FitJob
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.spec import Settings
 
-#: Options of `Run` without a meaning here: `dtype` says what the arithmetic is in, and pairs have
-#: no features that could be divided.
+#: Options of `Run` that have no meaning here: `dtype` determines the arithmetic, and pairs have no
+#: features that could be divided.
 _RUN_UNUSED = {"compute_dtype", "shard"}
-#: Rank for which an adaptive optimizer's default rate is right, if ratings have a standard
+#: Rank for which an adaptive optimizer's default rate is suitable, if ratings have a standard
 #: deviation of 1.
 _REFERENCE_RANK = 10
-#: `tol` of early stopping where it is None: the smallest improvement of the score that counts.
+#: `tol` of early stopping if it is None: the smallest improvement of the score that counts.
 _EARLY_STOPPING_TOL = 1e-4
 
 
@@ -57,7 +57,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     A rating is predicted by the mean of all ratings, plus the biases of its user and its item, plus
     the product of their factors. Users and items are rows of one matrix, which servers hold by
     ranges; a batch pulls and pushes only the rows of its own users and items, and ratings stay on
-    their workers. In a `stream`, users and items that come later get factors of their own.
+    their workers. In a `stream`, new users and items get factors when they first occur.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         :class:`~daskml_dist.linear_model.SGDClassifier`, such as ``"log_loss"``, which separates
         ratings above 0 from the others.
     biases : bool, default=True
-        Learn a bias of each user and each item, beside the mean.
+        Learn a bias of each user and each item, in addition to the mean.
     implicit : bool, default=False
-        Whether ratings are counts of what users did, at least 0. For each, `negatives` items are
+        Whether ratings are counts of users' actions, at least 0. For each, `negatives` items are
         drawn at random, with targets of 0, or of -1 for a loss of classification, which suits
         implicit ratings best: ``loss="log_loss"``.
     negatives : int, default=1
@@ -93,11 +93,11 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         As in :class:`~daskml_dist.linear_model.SGDClassifier`. The validation score is minus the
         root mean squared error, or the share of ratings on the right side of 0.
     warm_start : bool, default=False
-        Go on from the last fit. Users and items that it has not seen begin as in a new fit, and
-        those without a rating in this one are forgotten.
+        Continue the last fit. New users and items start as in a new fit, and those without a rating
+        in this fit are dropped.
     learning_rate : float, str or Schedule, default="auto"
-        ``"auto"`` is the optimizer's own rate; where it is adaptive, for factors of this rank and
-        ratings of their standard deviation. See :mod:`daskml_dist.schedules`.
+        ``"auto"`` is the optimizer's own rate; for an adaptive optimizer it is adjusted for factors
+        of this rank and ratings of their standard deviation. See :mod:`daskml_dist.schedules`.
     clip : float or None, default=None
         Largest norm of a batch's mean gradient; with one server.
     dtype : {"float32", "float64"}, default="float32"
@@ -118,8 +118,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     user_biases_, item_biases_ : ndarray of shape (n_users,), (n_items,)
         With `biases`.
     mean_ : float
-        Prediction of a pair of which nothing is known, before any link of the loss: by default the
-        mean of all ratings.
+        Prediction of a pair whose user and item are unknown, before any link of the loss: by
+        default the mean of all ratings.
     n_features_in_, feature_names_in_
         Not set: rows are ratings.
     n_iter_ : int
@@ -241,8 +241,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            Naming the remedy: a column is not there; there are no ratings; an id or a rating is
-            missing, or infinite.
+            The message names the remedy: a column is missing; there are no ratings; an id or a
+            rating is missing, or infinite.
         DivergedError
             Factors overflow.
         TrainingError
@@ -265,7 +265,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         -------
         float
             Minus the root mean squared error of :meth:`predict`; for a loss of classification, the
-            share of ratings on whose side of 0 the prediction is; for implicit ratings the
+            share of ratings whose prediction has the same sign; for implicit ratings the
             :func:`~daskml_dist.metrics.ndcg_at_k` of ten recommendations to each user of items that
             the user has not rated in the fit.
         """
@@ -279,8 +279,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
 
     def _loss(self) -> Loss:
         """Return the loss of the parameter `loss`."""
-        # Losses of regression and of classification are both taken, by their names; `get_loss`
-        # checks a name within one kind.
+        # Losses of both regression and classification are accepted by name; `get_loss` checks a
+        # name within one kind.
         named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
         return get_loss(self.loss, getattr(named, "kind", "regression"))
 
@@ -296,7 +296,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
                 'compares chosen items with others. Set implicit=True and loss="log_loss" or '
                 '"hinge".'
             )
-        self._loss()  # raises for a loss that does not exist, before the other settings
+        self._loss()  # raises for an unknown loss, before the other settings are checked
         settings = super()._check_settings(policy)
         if settings.policy.averages:
             raise InvalidParameterError(
@@ -316,8 +316,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def _dataset_info(
         self, job: FitJob, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        # Ids become numbers on the workers, and ratings are dealt to the lanes; the client gets
-        # the sorted ids.
+        # Ids become numbers on the workers, and ratings are distributed to the lanes; the client
+        # gets the sorted ids.
         pairs = job.engine.cut_keys(job.run.n_lanes)
         assert isinstance(pairs, NumberedPairs)
         self._ids = pairs.ids
@@ -331,7 +331,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         elif last is not None:
             offset = last.offset  # the last fit's factors are relative to it
         else:
-            # The best constant prediction: the mean, in the loss's own terms.
+            # The best constant prediction: the mean, on the loss's own scale.
             shift = make_target_shift(loss, True, summary)
             offset = shift[0] if shift else loss.constant(float(summary.target_mean))
         n_users, n_items = map(len, self._ids)
@@ -347,15 +347,15 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         optimizer = settings.optimizer
         rate = optimizer.sparse_learning_rate or optimizer.default_learning_rate
         if optimizer.adaptive:
-            # First steps of an adaptive optimizer are as large as the rate in each factor, so they
-            # change the prediction of a pair by about rank * rate**2: kept in proportion to the
-            # ratings' standard deviation.
+            # First steps of an adaptive optimizer change each factor by the rate, so they change
+            # the prediction of a pair by about rank * rate**2: scaled to the ratings' standard
+            # deviation.
             spread = rows.summary.target_spread if self._loss().in_target_units else 1.0
             rate *= (_REFERENCE_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 
     def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
-        """Return the last fit's state in the order of this fit's ids; new ids begin anew."""
+        """Return the last fit's state in the order of this fit's ids; new ids start afresh."""
         state: ShardState | None = super()._last_state(rows, settings)
         if state is None:
             return None
@@ -384,7 +384,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
             np.ascontiguousarray(part[:, :rank]) for part in (users, items)
         )
         self.mean_ = float(model.offset)
-        # An earlier fit with biases must leave none behind.
+        # Remove the biases of an earlier fit.
         for name in ("user_biases_", "item_biases_"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -394,8 +394,8 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
     def _fitted(self) -> FittedFactors:
         fitted, loss = super()._fitted(), self._last_model.loss
         if fitted.user_biases is None:
-            # `FittedFactors` adds the mean only where there are biases, and this model always has
-            # a mean: so biases of zero.
+            # `FittedFactors` adds the mean only if there are biases, and this model always has a
+            # mean: so use biases of zero.
             users, items = (np.zeros(len(ids)) for ids in (fitted.user_ids, fitted.item_ids))
             fitted = replace(fitted, user_biases=users, item_biases=items)
         if loss.kind == "classification":
@@ -411,7 +411,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
 def _count_same_sign(
     fitted: FittedFactors, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[Any, Any]:
-    """Return the number of ratings whose score has their sign, and of all ratings."""
+    """Return the number of ratings whose score has the same sign, and of all ratings."""
     values, scores = score_ratings(fitted, names, entries)
     return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])
 

@@ -1,9 +1,9 @@
-"""Two towers: vectors of users and items by their columns, for retrieval among all items.
+"""Two towers: vectors of users and items from their columns, for retrieval among all items.
 
-Users and items need no numbers: their rows of parameters are made when their ids come, as those of
-the models of clicks. A pass before the fit collects each side's distinct rows and counts the items,
-by whose frequencies the loss is corrected; after it the towers make the factors of all users and
-items, by which items are recommended as by the other recommenders. Gradients are in
+Users and items need no numbering: their parameter rows are created when their ids occur, as in the
+click models. A pass before the fit collects each side's distinct rows and counts the items, whose
+frequencies correct the loss. After the fit the towers compute the factors of all users and items,
+which are used for recommendations as in the other recommenders. Gradients are in
 `models/two_towers.py`.
 """
 
@@ -60,15 +60,15 @@ from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import Settings
 
-#: Steps of adaptive optimizers with ``learning_rate="auto"``, of entries of vectors that have
+#: Rate of adaptive optimizers with ``learning_rate="auto"``, in entries of vectors of scale
 #: `init_scale`: of the rates tried, the one with the best rankings (`benchmarks/retrieval.py`).
 _RATE = 0.1
-#: Rows whose vectors are made at once: some MiB of pooled fields.
+#: Rows whose vectors are computed together: some MiB of pooled fields.
 _ROWS_AT_ONCE = 1 << 14
 
 
 class SideRows(NamedTuple):
-    """Distinct users or items, the number of rows that each has, and its first row.
+    """Distinct users or items, the number of rows of each, and its first row.
 
     Parameters
     ----------
@@ -87,11 +87,11 @@ class SideRows(NamedTuple):
 class TwoTower(BaseRecommender, BaseEmbeddings):
     """Two-tower retrieval model: vectors of users and items, trained on growing tables.
 
-    The tower of a user is the sum of the vectors of its ids: its own, and those of the columns
-    `user_features`; or what a perceptron makes of these vectors (`hidden_layer_sizes`). Items have
-    a tower likewise, and a bias. A row of data is an item that its user chose. The loss is the
-    softmax of that item among the items of all rows of the batch; as a batch holds popular items
-    more often, the logarithm of an item's frequency is taken off its logit.
+    The tower of a user is the sum of the vectors of its ids: its own id, and those of the columns
+    `user_features`; or the output of a perceptron on these vectors (`hidden_layer_sizes`). Items
+    have a tower too, and a bias. A row of data is an item that its user chose. The loss is the
+    softmax of that item among the items of all rows of the batch; since popular items are more
+    frequent in a batch, the logarithm of an item's frequency is subtracted from its logit.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class TwoTower(BaseRecommender, BaseEmbeddings):
     user_col, item_col : str, default="user", "item"
     user_features, item_features : sequence of str, default=()
         Further columns of each side: ids (integers, strings, categories, lists of ids) or numbers.
-        Of a user or item that comes in several rows, the first one's values make its factors.
+        If a user or item occurs in several rows, its factors are computed from the first row.
     rating_col : str or None, default=None
         Column of the rows' weights, at least 0; None: all are 1.
     numeric, bags, missing
@@ -119,11 +119,11 @@ class TwoTower(BaseRecommender, BaseEmbeddings):
     max_iter : int, default=20
         Passes over the rows at most.
     batch_size : int, "auto" or None, default="auto"
-        A row's negatives are the other rows of its batch (of 4,096 at most), so larger batches
-        make better gradients.
+        A row's negatives are the other rows of its batch (at most 4,096), so larger batches give
+        better gradients.
     warm_start : bool, default=False
-        Go on from the last fit's table and towers, with other rows if need be: newer ones, say. The
-        users and items of the rows given have factors afterwards, others :meth:`embed_users` and
+        Continue from the last fit's table and towers, possibly with other (for example newer) rows.
+        The users and items of these rows have factors afterwards, others :meth:`embed_users` and
         :meth:`embed_items`.
     tol, n_iter_no_change, shuffle, learning_rate, optimizer, admit_after, expire_after, max_rows, \
 dtype, policy, random_state
@@ -134,7 +134,7 @@ dtype, policy, random_state
     user_ids_, item_ids_ : ndarray of shape (n_users,), (n_items,)
         Sorted.
     user_factors_, item_factors_ : ndarray of shape (n_users, rank), (n_items, rank)
-        Made by the towers; those of users are divided by the temperature.
+        Computed by the towers; the users' factors are divided by the temperature.
     item_biases_ : ndarray of shape (n_items,)
     ids_ : ndarray of int64 of shape (n_ids,)
         Sorted ids that have a row of the table.
@@ -164,9 +164,9 @@ dtype, policy, random_state
     [1, 1, 1]
     """
 
-    implicit = True  # its score is of rankings
+    implicit = True  # its score is a ranking score
     _needs_target = False
-    _publishes_rows = False  # factors of users and items stand beside the table
+    _publishes_rows = False  # factors of users and items are stored in addition to the table
     _row_shape = (N_COLUMNS,)
 
     def __init__(
@@ -263,7 +263,7 @@ dtype, policy, random_state
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            Naming the remedy: a column is not there; there are no pairs; an id is missing,
+            The message names the remedy: a column is missing; there are no pairs; an id is missing,
             negative, or of mixed types.
         DivergedError
             Vectors overflow.
@@ -273,11 +273,11 @@ dtype, policy, random_state
         X = convert_foreign(X)
         self._given = X  # callbacks may ask for recommendations of what users have not seen
         super(BaseRecommender, self).fit(X, None, policy=policy, client=client)
-        del self._sides  # frames of all users and items, which have factors now
+        del self._sides  # frames of all users and items, whose factors are now known
         return self
 
     def stream(self, **options: Any) -> NoReturn:
-        """Raise: items are counted before a fit.
+        """Raise: items must be counted before a fit.
 
         Raises
         ------
@@ -333,7 +333,7 @@ dtype, policy, random_state
     # -- training -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:
-        # Networks are made with a loss, which is not computed here.
+        # Networks are constructed with a loss, which is not computed here.
         return get_loss("squared_error", "regression")
 
     def _terms(self, rows: DatasetInfo) -> dict[str, Any]:
@@ -357,12 +357,12 @@ dtype, policy, random_state
 
     @property
     def _columns(self) -> tuple[list[Any], list[Any]]:
-        """Return the names of the columns of users, and of items; the ids' own are the first."""
+        """Return the names of the columns of users, and of items; the id columns come first."""
         users, items = self.user_features or (), self.item_features or ()
         return [self.user_col, *users], [self.item_col, *items]
 
     def _select(self, X: Any, names: list[Any]) -> Any:
-        """Return a table of the columns of these names."""
+        """Return a table of the columns with these names."""
         table = as_table(X)
         if not is_dataframe_like(table):
             raise InvalidDataError(
@@ -379,7 +379,7 @@ dtype, policy, random_state
 
     def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         users, items = self._columns
-        X = as_table(X)  # once, for a generator of batches is used up by it
+        X = as_table(X)  # once, since a generator of batches can be read only once
         table = self._select(X, [*users, *items])
         fields = self._fields
         if reset or fields is None:
@@ -411,7 +411,7 @@ dtype, policy, random_state
         return as_collection(fields.hash_rows(table), log_q, weight)
 
     def _find_pair_fields(self, table: Any) -> TableFields:
-        """Return the fields of a table; ids of users and items are no numbers, and no lists."""
+        """Return the fields of a table; ids of users and items must not be numbers or lists."""
         fields = TableFields.find(
             table, self.numeric, reader=type(self).__name__, bags=self.bags, missing=self.missing,
             dtype=np.dtype(self.dtype).name,
@@ -483,13 +483,14 @@ class TowerVectors(TablePrediction):
     """Picklable function from the hashed rows of one side to its tower's vectors."""
 
     def encode(self, side: int, X: Any) -> NDArray[Any]:
-        """Return vectors and biases side by side; users' are divided by the temperature."""
+        """Return vectors and biases side by side; users' vectors are divided by the temperature."""
         model: Any = self.model
         found = np.empty((X.shape[0], model.rank + 1), self.w.dtype)
         for at in row_slices(len(found), _ROWS_AT_ONCE):
             index, rows = model.place_rows(X[at], self.w.dtype)
             vectors, biases = model.encode_side(side, self.look_up(index), rows, get_backend("cpu"))
-            # The product of both sides is the logit: the bias of an item meets a 1 of the user.
+            # The product of both sides is the logit: the bias of an item is multiplied by a 1 of
+            # the user.
             found[at, :-1] = vectors if side else vectors / vectors.dtype.type(model.temperature)
             found[at, -1] = biases if side else 1
         return found
@@ -504,7 +505,7 @@ class SideEncoder:
     side : int
         0 of users, 1 of items.
     fields : TableFields
-        Of the side.
+        Fields of the side.
     first : int
         Number of its first field among those of both sides.
     vectors : TowerVectors
@@ -525,7 +526,7 @@ class SideEncoder:
 def _collect_sides(
     columns: tuple[list[Any], list[Any]], index: int, X: Any, *_: Any
 ) -> tuple[SideRows, ...] | None:
-    """Return the distinct users and items of a block; None of one without rows."""
+    """Return the distinct users and items of a block; None for a block without rows."""
     if not len(X):
         return None
     found = []
@@ -537,7 +538,7 @@ def _collect_sides(
 
 
 def _merge_sides(parts: list[tuple[SideRows, ...]]) -> tuple[SideRows, ...]:
-    """Return the distinct users and items of several blocks; the first rows of each stay."""
+    """Return the distinct users and items of several blocks; the first row of each is kept."""
     pandas, merged = load_pandas(), []
     for sides in zip(*parts, strict=True):
         ids = np.concatenate([side.ids for side in sides])

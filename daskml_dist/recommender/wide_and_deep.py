@@ -1,4 +1,4 @@
-"""Click models of a wide and a deep part, over ids that have a row once they come."""
+"""Click models with a wide and a deep part, over ids that get a row when they occur."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class BaseDeepClassifier(EmbeddingClassifier):
 class WideAndDeepClassifier(BaseDeepClassifier):
     """Wide-and-deep model for two classes: weights of ids plus a perceptron on their embeddings.
 
-    The wide part remembers what each id does; the deep part generalises over the vectors of the
-    fields' ids, side by side. Ids need not be known before the fit: rows of weights and vectors are
-    made on a parameter server when their ids come.
+    The wide part learns the effect of each id; the deep part generalises over the concatenated
+    vectors of the fields' ids. Ids need not be known before the fit: rows of weights and vectors
+    are created on a parameter server when their ids occur.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ class WideAndDeepClassifier(BaseDeepClassifier):
         Fields of the rows; None: the columns of a dataframe, or of an array of 255 columns at most.
         For rows that a :class:`~daskml_dist.feature_extraction.FieldHasher` has made.
     max_iter : int, default=1
-        Passes over the rows at most. Networks over ids that come seldom overfit from the second on
-        (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
+        Maximum passes over the rows. Networks over rare ids overfit from the second pass on (Zhang
+        et al. 2022); with few ids, or columns of numbers, more passes are possible.
     numeric, bags, missing, alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, \
 learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
@@ -140,7 +140,7 @@ random_state
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
     fields_ : list
-        Names of the columns of a dataframe of ids; of other rows there are none.
+        Names of the columns of a dataframe of ids; not set for other rows.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)
@@ -176,8 +176,8 @@ class DeepFMClassifier(BaseDeepClassifier):
     rank, hidden_layer_sizes, activation, n_fields
         As in :class:`WideAndDeepClassifier`.
     max_iter : int, default=1
-        Passes over the rows at most. Networks over ids that come seldom overfit from the second on
-        (Zhang et al. 2022); small numbers of ids, or columns of numbers, bear more.
+        Maximum passes over the rows. Networks over rare ids overfit from the second pass on (Zhang
+        et al. 2022); with few ids, or columns of numbers, more passes are possible.
     numeric, bags, missing, alpha, init_scale, loss, tol, n_iter_no_change, shuffle, batch_size, \
 learning_rate, \
 optimizer, class_weight, warm_start, admit_after, expire_after, max_rows, dtype, policy, \
@@ -192,7 +192,7 @@ random_state
     vectors_ : ndarray of shape (n_ids, rank)
     intercept_ : float
     fields_ : list
-        Names of the columns of a dataframe of ids; of other rows there are none.
+        Names of the columns of a dataframe of ids; not set for other rows.
     kinds_ : list of str
         What each holds, as in :class:`~daskml_dist.feature_extraction.FieldHasher`.
     classes_ : ndarray of shape (2,)

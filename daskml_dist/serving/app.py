@@ -5,8 +5,8 @@ A request for inference goes through these steps (`App._infer`):
 1. its body is read within bounds of size, time and memory (`RequestBodies.read`);
 2. the path's model, or the version that its share of the requests falls to, is looked up;
 3. the codec of the content type makes the body a `Question`, a list of named tensors;
-4. the `Batcher` calls the model, perhaps with the rows of other requests, or a `Cluster` does;
-5. the same codec writes the outputs as the answer.
+4. the `Batcher` calls the model, possibly with the rows of other requests, or a `Cluster` does;
+5. the same codec encodes the outputs as the response.
 
 Any step may raise; the error's class decides the status (`_status_of`), and its message is the
 body.
@@ -55,10 +55,10 @@ from daskml_dist.serving.protocol import Answer, Question, find_codec
 _LOG = logging.getLogger("daskml_dist.serving")
 _ACCESS_LOG = logging.getLogger("daskml_dist.serving.access")
 
-#: Header of a user or session: requests with the same value are answered by the same version, where
-#: several share the requests.
+#: Header that identifies a user or session: requests with the same value are answered by the same
+#: version, if several versions share the requests.
 _ROUTE_KEY = b"x-route-key"
-#: Paths that there are, for the message about one that there is not.
+#: Existing paths, for the message about an unknown one.
 _PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
     "/ready or /infer behind it, /v2/repository/index, and /metrics"
@@ -67,19 +67,20 @@ _INDEX_PATH, _MODEL_PATH = "/v2/repository/index", "/v2/models/"
 
 
 class _ServedRequest:
-    """A request, with the facts about its answer that metrics and the access log record."""
+    """A request, with the facts about its response for metrics and the access log."""
 
     __slots__ = ("began", "client", "headers", "method", "model", "n_rows", "path", "version")
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], client: Any) -> None:
         self.began = time.perf_counter()
         self.method, self.path, self.headers, self.client = method, path, headers, client
-        # Empty until a model is found: clients could otherwise fill the metrics with made-up names.
+        # Empty until a model is found: clients could otherwise fill the metrics with invented
+        # names.
         self.model = self.version = ""
         self.n_rows = 0
 
     def check_method(self, *methods: str) -> None:
-        """Raise 405 for other methods of HTTP."""
+        """Raise 405 for other HTTP methods."""
         if self.method not in methods:
             allowed = ", ".join(methods)
             raise RequestError(
@@ -97,45 +98,43 @@ class App:
     models : Models
     metrics : Metrics
     token : str, optional
-        Token that requests must carry (``Authorization: Bearer``), all but those for health.
+        Token that requests must carry (``Authorization: Bearer``), except health checks.
     max_bytes : int, default=16 MiB
         Size of a body; a larger one is refused (413).
     max_waiting : int, default=1024
         Requests that may wait for a model; a further one is refused (503, with Retry-After).
     max_delay : float, or mapping of names to floats, optional
         Seconds for which requests of a model wait for others, to share a call with them. The model
-        is then called in a thread: this suits models whose calls take milliseconds, which would
-        hold up all other requests. With 0 it is called in a thread too, but requests share no calls
-        that could change a bit of their answers. None, the default: it is called in the event loop,
+        is then called in a thread: this suits models whose calls take milliseconds and would block
+        all other requests. With 0 it is called in a thread too, but requests share no calls that
+        could change a bit of their answers. None (the default): it is called in the event loop,
         without a wait.
     together : bool, default=False
-        Whether the requests of one turn of the event loop share a call, of any model. The last
-        digit of a row may then depend on the rows beside it, since BLAS rounds by their number. By
-        default an answer has the bits that the method gives to the request's rows alone: each
-        request is a call of its own, except where rows do not depend on each other
-        (``Predictor.rows_apart``), or where requests of one row each can be answered so in one call
+        Whether the requests of one iteration of the event loop share a call, for any model. The
+        last digit of a row may then depend on the other rows, since BLAS's rounding depends on
+        their number. By default an answer has the same bits as a call with only the request's rows:
+        each request is a separate call, unless rows are independent (``Predictor.rows_apart``), or
+        requests of one row each can be answered with the same bits in one call
         (``Predictor.each``).
     body_seconds : float, default=30
-        Time that a body may take to arrive; else it is refused (408). Heads are the server's to
-        limit.
+        Time that a body may take to arrive; otherwise it is refused (408). The server limits heads.
     cluster : Cluster, optional
         Workers that predict requests with many rows
         (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
     compress_from : int, optional
-        Bytes of an answer from which it is compressed, for clients whose ``Accept-Encoding`` takes
-        gzip. None, the default: never, since many clients send that header by themselves, and on a
+        Minimum bytes of a response to be compressed, for clients whose ``Accept-Encoding`` includes
+        gzip. None (the default): never, since many clients send that header automatically, and on a
         fast network compressing takes longer than sending the bytes.
 
     Notes
     -----
-    Errors are JSON, ``{"error": message}``, and name the remedy: 400 a body that is damaged, 401 no
-    token, 404 no such path, model or version, 405 another method of HTTP, 408 and 413 above,
-    415 an unknown content type, 422 rows that are not of this model, 500 a model that fails
-    otherwise, 503 too many wait, or a model is not ready. A request that is refused disturbs no
-    other, in the same call or on the same connection. Protocol:
-    https://github.com/kserve/open-inference-protocol.
+    Errors are JSON, ``{"error": message}``, and name the remedy: 400 damaged body, 401 no token,
+    404 unknown path, model or version, 405 wrong HTTP method, 408 and 413 as above, 415 unknown
+    content type, 422 rows that do not fit the model, 500 other failure of a model, 503 too many
+    waiting requests, or a model is not ready. A refused request does not affect others, in the same
+    call or on the same connection. Protocol: https://github.com/kserve/open-inference-protocol.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class App:
         self._compress_from = compress_from
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+        """Answer a request, as ASGI specifies."""
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
@@ -178,7 +177,7 @@ class App:
             return
         except Exception as error:
             status, headers, body = _refusal(error, request)
-        # The time until here is the answer's, without the time that the client takes to read it.
+        # The latency ends here, without the time that the client takes to read the response.
         if self._compress_from is not None and status == 200:
             headers, body = compress_response(request.headers, headers, body, self._compress_from)
         seconds = time.perf_counter() - request.began
@@ -186,17 +185,17 @@ class App:
         if status == 200 and request.n_rows:
             self.metrics.observe(request.model, request.version, seconds, request.n_rows)
         if self._access_log:
-            # Line ends and quotes of a path could forge lines of the log.
+            # Escaped, since line ends and quotes in a path could forge lines of the log.
             path = request.path.encode("unicode_escape").decode("ascii").replace('"', '\\"')
             line = f"{request.method} {path}"
             _log_access(request.client, line, status, body, seconds)
-        # The header "connection: close" says that the rest of the body has not been read, which
-        # is awaited and dropped; not after 408, whose body did not come in time.
+        # The header "connection: close" means that the rest of the body has not been read; it is
+        # awaited and dropped, but not after 408, whose body did not arrive in time.
         unread = receive if CLOSE in headers and status != 408 else None
         await respond(send, status, headers, body, request.method == "HEAD", unread)
 
     def count_refusal(self, status: int, body: bytes, client: Any) -> None:
-        """Count and log a request that its connection refused before it came to the application."""
+        """Count and log a request refused by its connection before it reached the application."""
         self.metrics.count("", "", status)
         if self._access_log:
             _log_access(client, "-", status, body, 0.0)
@@ -204,7 +203,7 @@ class App:
     async def _lifespan(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
     ) -> None:
-        """Do the server's work at its start and end; close websockets, which there are none of."""
+        """Run the server's startup and shutdown work; close websockets, which are not supported."""
         if scope["type"] != "lifespan":
             await send({"type": "websocket.close"})
             return
@@ -215,8 +214,8 @@ class App:
                 if self._cluster is not None:
                     await asyncio.to_thread(self._cluster.close)
             else:
-                # The garbage collector would go through all modules and models again and again,
-                # and hold up requests meanwhile: objects that are there now are left out of it.
+                # Otherwise the garbage collector would repeatedly scan all modules and models, and
+                # delay requests: it ignores the existing objects from now on.
                 gc.collect()
                 gc.freeze()
                 if self._cluster is not None:
@@ -228,9 +227,9 @@ class App:
     # --- routes --------------------------------------------------------------------------------
 
     async def _answer(self, request: _ServedRequest, receive: Receive) -> Response:
-        """Return the answer to a request by its path; raise where it is refused."""
+        """Return the response to a request by its path; raise if it is refused."""
         path = request.path
-        # Orchestrators ask for health without a token.
+        # Orchestrators check health without a token.
         if path in ("/v2/health/live", "/v2/health/ready"):
             request.check_method("GET", "HEAD")
             if path.endswith("live"):
@@ -258,10 +257,10 @@ class App:
         raise _unknown_path(path)
 
     async def _list_models(self, request: _ServedRequest, receive: Receive) -> Response:
-        """Return versions of all models, as the protocol's extension of repositories lists them."""
+        """Return the versions of all models, in the form of the protocol's repository extension."""
         request.check_method("POST", "GET")
-        # The body may restrict the list to models that are ready, which all of these are: it is
-        # read, so that the connection can be used again, and dropped.
+        # The body may restrict the list to ready models, which all of these are: it is read, so
+        # that the connection can be reused, and dropped.
         _, n_held = await self._bodies.read(receive, request.headers)
         self._bodies.release(n_held)
         listed = [
@@ -272,7 +271,7 @@ class App:
         return 200, JSON, encode_json(listed)
 
     def _versions(self, name: str) -> list[str]:
-        """Return the versions of a model; the served one alone of models without a list of them."""
+        """Return the versions of a model: the served one alone if the models have no list."""
         versions = getattr(self.models, "versions", None)
         return list(versions(name)) if versions else [self.models.get(name).version]
 
@@ -281,7 +280,7 @@ class App:
     async def _infer(
         self, request: _ServedRequest, receive: Receive, name: str, version: str | None
     ) -> Response:
-        """Return the answer of a model to the rows of a request; have its shadows predict too."""
+        """Return a model's response to the rows of a request; pass the rows to its shadows too."""
         request.check_method("POST")
         # The content type is checked before the body is read.
         codec = find_codec(request.headers)
@@ -293,7 +292,7 @@ class App:
                 served, shadows = self.models.get(name, version), ()
             request.model, request.version = served.name, str(served.version)
             question = codec.read(body, request.headers, served.predictor)
-            # Shadows are asked behind the model, whose answer alone is awaited.
+            # Shadows are called after the model; only the model's answer is awaited.
             waiting = self._enqueue(served, question)
             for shadow in shadows:
                 self._ask_shadow(shadow, question)
@@ -304,11 +303,11 @@ class App:
             )
             return 200, headers, content
         finally:
-            # Only now: tensors of the question may be views of the body.
+            # Only now, since tensors of the question may be views of the body.
             self._bodies.release(n_held)
 
     def _enqueue(self, served: Any, question: Question) -> list[tuple[str, Any]]:
-        """Return (method, future) of each output that a request names, else of the default one."""
+        """Return (method, future) for each output of a request, else for the default output."""
         main = served.predictor
         rows = make_rows(question.tensors, main)
         predictors = list_predictors(main, question)
@@ -318,8 +317,8 @@ class App:
                 for one in predictors
             ]
         n_rows = count_rows(rows)
-        # Requests may share a call of the same predictor where their rows can be stacked: those of
-        # different dtypes or shapes cannot.
+        # Requests may share a call of a predictor if their rows can be stacked, which needs equal
+        # dtypes and shapes.
         if isinstance(rows, dict):
             kind: Any = tuple(values.dtype for values in rows.values())
         else:
@@ -337,7 +336,7 @@ class App:
         return waiting
 
     def _ask_shadow(self, shadow: Any, question: Question) -> None:
-        """Have another version predict the same rows; only the metrics of its answer are kept."""
+        """Pass the same rows to another version; only the metrics of its answer are kept."""
         began = time.perf_counter()
         name, version = shadow.name, str(shadow.version)
 
@@ -355,16 +354,16 @@ class App:
         except Exception as error:
             self.metrics.count(name, version, _status_of(error, True))
             return
-        # The first output counts for the request. asyncio logs exceptions that nobody retrieves, so
-        # those of the others are retrieved and dropped.
+        # The first output represents the request. asyncio logs exceptions that are never retrieved,
+        # so those of the others are retrieved and dropped.
         waiting[0][1].add_done_callback(record)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _are_independent(predictor: Any, rows: RequestRows) -> bool:
-    """Return whether rows are numbers that give the same bits beside rows of other requests."""
-    # Objects hold strings, and the predictor's attribute speaks of numbers alone.
+    """Return whether rows are numbers whose answers do not depend on rows of other requests."""
+    # Objects hold strings, but the predictor's attribute is only about numbers.
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
 
@@ -384,19 +383,19 @@ def _parse_model_path(path: str) -> tuple[str, str | None, str]:
 
 
 def _unknown_path(path: str) -> RequestError:
-    """Return the error of a path that no route has."""
+    """Return the error for a path without a route."""
     return RequestError(f"There is no {path[:200]!r} here; use one of {_PATHS}.", 404)
 
 
 def _readiness(is_ready: bool, otherwise: str) -> Response:
-    """Return the answer to whether something is ready, or raise 503."""
+    """Return the response for readiness, or raise 503."""
     if is_ready:
         return 200, JSON, encode_json({"ready": True})
     raise RequestError(f"{otherwise}: try again later.", 503, ((b"retry-after", b"1"),))
 
 
 def _status_of(error: BaseException, is_found: bool) -> int:
-    """Return the status of an error: 422 where a model does not take the rows, 500 otherwise.
+    """Return the status of an error: 422 if a model does not accept the rows, 500 otherwise.
 
     A LookupError is of the model's name before the model is found, and the model's own afterwards.
     """
@@ -408,7 +407,7 @@ def _status_of(error: BaseException, is_found: bool) -> int:
 
 
 def _refusal(error: Exception, request: _ServedRequest) -> Response:
-    """Return the answer to a request that failed; only the log describes unexpected errors."""
+    """Return the response to a failed request; only the log describes unexpected errors."""
     status = _status_of(error, bool(request.model))
     headers = error.headers if isinstance(error, RequestError) else ()
     if status == 500:
@@ -416,7 +415,7 @@ def _refusal(error: Exception, request: _ServedRequest) -> Response:
         message = "The model failed; the server log has the reason."
         return status, (*JSON, *headers), encode_error(message)
     message = str(error)
-    # Messages of other packages name no remedy for a client.
+    # Messages of other packages have no remedy for a client.
     if status == 422 and not isinstance(error, DaskMLDistError):
         message += (
             " (message of the model). Send rows like those that it was fitted to: GET "
@@ -426,6 +425,6 @@ def _refusal(error: Exception, request: _ServedRequest) -> Response:
 
 
 def _log_access(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
-    """Log client, request, status, bytes of the answer and seconds, as one line."""
+    """Log client, request, status, bytes of the response and seconds, as one line."""
     host = (client or ("-",))[0]
     _ACCESS_LOG.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)

@@ -1,13 +1,14 @@
-"""Natural batching: requests that one turn of the event loop has parsed are answered together.
+"""Natural batching: requests parsed in one iteration of the event loop are answered together.
 
-The application asks the `Batcher` for the answer to each request, and awaits the future that it
-gets. Requests with one key (predictor and dtype) wait in a queue, which is emptied behind the
-parsing of the present turn, or after a delay, in a thread. A queue is answered in one of three ways
+The application submits each request to the `Batcher`, and awaits the returned future. Requests with
+one key (predictor and dtype) wait in a queue, which is emptied after the parsing of the current
+iteration, or after a delay, in a thread. A queue is answered in one of three ways
 (`Batcher._calls`):
 
-- by calls with the rows of many requests, where neighbours change no bit or the user allows it;
-- by one call that rounds each row by itself (`Predictor.each`), for requests of one row each;
-- else by a call for each request, one after the other.
+- by calls with the rows of many requests, if other rows do not change any bit or the user allows
+  it;
+- by one call that rounds each row independently (`Predictor.each`), for requests of one row each;
+- otherwise by a call for each request, one after the other.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from daskml_dist.data.plain_rows import MAX_FEW_ROWS
 from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.inference.request_rows import join_request_rows
 
-#: Function from the rows of some requests to their answers, row after row.
+#: Function from the rows of some requests to their answers, row by row.
 _BatchCall = Callable[[list[Any]], NDArray[Any]]
-#: Seconds of calls after which the event loop serves other connections: p99 of their answers is to
-#: stay below 10 ms.
+#: Seconds of calls after which the event loop serves other connections, so that the p99 of their
+#: latency stays below 10 ms.
 CALL_SECONDS = 0.005
 
 
@@ -48,9 +49,9 @@ class BatchedPredictor:
         return answers
 
     def each(self, pieces: list[Any]) -> NDArray[Any] | None:
-        """Return answers to requests of one row each, each with the bits of a call of its own.
+        """Return answers to single-row requests, each with the same bits as a separate call.
 
-        None where only such calls give these bits.
+        None if only separate calls give these bits.
         """
         each = getattr(self.predictor, "each", None)
         if each is None or isinstance(pieces[0], dict):
@@ -73,31 +74,31 @@ class _Queue:
 
 
 class Batcher:
-    """Requests that came at the same time: called together, or one after the other.
+    """Requests that arrived at the same time: called together, or one after the other.
 
     Parameters
     ----------
     max_waiting : int, default=1024
         Requests that may wait; a further one is refused.
     max_rows : int, default=65536
-        Rows of one call. A single request with more is a call of its own.
+        Maximum rows of one call. A single larger request is a separate call.
 
     Notes
     -----
-    The cost of a call of a small model is nearly all fixed, so that sharing calls raises the
-    requests a second under load, where each turn of the loop finds many; without load nothing
-    waits. Where a call fails, each of its requests is tried alone, so that only requests that fail
-    by themselves get the error. Between calls the loop gets a turn every few milliseconds. Requests
-    with a `delay` run in a thread, one queue after the other, while the next ones gather.
+    The cost of calling a small model is nearly all fixed, so sharing calls raises the throughput
+    under load, when each iteration of the loop has many requests; without load nothing waits. If a
+    call fails, each of its requests is tried alone, so that only the failing requests get the
+    error. Between calls the loop runs other work every few milliseconds. Requests with a `delay`
+    run in a thread, one queue after the other, while the next ones accumulate.
     """
 
     def __init__(self, *, max_waiting: int = 1024, max_rows: int = 65536) -> None:
         self.max_waiting = max_waiting
         self.max_rows = max_rows
-        #: Requests whose future is not set yet.
+        #: Number of requests whose future is not set yet.
         self.waiting = 0
         self._queues: dict[Hashable, _Queue] = {}
-        # Keys of queues whose delay is over, in the order in which they wait for the thread.
+        # Keys of queues whose delay has passed, in the order in which they wait for the thread.
         self._due: deque[Hashable] = deque()
         self._is_busy = False
         self._thread: ThreadPoolExecutor | None = None
@@ -111,7 +112,7 @@ class Batcher:
         delay: float | None = None,
         may_share: bool = True,
     ) -> asyncio.Future[NDArray[Any]]:
-        """Return a future of the answer to a request; requests of one `key` may share a call.
+        """Return a future for the answer to a request; requests of one `key` may share a call.
 
         `call`, `delay` and `may_share` are the same for all requests of a key. With a `delay`
         (seconds) the call is made in a thread.
@@ -128,7 +129,7 @@ class Batcher:
         if queue is None:
             queue = self._queues[key] = _Queue(call, may_share)
             if delay is None:
-                # Called behind all requests that this turn of the loop still parses.
+                # Called after all requests that this iteration of the loop still parses.
                 loop.call_soon(self._answer_in_loop, key)
             else:
                 loop.call_later(delay, self._come_due, key)
@@ -140,7 +141,7 @@ class Batcher:
         return answer
 
     def close(self) -> None:
-        """End the thread, once its call is made."""
+        """End the thread, once its call is done."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
@@ -148,12 +149,12 @@ class Batcher:
     # --- in the event loop ---------------------------------------------------------------------
 
     def _answer_in_loop(self, key: Hashable) -> None:
-        """Answer a queue in the event loop; requests that come from now on make another one."""
+        """Answer a queue in the event loop; requests arriving from now on start another one."""
         queue = self._queues.pop(key)
         self._answer_on(queue, 0, self._calls(queue))
 
     def _answer_on(self, queue: _Queue, at: int, calls: Iterator[list[Any]]) -> None:
-        """Answer requests of a queue from `at` on, by the `calls` that are left.
+        """Answer requests of a queue from `at` on, by the remaining `calls`.
 
         Those that this turn of the loop has no time for are left to the next one.
         """
@@ -168,12 +169,12 @@ class Batcher:
     # --- in the thread -------------------------------------------------------------------------
 
     def _come_due(self, key: Hashable) -> None:
-        """Line up a queue whose delay is over for the thread."""
+        """Append a queue whose delay has passed to those for the thread."""
         self._due.append(key)
         self._answer_in_thread()
 
     def _answer_in_thread(self) -> None:
-        """Hand the thread the queue that has waited longest, where it is free."""
+        """Submit the queue that has waited longest to the thread, if it is free."""
         if self._is_busy or not self._due:
             return
         if self._thread is None:
@@ -181,7 +182,7 @@ class Batcher:
         self._is_busy = True
         queue = self._queues.pop(self._due.popleft())
 
-        # In the event loop, as futures are not set from threads.
+        # In the event loop, as futures must not be set from other threads.
         def finish(done: asyncio.Future[list[Any]]) -> None:
             self._is_busy = False
             lost = [asyncio.CancelledError()] * len(queue.pieces)
@@ -196,11 +197,11 @@ class Batcher:
     # --- calls ---------------------------------------------------------------------------------
 
     def _set_results(self, queue: _Queue, first: int, results: list[Any]) -> None:
-        """Set the futures of a queue's requests from `first` on to answers or exceptions."""
+        """Set the futures of a queue's requests, from `first` on, to answers or exceptions."""
         self.waiting -= len(results)
         for at, result in enumerate(results, first):
             answer = queue.answers[at]
-            # Cancelled, since its client has left.
+            # Cancelled, since its client has disconnected.
             if answer.done():
                 continue
             if isinstance(result, asyncio.CancelledError):
@@ -211,9 +212,9 @@ class Batcher:
                 answer.set_result(result)
 
     def _calls(self, queue: _Queue) -> Iterator[list[Any]]:
-        """Yield the answers, or errors, of the requests of a queue in their order, call by call."""
+        """Yield the answers, or errors, of the requests of a queue in order, call by call."""
         if queue.may_share:
-            # Calls of as many whole requests as fit into `max_rows`.
+            # Calls with as many whole requests as fit into `max_rows`.
             first = n_rows = 0
             for at, size in enumerate(queue.sizes):
                 if at > first and n_rows + size > self.max_rows:
@@ -222,7 +223,7 @@ class Batcher:
                 n_rows += size
             yield _call_together(queue, first, len(queue.sizes))
         elif max(queue.sizes) == 1 < len(queue.sizes) and hasattr(queue.call, "each"):
-            # As many rows as `Predictor.each` answers at once.
+            # At most as many rows as `Predictor.each` answers in one call.
             for at in range(0, len(queue.sizes), MAX_FEW_ROWS):
                 yield from _call_each_row(queue.call, queue.pieces[at : at + MAX_FEW_ROWS])
         else:
@@ -231,11 +232,11 @@ class Batcher:
 
 
 def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
-    """Return answers, or errors, of some requests of a queue, by one call where it succeeds."""
+    """Return answers, or errors, to some requests of a queue, by one call if it succeeds."""
     pieces, sizes = queue.pieces[first:end], queue.sizes[first:end]
     if len(sizes) == 1:
         return [_call_alone(queue.call, pieces[0], sizes[0])]
-    # A failure may be of one request's rows: each is then tried alone.
+    # A failure may be caused by one request's rows: then each is tried alone.
     try:
         answers = queue.call(pieces)
         check_length(answers, sum(sizes))
@@ -249,9 +250,9 @@ def _call_together(queue: _Queue, first: int, end: int) -> list[Any]:
 
 
 def _call_each_row(call: Any, pieces: list[Any]) -> Iterator[list[Any]]:
-    """Yield answers to requests of one row, by one call that rounds each row by itself."""
-    # A failure may be of one row, and None says that there is no such call: each is then a call of
-    # its own.
+    """Yield answers to single-row requests, by one call that rounds each row independently."""
+    # A failure may be caused by one row, and None means that there is no such call: then each
+    # request is a separate call.
     try:
         answers = call.each(pieces)
     except Exception:
@@ -274,10 +275,10 @@ def _call_alone(call: _BatchCall, piece: Any, n_rows: int) -> Any:
 
 
 def check_length(answers: NDArray[Any], n_rows: int) -> None:
-    """Raise where there is not one answer for each row: a model may be of any package."""
+    """Raise unless there is one answer per row: a model may come from any package."""
     if len(answers) != n_rows:
         raise _WrongLengthError(f"The model returned {len(answers)} answers for {n_rows} rows.")
 
 
 class _WrongLengthError(DaskMLDistError, RuntimeError):
-    """The model returned another number of answers than it was given rows."""
+    """The number of a model's answers differs from the number of rows."""

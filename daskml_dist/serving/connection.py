@@ -1,9 +1,9 @@
-"""Connections of the server: uvicorn's, with bounds on what a client may send, and how slowly.
+"""Connections of the server: uvicorn's, with limits on the size and slowness of requests.
 
 `LimitedConnection` is uvicorn's protocol class over httptools, so parsing, keep-alive, pipelining
-and flow control are uvicorn's. Added here is what uvicorn leaves to a proxy in front of it: heads
-of bounded size, requests that are read no faster than they are answered, refusals in JSON that the
-client gets to see, and an end for clients that are slow (`close_slow_connections`).
+and flow control are uvicorn's. This module adds features that uvicorn leaves to a proxy in front of
+it: heads of bounded size, requests that are read no faster than they are answered, refusals in JSON
+that reach the client, and closing the connections of slow clients (`close_slow_connections`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from daskml_dist.serving.http_messages import LINGER_SECONDS, encode_error
 
 #: A request whose head is larger is refused; nginx and Apache take 32 and 64 KiB.
 MAX_HEAD_BYTES = 65_536
-#: Bytes that are parsed at a time. All requests that begin in these are in memory at once, some
-#: kilobytes each, however short they are; a usual request of one row is smaller.
+#: Bytes that are parsed at a time. All requests that begin in these are in memory together, and
+#: take some kilobytes each, however short; a usual request of one row is smaller than this limit.
 PARSED_AT_ONCE = 4096
 #: Seconds of parsing after which the event loop serves other connections.
 PARSE_SECONDS = 0.005
@@ -31,31 +31,31 @@ PARSE_SECONDS = 0.005
 class LimitedConnection(HttpToolsProtocol):
     """Connection of uvicorn with bounded heads and refusals in JSON, which ignores upgrades.
 
-    Bytes behind a request that waits for the answer to another one stay unparsed: parsed, a request
-    of twenty bytes takes some kilobytes. Bytes that take long to parse, such as chunks of one byte,
-    are left to the next turn of the event loop. An application may have a method
-    ``count_refusal(status, body, client)``, which is called for each refusal that is given here.
+    While a request waits for the answer to an earlier one, the bytes after it stay unparsed: once
+    parsed, a request of twenty bytes takes some kilobytes. Bytes that take long to parse, such as
+    chunks of one byte, are left to the next iteration of the event loop. An application may have a
+    method ``count_refusal(status, body, client)``, which is called for each refusal made here.
     """
 
-    head_bytes = 0  # of the head that is being read, or of other bytes that are no body
-    body_left = 0  # bytes that are still to come of a body of known length
-    is_in_head = False  # a request has begun, and its head has not ended
+    head_bytes = 0  # of the current head, or of other bytes that are not a body
+    body_left = 0  # remaining bytes of a body of known length
+    is_in_head = False  # a request has begun, but its head has not ended
     is_refused = False  # nothing more is parsed
 
     # --- called by the transport -----------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Begin with an empty buffer, and with flow control that can hold the client back."""
+        """Begin with an empty buffer, and with flow control that can throttle the client."""
         super().connection_made(transport)
         self.flow: Any = _HoldingFlow(transport)
         self._unparsed = b""
-        self._is_half_closed = False  # the client sends no more, and may still read
+        self._is_half_closed = False  # the client sends nothing more, but may still read
         self._next_turn: asyncio.Handle | None = None
-        self._in_turn: Any = None  # the request that is being answered; `cycle` is the newest one
+        self._in_turn: Any = None  # the request being answered; `cycle` is the newest one
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being answered that its client has left, and end."""
-        # uvicorn tells the newest request alone, which may still wait for its turn.
+        """Notify the request being answered that its client has disconnected, and end."""
+        # uvicorn notifies only the newest request, which may still wait for an earlier one.
         self._unparsed = b""
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -66,11 +66,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, or keep them until it is their turn."""
+        """Parse bytes, or keep them until they can be parsed."""
         if self.is_refused:
             return
         self._unset_keepalive_if_required()
-        # Nearly all requests of few rows come whole, and are parsed without a copy.
+        # Nearly all requests of few rows arrive complete, and are parsed without a copy.
         if self._unparsed or self.pipeline or len(data) > PARSED_AT_ONCE:
             self._unparsed += data
             if self._next_turn is None:
@@ -79,7 +79,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._parse(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
-        """Return whether to stay open for answers, though the client sends no more.
+        """Return whether to stay open for answers, though the client sends nothing more.
 
         A connection of TLS cannot be closed by halves: it ends.
         """
@@ -102,7 +102,7 @@ class LimitedConnection(HttpToolsProtocol):
             if at and time.perf_counter() >= end:
                 self._next_turn = self.loop.call_soon(self._parse_in_pieces)
                 break
-            # Bytes of a body make no requests: all that are left of it are parsed at once.
+            # The bytes of a body do not start requests: all remaining ones are parsed together.
             size = max(PARSED_AT_ONCE, self.body_left)
             self._parse(data[at : at + size])
             at += size
@@ -112,8 +112,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _parse(self, data: Any) -> None:
-        """Parse bytes, which calls the callbacks below; refuse them where they are not HTTP."""
-        # The callbacks set this to 0 where a head ends, and for each piece of a body.
+        """Parse bytes, which calls the callbacks below; refuse them if they are not HTTP."""
+        # The callbacks set this to 0 at the end of a head, and for each piece of a body.
         self.head_bytes += len(data)
         while data:
             try:
@@ -131,10 +131,10 @@ class LimitedConnection(HttpToolsProtocol):
             )
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Return the head just read without its request for another protocol, and the bytes after.
+        """Return the head just read without its upgrade request, and the following bytes.
 
-        A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients ask for HTTP/2 in every first
-        request, Java's own among them; the parser stops behind such a head, and takes no body.
+        A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients, such as Java's, request
+        HTTP/2 in every first request; the parser stops after such a head, and parses no body.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -142,7 +142,7 @@ class LimitedConnection(HttpToolsProtocol):
             return b""
         lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
         for name, value in self.headers:
-            # The header Connection names Upgrade too: only its words about the connection stay.
+            # The header Connection names Upgrade too: keep only its tokens about the connection.
             if name == b"connection":
                 words = [word.strip() for word in value.lower().split(b",")]
                 value = b", ".join(word for word in words if word in (b"close", b"keep-alive"))
@@ -173,14 +173,14 @@ class LimitedConnection(HttpToolsProtocol):
                 b"501 Not Implemented",
                 "Only chunked Transfer-Encoding is supported: send no other.",
             )
-        # A head that asks for an upgrade is parsed again without it (`_without_upgrade`).
+        # A head that requests an upgrade is parsed again without it (`_without_upgrade`).
         if not (self.is_refused or self.parser.should_upgrade()):
             super().on_headers_complete()
-            # Trailers behind a chunked body are no headers of the request.
+            # Trailers after a chunked body are not headers of the request.
             self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body."""
+        """Receive a piece of a body."""
         self.head_bytes = 0
         self.body_left -= len(body)
         if not self.is_refused:
@@ -195,12 +195,12 @@ class LimitedConnection(HttpToolsProtocol):
     # --- answers ---------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Start the application on a request, and remember which one it is."""
+        """Start the application on a request, and store the request."""
         self._in_turn = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Go on to the next request, or to the end."""
+        """Continue with the next request, or end."""
         super().on_response_complete()
         if self._unparsed and self._next_turn is None and not self.transport.is_closing():
             self._unset_keepalive_if_required()
@@ -209,7 +209,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._linger()
 
     def is_waiting(self) -> bool:
-        """Return whether bytes of the client are all that is waited for, amid a request."""
+        """Return whether the connection waits only for more bytes of a request."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered and (self.timeout_keep_alive_task is None or self.is_in_head)
 
@@ -221,11 +221,11 @@ class LimitedConnection(HttpToolsProtocol):
         cycle = self.cycle
         is_under_way = cycle is not None and not cycle.response_complete
         if is_under_way and (self.pipeline or cycle.response_started or not cycle.more_body):
-            # The client would take an error now for the answer to a request before.
+            # The client would take an error sent now for the answer to an earlier request.
             if cycle.more_body and self.pipeline:
                 self.pipeline.popleft()  # the request whose body is damaged
             return
-        # An application that still waits for the body hears that its client has left.
+        # An application that still waits for the body is notified that its client has left.
         if is_under_way:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -240,9 +240,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close the sending half now, and the other half when the client does, or a while after.
+        """Close the sending half now, and the other half when the client does, or after a while.
 
-        Bytes that come to a closed connection reset it, perhaps before the client reads its answer.
+        Bytes that arrive at a closed connection reset it, possibly before the client has read its
+        answer.
         """
         if not self.transport.can_write_eof():
             self.transport.close()
@@ -256,12 +257,12 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 class _HoldingFlow(FlowControl):
-    """Flow control that reads nothing from the client while bytes of it are still unparsed."""
+    """Flow control that stops reading from the client while some of its bytes are unparsed."""
 
     _is_holding = False
 
     def hold(self, is_holding: bool) -> None:
-        """Stop reading from the client, or go on."""
+        """Stop or resume reading from the client."""
         if is_holding:
             self._is_holding = True
             self.pause_reading()
@@ -270,19 +271,19 @@ class _HoldingFlow(FlowControl):
             self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Read from the client again, as uvicorn asks for, unless bytes are held here."""
+        """Resume reading from the client, as uvicorn requests, unless bytes are held here."""
         if not self._is_holding:
             super().resume_reading()
 
 
 async def close_slow_connections(connections: Collection[Any], seconds: float) -> None:
-    """Close connections whose head does not come, or whose answer is not read, in `seconds`.
+    """Close connections whose head does not arrive, or whose answer is not read, in `seconds`.
 
-    It does not return. All connections are looked at four times in `seconds`: a timer for each
-    request would take longer than parsing it. A client therefore has up to a quarter more time.
+    It does not return. All connections are checked four times in `seconds`: a timer per request
+    would take longer than parsing it. A client therefore has up to a quarter more time.
     """
     loop = asyncio.get_running_loop()
-    # Of each connection that waits for its client: its progress, and since when it has been that.
+    # For each connection that waits for its client: its progress, and since when.
     since: dict[Any, tuple[Any, float]] = {}
     while True:
         await asyncio.sleep(seconds / 4)
@@ -291,15 +292,15 @@ async def close_slow_connections(connections: Collection[Any], seconds: float) -
             n_unread = connection.transport.get_write_buffer_size()
             if not n_unread and not connection.is_waiting():
                 continue
-            # A client makes progress where it begins another request, or has read some bytes.
+            # A client makes progress if it begins another request, or has read some bytes.
             progress, began = (connection.cycle, n_unread), now
             if connection in before and before[connection][0] == progress:
                 began = before[connection][1]
             since[connection] = progress, began
             if now - began < seconds:
                 continue
-            # An answer that is not read would hold its memory on; a head gets a refusal that the
-            # client may read; a connection without a request is closed.
+            # An unread answer would keep its memory; for an incomplete head, send a refusal that
+            # the client may read; a connection without a request is closed.
             if n_unread:
                 connection.transport.abort()
             elif connection.is_in_head:

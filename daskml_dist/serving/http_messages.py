@@ -1,7 +1,7 @@
-"""HTTP messages over ASGI: bodies of requests, answers, and the token that a request must carry.
+"""HTTP messages over ASGI: request bodies, responses, and the token of requests.
 
-`RequestBodies.read` takes the body of a request within bounds of size, time and memory; `respond`
-sends an answer. Nothing here knows what requests ask for.
+`RequestBodies.read` reads the body of a request within limits of size, time and memory; `respond`
+sends a response. This module does not depend on the content of requests.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import msgspec
 
 from daskml_dist.errors import RequestError
 
-#: ASGI's functions of a request, by which its messages are received and those of its answer sent.
+#: ASGI's functions of a request, which receive its messages and send those of its response.
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
-#: Status, headers and body of an answer.
+#: Status, headers and body of a response.
 Response = tuple[int, Any, bytes]
 
 JSON = ((b"content-type", b"application/json"),)
-#: Header of an answer that is sent before the request's body has come, which ends the connection.
+#: Header of a response sent before the request's body has arrived, which ends the connection.
 CLOSE = (b"connection", b"close")
-#: Seconds for which the rest of a refused body is read and dropped, so that its client gets to the
-#: answer: bytes that come to a closed socket reset the connection.
+#: Seconds for which the rest of a refused body is read and dropped, so that its client can read the
+#: response: bytes that arrive at a closed socket reset the connection.
 LINGER_SECONDS = 5.0
-#: Bodies of the largest size for which there is memory at a time, on all connections together.
+#: Number of bodies of maximum size that fit in memory together, over all connections.
 _MAX_LARGE_BODIES = 64
 
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS = (b"identity", b"gzip", b"deflate")
-#: Window bits with which zlib reads the headers of gzip and of zlib (deflate), whichever there is.
+#: Window bits with which zlib accepts both gzip and zlib (deflate) headers.
 _ANY_HEADER = 32 + zlib.MAX_WBITS
 
 
@@ -57,7 +57,7 @@ def encode_error(message: str) -> bytes:
 
 
 def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
-    """Raise 401 where a request lacks the token; the time it takes does not depend on the token."""
+    """Raise 401 if a request lacks the token; the time it takes does not depend on the token."""
     kind, _, given = headers.get(b"authorization", b"").partition(b" ")
     if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token):
         raise RequestError(
@@ -84,17 +84,18 @@ def _accepts_gzip(accept_encoding: bytes) -> bool:
 def compress_response(
     request_headers: Mapping[bytes, bytes], headers: Headers, body: bytes, min_bytes: int
 ) -> tuple[Headers, bytes]:
-    """Return headers and body of an answer, compressed where the client takes gzip.
+    """Return headers and body of a response, compressed if the client accepts gzip.
 
-    Bodies of fewer than `min_bytes` bytes, and those that gzip does not make smaller, stay.
+    Bodies of fewer than `min_bytes` bytes, and those that gzip does not make smaller, are not
+    changed.
     """
     if len(body) < min_bytes:
         return headers, body
-    # Caches must not give a compressed answer to a client that takes none.
+    # Caches must not send a compressed response to a client that does not accept it.
     headers = (*headers, (b"vary", b"accept-encoding"))
     if not _accepts_gzip(request_headers.get(b"accept-encoding", b"")):
         return headers, body
-    # The fastest level: a higher one takes more time than the bytes that it saves.
+    # The fastest level: higher ones take more time than the saved bytes.
     compressed = gzip.compress(body, compresslevel=1, mtime=0)
     if len(compressed) >= len(body):
         return headers, body
@@ -109,9 +110,9 @@ async def respond(
     is_head: bool,
     unread: Receive | None = None,
 ) -> None:
-    """Send an answer, to a HEAD request without its body.
+    """Send a response; for a HEAD request, without its body.
 
-    Where the rest of the request's body is `unread`, the connection stays open until it has come,
+    If the rest of the request's body is `unread`, the connection stays open until it has arrived,
     or for some seconds.
     """
     length = (b"content-length", b"%d" % len(body))
@@ -131,30 +132,30 @@ async def respond(
 
 
 class RequestBodies:
-    """Reader of requests' bodies, which come in pieces, with bounds of size, time and memory.
+    """Reader of request bodies, which arrive in pieces, with limits of size, time and memory.
 
     Parameters
     ----------
     max_bytes : int
-        Size of one body. All bodies that are held at a time may take 64 times as much: a client
-        could otherwise begin one on each of its connections, and fill the memory.
+        Size of one body. All bodies held at the same time may take 64 times as much: a client could
+        otherwise begin one on each of its connections, and fill the memory.
     seconds : float
-        Time that a body may take to arrive; it may get up to a quarter more.
+        Time that a body may take to arrive; it may take up to a quarter more.
     """
 
     def __init__(self, max_bytes: int, seconds: float) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._free_bytes = _MAX_LARGE_BODIES * max_bytes
-        # Deadlines of the bodies that are being read, by the task that reads. All are looked at
-        # together, periodically: a timer for each request would take a tenth of its time.
+        # Deadlines of the bodies being read, by the reading task. All are checked together,
+        # periodically: a timer per request would take a tenth of its time.
         self._deadlines: dict[asyncio.Task[Any], float] = {}
-        # Tasks that were cancelled for being late, rather than by somebody else.
+        # Tasks that were cancelled for being late, and not for another reason.
         self._late: set[asyncio.Task[Any]] = set()
         self._is_watching = False
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> tuple[bytes, int]:
-        """Return the whole body of a request, expanded, and the bytes to `release` after its use.
+        """Return a request's whole body, decompressed, and the bytes to `release` after use.
 
         Raises RequestError (408, 413, 415, 400, 503) or ClientDisconnectedError.
         """
@@ -166,7 +167,7 @@ class RequestBodies:
                 415,
                 ((b"accept-encoding", b"gzip, deflate"), CLOSE),
             )
-        # A body that says its length is refused before it is sent.
+        # A body with a stated length is refused before it is sent.
         length = headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -198,7 +199,7 @@ class RequestBodies:
                 n_held += len(body)
         except asyncio.CancelledError:
             self.release(n_held)
-            # Cancelled by `_cancel_late`, and by nobody else as well: then it is a refusal.
+            # Cancelled only by `_cancel_late`: then it is a refusal.
             if task not in self._late or task.uncancel() > 0:
                 raise
             raise RequestError(
@@ -213,11 +214,11 @@ class RequestBodies:
         return body, n_held
 
     def release(self, n_bytes: int) -> None:
-        """Give back the memory of a body that is of no more use."""
+        """Release the memory of a body that is no longer used."""
         self._free_bytes += n_bytes
 
     def _cancel_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel the tasks whose body has not come in time; look again while there are others."""
+        """Cancel the tasks whose body has not arrived in time; check again if others remain."""
         now = loop.time()
         for task in [task for task, end in self._deadlines.items() if end <= now]:
             del self._deadlines[task]
@@ -228,7 +229,7 @@ class RequestBodies:
             loop.call_later(self._seconds / 4, self._cancel_late, loop)
 
     def _take_memory(self, n_bytes: int) -> None:
-        """Count bytes of a body as held; raise 503 where all bodies together would be too large."""
+        """Count bytes of a body as held; raise 503 if all bodies together would be too large."""
         if n_bytes > self._free_bytes:
             raise RequestError(
                 "Too many large requests are in progress: try again after a second, or send "
@@ -239,14 +240,14 @@ class RequestBodies:
         self._free_bytes -= n_bytes
 
     def _expand(self, body: bytes) -> bytes:
-        """Return a compressed body expanded; raise 413 where it would be larger than a body may."""
+        """Return a decompressed body; raise 413 if it would be larger than a body may be."""
         expanded: list[bytes] = []
         left = self._max_bytes
         try:
-            # A gzip file may be several, one behind the other (RFC 1952, 2.2).
+            # A gzip file may have several members (RFC 1952, 2.2).
             while body or not expanded:
                 expander = zlib.decompressobj(_ANY_HEADER)
-                # One byte more than there may be shows that the body is too large.
+                # One byte more than allowed shows that the body is too large.
                 expanded.append(expander.decompress(body, left + 1))
                 left -= len(expanded[-1])
                 if left < 0:

@@ -1,9 +1,9 @@
 """Metrics of a server, in the text format of Prometheus (version 0.0.4).
 
-A scrape reaches any one of a server's processes, and must see the counts of all. So each process
-writes its totals, twice a second, to a part of its own in memory that all share; the one that is
-asked adds the others' parts to its own totals. A process that replaces another goes on from the
-totals in its slot, so the sums never fall, as Prometheus expects of counters.
+A scrape reaches any one of a server's processes, but must report the counts of all. So each process
+writes its totals, twice a second, to its own slot in shared memory; the scraped process adds the
+others' slots to its own totals. A process that replaces another continues from the totals in its
+slot, so the sums never decrease, as Prometheus requires of counters.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collections.abc import Iterable
 
 _LOG = logging.getLogger("daskml_dist.serving")
 
-#: Media type of Prometheus's text format, whose version scrapers read here.
+#: Media type of Prometheus's text format, with the version that scrapers check.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-#: Upper ends of the histogram's buckets, in seconds: from a small model in process to a request
-#: that a cluster answers.
+#: Upper bounds of the histogram's buckets, in seconds: from a small model in process to a request
+#: answered by a cluster.
 BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 )  # fmt: skip
-#: Versions of a model that have series of their own; older ones are dropped, as a stream that
-#: publishes versions without end would make series without end.
+#: Versions of a model that have their own series; older ones are dropped, since a stream that
+#: publishes versions would otherwise create series without end.
 _MAX_VERSIONS = 16
 #: Bytes of one of the two buffers of a process, which hold some thousands of series as JSON; only
 #: pages in use take memory.
 _BUFFER_BYTES = 1 << 20
 
-#: By metric, the values of each series by its labels: one number of a counter; of a histogram the
-#: counts of its buckets, of larger values, and the sum.
+#: By metric, the values of each series by its labels: one number for a counter; for a histogram the
+#: counts of its buckets, the count of larger values, and the sum.
 _Totals = dict[str, dict[tuple[str, ...], list[float]]]
 #: Type, labels and help text of each metric.
 _METRICS = {
@@ -66,7 +66,7 @@ class Metrics:
 
     def __init__(self, n_slots: int = 1) -> None:
         self._totals: _Totals = {name: {} for name in _METRICS}
-        # Version of each model that is served.
+        # Served version of each model.
         self._served: dict[str, str] = {}
         self._lock = threading.Lock()
         self._slot = 0
@@ -78,12 +78,12 @@ class Metrics:
         self._add("requests", (model, version, str(code)), 1.0)
 
     def observe(self, model: str, version: str, seconds: float, n_rows: int) -> None:
-        """Record the seconds of an answer, and the number of its rows."""
+        """Record the seconds of a response, and the number of its rows."""
         self._add("rows", (model, version), float(n_rows))
         self._time("seconds", model, version, seconds)
 
     def observe_cluster(self, model: str, version: str, seconds: float) -> None:
-        """Record the seconds of an answer of a cluster's worker, with its transfers."""
+        """Record the seconds of a response by a cluster's worker, including transfers."""
         self._time("cluster_seconds", model, version, seconds)
 
     def swapped(self, model: str, version: str) -> None:
@@ -96,7 +96,7 @@ class Metrics:
         self._add("load_failures", (model,), 1.0)
 
     def render(self) -> bytes:
-        """Return the page that Prometheus reads.
+        """Return the page for Prometheus.
 
         Returns
         -------
@@ -127,13 +127,13 @@ class Metrics:
         return ("\n".join(lines) + "\n").encode()
 
     def attach(self, slot: int) -> None:
-        """Go on, in a process just forked, from the totals of the processes before in its slot."""
+        """Continue, in a process just forked, from the totals of earlier processes in its slot."""
         self._slot = slot
         if self._board is not None and (totals := self._board.read(slot)):
             self._totals = totals
 
     def share(self) -> None:
-        """Write the totals where the other processes read them; called twice a second."""
+        """Write the totals for the other processes to read; called twice a second."""
         if self._board is None:
             return
         with self._lock:
@@ -162,12 +162,12 @@ class Metrics:
                 series[0] += amount
                 return
             self._totals[name][key] = [amount]
-            # A new series of a version, of which there may now be too many.
+            # A new series of a version; there may now be too many.
             if len(key) > 1:
                 self._forget(key[0])
 
     def _forget(self, model: str) -> None:
-        """Drop the series of a model's versions that were seen first, beyond the most that stay."""
+        """Drop the oldest series of a model's versions, beyond the maximum number."""
         # Dicts keep the order of insertion, so the keys are in the order of first sight.
         seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
         seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
@@ -179,14 +179,15 @@ class Metrics:
 
 
 class _SharedCounters:
-    """Memory that forked processes share: for each a counter of changes and two buffers.
+    """Memory shared by forked processes: for each, a counter of changes and two buffers.
 
-    A writer fills the buffer that is not valid, and then raises the counter, whose parity tells the
-    valid one. So a writer that is killed leaves the old totals, and a reader that finds the counter
-    as it was has read whole ones: the buffer that it read is written to only after another change.
+    A writer fills the buffer that is not valid, and then increments the counter, whose parity
+    selects the valid one. So a writer that is killed leaves the old totals, and a reader that finds
+    the counter unchanged has read consistent totals: the buffer that it read is written only after
+    another change.
     """
 
-    _HEAD = struct.Struct("<QQQ")  # changes so far, bytes in each buffer
+    _HEAD = struct.Struct("<QQQ")  # number of changes, bytes in each buffer
 
     def __init__(self, n_slots: int) -> None:
         self._n_slots = n_slots
@@ -194,8 +195,8 @@ class _SharedCounters:
         self._memory = mmap.mmap(-1, n_slots * self._slot_bytes)
 
     def write(self, slot: int, totals: _Totals) -> bool:
-        """Write the totals of a slot; return False where they do not fit."""
-        # JSON has no keys that are tuples.
+        """Write the totals of a slot; return False if they do not fit."""
+        # JSON keys cannot be tuples.
         pairs = {
             name: [[key, values] for key, values in series.items()]
             for name, series in totals.items()
@@ -210,12 +211,12 @@ class _SharedCounters:
         begin = start + self._HEAD.size + half * _BUFFER_BYTES
         self._memory[begin : begin + len(data)] = data
         struct.pack_into("<QQ", self._memory, start + 8, *sizes)
-        # Last: from here on readers take the other buffer.
+        # Last: from here on readers use the other buffer.
         struct.pack_into("<Q", self._memory, start, changes + 1)
         return True
 
     def read(self, slot: int) -> _Totals | None:
-        """Return the totals of a slot; None where none were written."""
+        """Return the totals of a slot; None if none were written."""
         start = slot * self._slot_bytes
         while True:
             changes, *sizes = self._HEAD.unpack_from(self._memory, start)
@@ -224,7 +225,7 @@ class _SharedCounters:
             half = changes % 2
             begin = start + self._HEAD.size + half * _BUFFER_BYTES
             data = self._memory[begin : begin + sizes[half]]
-            # A change meanwhile: the buffer may be half written by now, so it is read again.
+            # Changed in the meantime: the buffer may be partly overwritten, so it is read again.
             if self._HEAD.unpack_from(self._memory, start)[0] == changes:
                 break
         pairs = json.loads(data)
@@ -233,7 +234,7 @@ class _SharedCounters:
         }
 
     def sum_other_slots(self, slot: int) -> list[_Totals]:
-        """Return the totals of all slots but one, also of processes that have ended."""
+        """Return the totals of all slots except one, including processes that have ended."""
         found = (self.read(one) for one in range(self._n_slots) if one != slot)
         return [one for one in found if one is not None]
 
@@ -251,7 +252,7 @@ def _sum_series(
 
 
 def _format_series(full: str, kind: str, labels: str, values: list[float]) -> list[str]:
-    """Return the lines of a counter, or of a histogram, whose buckets count all smaller values."""
+    """Return the lines of a counter or of a histogram, whose buckets count all smaller values."""
     if kind == "counter":
         return [f"{full}{{{labels}}} {int(values[0])}"]
     lines, below = [], 0.0

@@ -1,4 +1,4 @@
-"""Interface of models in the terms of the protocol: the inputs they take, the outputs they have.
+"""Interface of models in the protocol's terms: their inputs and outputs.
 
 `make_rows` checks the tensors of a request against the model's features, and makes them rows: one
 matrix, or a column for each feature. `find_predictor` gives the predictor of an output, which is a
@@ -27,18 +27,19 @@ from daskml_dist.inspection._contributions import (
 )
 from daskml_dist.serving.protocol.requests import Question, find_datatype
 
-#: Methods that are outputs; no other attribute of a model can be reached by a request.
+#: Methods that are outputs; requests can reach no other attribute of a model.
 METHODS_SERVED = (
     *METHODS, "decision_function", "predict_log_proba", "predict_interval", "predict_set",
 )  # fmt: skip
 
-#: Predictors of other methods than the served one, by that one's predictor; they go with it.
+#: Predictors of methods other than the served one, by the served method's predictor; they are freed
+#: with it.
 _output_predictors: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def _list_outputs(predictor: Any) -> list[str]:
-    """Return the names of the outputs that a model has, that of the served method first."""
-    # A predictor may be any callable without a model, and has then one output.
+    """Return the names of a model's outputs, the served method first."""
+    # A predictor may be any callable without a model; it then has one output.
     model = getattr(predictor, "model", None)
     others = [name for name in METHODS_SERVED if model is not None and hasattr(model, name)]
     if has_contributions(model):
@@ -49,7 +50,7 @@ def _list_outputs(predictor: Any) -> list[str]:
 def list_predictors(predictor: Any, question: Question) -> list[Any]:
     """Return the predictors of the outputs that a request names, else of the default one.
 
-    Contributions come behind these where the request's parameters ask for them.
+    Contributions are appended if the request's parameters ask for them.
     """
     found = [find_predictor(predictor, name) for name in question.outputs] or [predictor]
     if question.contributions and CONTRIBUTIONS not in question.outputs:
@@ -58,7 +59,7 @@ def list_predictors(predictor: Any, question: Question) -> list[Any]:
 
 
 def find_predictor(predictor: Any, name: str) -> Any:
-    """Return the predictor of an output, which is made at its first use; raise 422 of others."""
+    """Return the predictor of an output, made at its first use; raise 422 for unknown ones."""
     if name == predictor.method:
         return predictor
     known = _output_predictors.setdefault(predictor, {})
@@ -81,14 +82,14 @@ def find_predictor(predictor: Any, name: str) -> Any:
     return known[name]
 
 
-#: Names that an error lists before it counts the rest: a fit may have thousands of features.
+#: Maximum names in an error, before it counts the rest: a fit may have thousands of features.
 _MAX_NAMES_SHOWN = 5
 
 
 def make_rows(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> RequestRows:
     """Return the rows of a request's tensors: one matrix, or one tensor for each feature."""
     if len(tensors) == 1:
-        # A single tensor is a matrix, unless it has a feature's name and one value a row.
+        # A single tensor is a matrix, unless it has a feature's name and one value per row.
         ((name, values),) = tensors
         is_column = values.ndim > 0 and values.size == len(values)
         if not (is_column and name in (predictor.names or ())):
@@ -97,7 +98,7 @@ def make_rows(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> Re
 
 
 def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[Any]:
-    """Return a matrix of rows; raise 422 where its shape or its strings do not fit the model."""
+    """Return a matrix of rows; raise 422 if its shape or its strings do not fit the model."""
     width = predictor.n_features
     # Models without a known width, such as pipelines of texts, check the rows themselves.
     if values.ndim != 2 and width is not None:
@@ -111,7 +112,7 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
         )
     if values.ndim == 0 or values.shape[0] == 0:
         raise _wrong_input("There are no rows: send at least one.")
-    # A matrix of strings has a dtype for all features, of which some may have been numbers.
+    # A matrix of strings has one dtype for all features, some of which may have been numbers.
     if values.dtype.kind == "O":
         for at in range(width or 0):
             _check_dtype(f"{name}[:, {at}]", values[:, at], at, predictor)
@@ -121,7 +122,7 @@ def _check_matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[An
 def _check_columns(
     tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns that the model reads, in its order; raise 422 where they do not fit."""
+    """Return the columns that the model reads, in its order; raise 422 if they do not fit."""
     names = predictor.names
     if names is None:
         raise _wrong_input(
@@ -139,7 +140,7 @@ def _check_columns(
             f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send the same number "
             "for each, at least one."
         )
-    # Requests that are answered together have the same columns: dropped ones go no further.
+    # Requests that are answered together need the same columns, so unused ones are dropped.
     columns = {name: columns[name] for name in predictor.needed}
     for name, values in columns.items():
         _check_dtype(name, values, names.index(name), predictor)
@@ -147,7 +148,7 @@ def _check_columns(
 
 
 def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[str]) -> None:
-    """Refuse requests that lack a feature that the model reads, or hold one unknown to it."""
+    """Refuse requests that lack a feature that the model reads, or have an unknown one."""
     missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in set(names)]
     if missing or unknown:
@@ -172,7 +173,7 @@ def _flatten_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> None:
-    """Raise 422 for strings in feature number `at` where the fit had numbers."""
+    """Raise 422 for strings in feature number `at` if the fit had numbers."""
     # NumPy would parse strings such as "1e3" as numbers, and hide a client's mistake.
     dtype = find_feature_dtype(predictor, at)
     if values.dtype.kind != "O" or dtype is None or not _is_number(dtype):
@@ -186,7 +187,7 @@ def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> No
 
 
 def _is_number(dtype: str) -> bool:
-    """Return whether a dtype is a number of NumPy's; pandas' own (category, Int64) are not."""
+    """Return whether a dtype is a NumPy number; pandas' own (category, Int64) are not."""
     try:
         return np.dtype(dtype).kind in "biuf"
     except TypeError:
@@ -194,14 +195,14 @@ def _is_number(dtype: str) -> bool:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """Return a few names as text, and how many more there are."""
+    """Return a few names as text, and the number of the remaining ones."""
     shown = ", ".join(repr(str(name)[:100]) for name in names[:_MAX_NAMES_SHOWN])
     more = len(names) - _MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _wrong_input(message: str) -> RequestError:
-    """Return the error of rows that are not of the model."""
+    """Return the error for rows that do not fit the model."""
     return RequestError(message, 422)
 
 
@@ -217,12 +218,12 @@ def describe_server() -> dict[str, Any]:
 def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
     """Return the protocol's metadata of a model: versions, inputs and outputs.
 
-    The inputs are one matrix, or a column for each feature where dtypes differ or are texts.
-    Features that the model drops are not listed, though a request may hold them.
+    The inputs are one matrix, or a column for each feature if dtypes differ or are texts. Features
+    that the model drops are not listed, though a request may contain them.
     """
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
-    # Models of scikit-learn record no dtypes, but their encoders tell which features are texts.
+    # scikit-learn's models record no dtypes, but their encoders show which features are texts.
     texts = set() if dtypes else _find_text_features(getattr(predictor, "model", None))
     if predictor.names is not None and (len(dtypes) > 1 or texts):
         inputs = [
@@ -250,15 +251,15 @@ def describe_model(served: Any, versions: list[str]) -> dict[str, Any]:
 
 
 def _find_text_features(model: Any) -> set[str]:
-    """Return the names of features whose categories or documents are texts, as encoders know."""
+    """Return the names of features whose categories or documents are texts, from encoders."""
     # An encoder's own features and their categories.
     names, categories = (getattr(model, n, None) for n in ("feature_names_in_", "categories_"))
     if names is not None and categories is not None:
         known = zip(names, categories, strict=False)
         return {str(name) for name, values in known if np.asarray(values).dtype.kind not in "biuf"}
     found: set[str] = set().union(*map(_find_text_features, members_given_rows(model)))
-    # Steps of pipelines are (name, step); those of column transformers (name, step, columns), where
-    # a single name, not a list of them, passes a column of documents to a vectorizer.
+    # Steps of pipelines are (name, step); those of column transformers (name, step, columns), in
+    # which a single name, instead of a list, passes a column of documents to a vectorizer.
     for part in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
         found |= _find_text_features(part[1])
         if len(part) == 3 and isinstance(part[2], str):
@@ -267,13 +268,13 @@ def _find_text_features(model: Any) -> set[str]:
 
 
 def _describe_output(name: str, predictor: Any) -> dict[str, Any]:
-    """Return the metadata of an output: by the answer to a row of zeros, else by the classes."""
+    """Return an output's metadata: from the answer to a row of zeros, else from the classes."""
     try:
         rows = np.zeros((1, predictor.n_features), find_feature_dtype(predictor, 0))
         found = find_predictor(predictor, name)(join_request_rows([rows], predictor))
         width = list(found.shape[1:])
         return {"name": name, "datatype": find_datatype(found.dtype), "shape": [-1, *width]}
-    except Exception:  # of any class: models are of any package, and some take no zeros
+    except Exception:  # of any class: models come from any package, and some refuse zeros
         pass
     # scikit-learn's conventions: labels of the classes' type, a decision for two classes, a column
     # for each class of more; -1 is an unknown number of columns.

@@ -1,10 +1,10 @@
-"""Served models: read from a file or a registry, found by name, replaced while in use.
+"""Served models: loaded from a file or a registry, found by name, replaced while in use.
 
-`Models` holds a table of immutable entries (`_Entry`) by name. A request takes the entry that it
-finds, and keeps using its versions; a replacement makes a new entry, and a new table with it, and
-then changes the one reference to the table. So neither waits for the other, and no request sees a
-half of a change. A version that cannot be loaded changes nothing: it is logged and counted once for
-each state of its file, and what was served before is served on.
+`Models` holds a table of immutable entries (`_Entry`) by name. A request uses the versions of the
+entry that it finds; a replacement makes a new entry, and a new table with it, and then changes the
+single reference to the table. So neither waits for the other, and no request sees a partial change.
+A version that cannot be loaded changes nothing: it is logged and counted once for each state of its
+file, and the previous version stays served.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Served:
 
 
 class Route(NamedTuple):
-    """Version that answers a request, and versions that predict the same rows unanswered.
+    """Version that answers a request, and shadow versions that predict the same rows.
 
     Examples
     --------
@@ -73,13 +73,13 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Versions that are served under one name, and how requests are divided; immutable."""
+    """Versions served under one name, and how requests are divided between them; immutable."""
 
-    # State of the files that it was made from: while it is the same, nothing is read again.
+    # State of the files from which it was made: while it is unchanged, nothing is read again.
     signature: Any
     current: Served
     loaded: Mapping[str, Served]
-    # Cumulative shares of the routes, up to 1, which a point in [0, 1) is looked up in.
+    # Cumulative shares of the routes, up to 1, in which a point in [0, 1) is looked up.
     ends: tuple[float, ...]
     routes: tuple[Route, ...]
 
@@ -94,12 +94,12 @@ def _make_shared_entry(
 ) -> _Entry:
     """Return an entry with shares; the share of a version that failed to load goes to the others.
 
-    `loaded` has the current version, and of the route's versions those that could be loaded.
+    `loaded` has the current version, and those versions of the route that could be loaded.
     """
     shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
     shares: dict[str, float] = {}
     for version, weight in route.weights.items():
-        # The current version may be named twice, by "current" and by its number: shares add up.
+        # The current version may be named twice, by "current" and by its number: shares are added.
         number = current.version if version == registry.CURRENT else version
         if number in loaded and weight > 0:
             shares[number] = shares.get(number, 0.0) + weight
@@ -114,7 +114,7 @@ def _make_shared_entry(
 
 
 def check_source_path(source: Any) -> Path:
-    """Return the path of a model file or a registry; raise where there is none."""
+    """Return the path of a model file or a registry; raise if it does not exist."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidTypeError(
             f"{source!r} is not a source of models: give the path of a model file or a registry, "
@@ -140,9 +140,10 @@ def _read_signature(folder: Path, name: str) -> tuple[Any, ...]:
 
 
 def read_file_state(path: Path) -> tuple[int, int, int] | None:
-    """Return time, size and inode of a file; None where there is none.
+    """Return time, size and inode of a file; None if it does not exist.
 
-    The inode tells files apart that replace each other within a file system's tick of time.
+    The inode distinguishes files that replace each other within the time resolution of a file
+    system.
     """
     try:
         found = path.stat()
@@ -153,7 +154,7 @@ def read_file_state(path: Path) -> tuple[int, int, int] | None:
 
 def _warm_up(predictor: Predictor) -> None:
     """Predict a row of zeros, so that the first request does not wait for imports and compilers."""
-    # Features with names may be texts or categories, of which a zero is none.
+    # Named features may be texts or categories, for which zero is not valid.
     if predictor.n_features is None or predictor.names is not None:
         return
     # Some models refuse zeros; then the first request waits.
@@ -162,7 +163,7 @@ def _warm_up(predictor: Predictor) -> None:
 
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Parts of the messages about versions that are not served.
+#: Parts of messages about versions that cannot be served.
 _NO_VERSION = "the file does not name a version: write one with rollback()"
 _NOTHING, _NEWEST = "no other version is served", "the newest complete version is served"
 #: Fractional part of the golden ratio, for the Weyl sequence of `Models.route`.
@@ -172,8 +173,8 @@ _GOLDEN_RATIO = 0.6180339887498949
 class Models:
     """Models of a file, a registry or a mapping, by name.
 
-    A request takes one reference to an immutable entry and keeps it, so requests and replacements
-    never wait for each other. Methods may be called from any thread.
+    A request keeps one reference to an immutable entry, so requests and replacements never wait for
+    each other. Methods may be called from any thread.
 
     Parameters
     ----------
@@ -182,15 +183,15 @@ class Models:
         under the names of its models; or a mapping of names to fitted models, or to functions that
         make them, for models that no file can hold.
     metrics : Metrics, optional
-        Counter of versions that are served, and of those that could not be loaded.
+        Counter of served versions, and of versions that could not be loaded.
     method : str, optional
         Method of the models that is served. None: the first of `predict_proba`, `predict` and
         `transform` that a model has.
     all_versions : bool, default=False
-        Whether all versions of a registry are loaded, to be asked for by number; else the current
-        ones and those with a share or a shadow.
+        Whether all versions of a registry are loaded, so that requests can name them; otherwise the
+        current ones and those with a share or a shadow.
     trusted : collection of str, optional
-        Names of classes of your own in the files (see :func:`daskml_dist.load`).
+        Names of your own classes in the files (see :func:`daskml_dist.load`).
     given : mapping of str to mapping, optional
         Parameters that files do not hold, by the name of the model, such as the `module` of a
         network of PyTorch.
@@ -230,20 +231,21 @@ class Models:
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
         self._given = dict(given or {})
         self._table: dict[str, _Entry] = {}
-        # State of the file, or else the reason, of each (name, version) that failed to load: it is
+        # State of the file, or the reason, for each (name, version) that failed to load: it is
         # neither tried nor logged again before that changes.
         self._refused: dict[tuple[str, str], Any] = {}
         # The last error of listing the registry, which is logged once.
         self._away = ""
-        # Requests that were routed without a key; `next` on it is atomic, so no lock is needed.
+        # Requests routed without a key; `next` on it is atomic, so no lock is needed.
         self._count = itertools.count(1)
-        # Held by changes of the table, of which the watcher's thread makes some; never by look-ups.
+        # Held while the table changes, also by the watcher's thread; never for look-ups.
         self._changing = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._path: Path | None = None
         if isinstance(source, Mapping):
-            # A function makes its model here: in a server after the fork, which not all survive.
+            # A function makes its model here: in a server after the fork, which some models do not
+            # survive.
             for name, model in source.items():
                 made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
                 self.put(name, made)
@@ -251,7 +253,7 @@ class Models:
         self._path = check_source_path(source)
         if not self._path.is_dir():
             registry.check_name(self._path.stem)
-            # Raises where the file is damaged: without it there is nothing to serve.
+            # Raises if the file is damaged: without it there is nothing to serve.
             self._take_file(self._path)
             return
         self.refresh()
@@ -276,7 +278,7 @@ class Models:
         return bool(self._table) if name is None else name in self._table
 
     def why_none(self) -> str:
-        """Return a message for a server where no model is served."""
+        """Return a message for a server without a served model."""
         if (
             self._path is not None
             and self._path.is_dir()
@@ -304,7 +306,7 @@ class Models:
         Raises
         ------
         UnknownModelError
-            No such model or version is in memory; the message lists those that are.
+            No such model or version is in memory; the message lists the existing ones.
         """
         entry = self._entry(name)
         if version is None:
@@ -337,8 +339,9 @@ class Models:
         if len(entry.routes) == 1:
             return entry.routes[0]
         # A point in [0, 1) falls into the share of one version. Without a key the points are a Weyl
-        # sequence (multiples of the golden ratio modulo 1), which any run of requests spreads
-        # evenly; with one they are a hash of it, which all processes and restarts compute alike.
+        # sequence (multiples of the golden ratio modulo 1), which is spread evenly over any run of
+        # requests; with a key they are a hash of it, which is the same in all processes and after
+        # restarts.
         if key is None:
             point = next(self._count) * _GOLDEN_RATIO % 1.0
         else:
@@ -347,7 +350,7 @@ class Models:
         return entry.routes[bisect.bisect_right(entry.ends, point)]
 
     def _entry(self, name: str) -> _Entry:
-        """Return the entry of a name; raise with the nearest names where there is none."""
+        """Return the entry of a name; raise with the nearest names if there is none."""
         try:
             return self._table[name]
         except KeyError:
@@ -360,7 +363,7 @@ class Models:
     # --- changes -------------------------------------------------------------------------------
 
     def put(self, name: str, model: Any, version: str = "1") -> Served:
-        """Serve a fitted model from memory, in place of any other of its name.
+        """Serve a fitted model from memory, replacing any other with its name.
 
         Parameters
         ----------
@@ -394,7 +397,7 @@ class Models:
             changed = []
             try:
                 names = registry.list_model_names(self._path)
-            except OSError as error:  # a mount is away: models in memory stay served
+            except OSError as error:  # a mount is missing: models in memory stay served
                 if str(error) != self._away:
                     _LOG.warning("Cannot check %s: %s", self._path, error)
                 self._away = str(error)
@@ -406,7 +409,7 @@ class Models:
                         changed.append(name)
                 except (DaskMLDistError, OSError) as error:
                     self._refuse(name, "route", str(error), None)
-            # Names that are listed no more: dropped only where the registry itself is there.
+            # Names that are no longer listed are dropped, but only if the registry itself exists.
             for name in set(self._table) - set(names):
                 if not registry.is_removed(self._path, name):
                     continue
@@ -440,7 +443,7 @@ class Models:
         self._watcher.start()
 
     def close(self) -> None:
-        """End watching."""
+        """Stop watching."""
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -448,8 +451,8 @@ class Models:
     # --- a registry ----------------------------------------------------------------------------
 
     def _refresh_name(self, folder: Path, name: str) -> bool:
-        """Serve a name of a registry as it is now; return whether that has changed anything."""
-        # Read before the files: where these change meanwhile, the next check sees another one.
+        """Update the versions served for a name of a registry; return whether any changed."""
+        # Read before the files: if these change in the meantime, the next check sees another one.
         signature = _read_signature(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
@@ -458,7 +461,7 @@ class Models:
         current = self._current(folder, name, before)
         if current is None:
             return False
-        # Versions with a share, and shadows; with `all_versions` every one that there is.
+        # Versions with a share, and shadows; with `all_versions` every existing one.
         loaded = {current.version: current}
         wanted = {*route.weights, *route.shadows} - {registry.CURRENT}
         if self._all_versions:
@@ -470,7 +473,7 @@ class Models:
         return True
 
     def _current(self, folder: Path, name: str, before: _Entry | None) -> Served | None:
-        """Return the version to serve by default; None where none can be loaded.
+        """Return the version to serve by default; None if none can be loaded.
 
         It is the one that the file ``current`` names, or the newest without such a file. Where that
         cannot be loaded, it is the one served `before`, and at a start the newest of the older.
@@ -489,7 +492,7 @@ class Models:
                 return None
             if found := self._version(folder, name, first, before):
                 return found
-            # Not loaded, and named again: it is damaged. Else a publisher has meanwhile made
+            # It was not loaded, and is still current: it is damaged. Otherwise a publisher has made
             # another version current and deleted this one, so the next one is tried.
             if registry.read_current_version(folder, name) == named:
                 break
@@ -504,8 +507,8 @@ class Models:
         self, folder: Path, name: str, version: str, before: _Entry | None
     ) -> Served | None:
         """Return a version, loaded only if its file has changed; log and return None if damaged."""
-        # `before` has versions that were loaded, `_refused` those that were not, each with the
-        # state of its file at the time.
+        # `before` has versions that were loaded, `_refused` those that failed, each with the state
+        # of its file at the time.
         path = registry.find_model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
@@ -519,13 +522,13 @@ class Models:
         try:
             return self._read(path, name, version)
         except Exception as error:  # a damaged or foreign file may raise anything
-            # A file that was deleted while it was read is reported by the next check.
+            # A file that was deleted while being read is reported by the next check.
             if path.exists():
                 self._refuse(name, version, f"{type(error).__name__}: {error}", state)
             return None
 
     def _read(self, path: Path, name: str, version: str) -> Served:
-        """Return the model of a file, read and called once."""
+        """Return the model in a file, read and called once."""
         form = load_formats().get(path.suffix)
         if form is None:
             raise ModelFileError(
@@ -542,7 +545,7 @@ class Models:
     def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
         """Log and count that a version cannot be served, once for each state of its file.
 
-        `other` says what is served instead where nothing of the name was served before.
+        `other` describes what is served instead, if no version of the name was served before.
         """
         cause = state if state is not None else why
         if self._refused.get((name, version)) == cause:
@@ -556,8 +559,8 @@ class Models:
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
-        """Serve the one file as it is now, if it has changed and can be loaded."""
-        # The model of a file that is away stays served.
+        """Serve the current contents of the single file, if it has changed and can be loaded."""
+        # If the file is missing, its model stays served.
         state, before = read_file_state(path), self._table.get(path.stem)
         if before is None or state is None or before.signature == state:
             return []
@@ -571,20 +574,20 @@ class Models:
         return [path.stem]
 
     def _take_file(self, path: Path) -> None:
-        """Load the one file and serve it, as the version after the one before."""
+        """Load the single file and serve it, as the next version."""
         state = read_file_state(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
         self._swap(_make_single_entry(self._read(path, path.stem, version), state))
 
     def _swap(self, entry: _Entry) -> None:
-        """Serve an entry from the next request on: one reference changes; tell log and metrics."""
+        """Serve an entry from the next request on by changing one reference; log it."""
         now, before = entry.current, self._table.get(entry.current.name)
         self._table = {**self._table, now.name: entry}
         if before is None or before.current is not now:
             _LOG.info("model %s: serving version %s", now.name, now.version)
             self._metrics.swapped(now.name, now.version)
-        # Clients of the version before may send rows that this one refuses.
+        # Clients of the previous version may send rows that this one refuses.
         if before is not None and (
             before.current.manifest.get("inputs") != now.manifest.get("inputs")
         ):

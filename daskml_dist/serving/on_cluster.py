@@ -1,8 +1,8 @@
 """Prediction of requests with many rows by the workers of a Dask cluster.
 
 Two event loops take part. The server's loop decides which requests go to the cluster, and awaits
-their futures; a loop in a thread of its own has the Dask client, whose messages of large rows would
-hold up other requests. `Cluster` has a section for each, and hands over by
+their futures; a loop in a separate thread has the Dask client, whose messages with many rows would
+block other requests. `Cluster` has a section for each, and they communicate by
 `run_coroutine_threadsafe` and `call_soon_threadsafe`.
 """
 
@@ -27,29 +27,29 @@ from daskml_dist.inference.request_rows import RequestRows, count_rows, join_req
 from daskml_dist.serving.batching import check_length
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Seconds of prediction in process from which a request goes to the cluster: several times what the
-#: transfer takes.
+#: Seconds of prediction in process from which a request goes to the cluster: several times the
+#: transfer time.
 _MIN_CLUSTER_SECONDS = 0.1
-#: Rows of the smallest request by which a model's speed is measured, and rows used for that.
+#: Minimum rows of a request from which a model's speed is measured, and rows used for that.
 _MIN_MEASURED_ROWS, _MEASURED_ROWS = 1000, 512
-#: Times that a request is sent if the cluster forgets it, as it does when the scheduler restarts.
+#: Times that a request is sent if the cluster loses it, for example when the scheduler restarts.
 _MAX_TRIES = 3
-#: Seconds: limit of a connection attempt, between two attempts, between two checks of the
-#: connection, limit of closing.
+#: Seconds: limit of a connection attempt, pause between attempts, interval of connection checks,
+#: limit of closing.
 _CONNECT, _RETRY_SECONDS, _CHECK_SECONDS, _CLOSE_SECONDS = 5.0, 1.0, 0.2, 5.0
-#: Lines of the log.
+#: Log messages.
 _UNREAD = "Workers of %s cannot load model %s"
 _AWAY = "No cluster at %s (%s: %s): large requests get status 503 until there is one"
 _clock = time.perf_counter
 
 
 class Cluster:
-    """Dask cluster that predicts requests with many rows, with a client in a thread of its own.
+    """Dask cluster that predicts requests with many rows, with a client in a separate thread.
 
-    A model is a Dask task that unpickles it, with a hash of the pickle as its key: so a worker that
-    predicts with it holds it once for all processes of all servers, the scheduler has it made again
-    where a worker is lost, and forgets it once no server serves the version any more. A request is
-    one task that carries its rows. Requests that the cluster cannot answer get status 503; other
+    A model is a Dask task that unpickles it, keyed by a hash of the pickle. So a worker that
+    predicts with it holds it once for all processes of all servers; the scheduler recomputes it if
+    a worker is lost, and forgets it once no server serves the version any more. A request is one
+    task that contains its rows. Requests that the cluster cannot answer get status 503; other
     requests never wait for them.
 
     Parameters
@@ -58,11 +58,11 @@ class Cluster:
         Address of the scheduler, such as ``tcp://10.0.0.1:8786``. With ``tls://`` the certificates
         are those of Dask's configuration (``distributed.comm.tls``), or of `security`.
     min_rows : int, optional
-        Rows from which a request is predicted on the cluster. None: the number that takes the model
-        0.1 s in process, measured with 512 rows of its first request of 1,000 rows or more.
+        Rows from which a request is predicted on the cluster. None: the number for which the model
+        takes 0.1 s in process, measured with 512 rows of its first request of 1,000 rows or more.
     security : distributed.Security, optional
     within : float, default=60.0
-        Seconds that a request may take on the cluster, the start of workers included.
+        Seconds that a request may take on the cluster, including the start of workers.
     max_waiting : int, default=64
         Requests on the cluster at a time at most, since the rows of all are in memory.
 
@@ -101,13 +101,13 @@ class Cluster:
         self._client: Any = None
         # Models on the cluster, by the predictor's `id`: a weak reference to the predictor, as
         # another object may have its `id` later; the future of the model, which keeps it there; and
-        # the BLAS threads of this process. Only the thread's loop reads and changes it.
+        # the BLAS threads of this process. Only the thread's loop accesses it.
         self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
 
-    # --- of the server's loop ------------------------------------------------------------------
+    # --- in the server's loop ------------------------------------------------------------------
 
     def start(self, metrics: Any) -> None:
-        """Start the thread, which connects, and does so again whenever the connection is lost."""
+        """Start the thread, which connects, and reconnects whenever the connection is lost."""
         begun = threading.Event()
         self._metrics = metrics
         self._thread = threading.Thread(
@@ -159,7 +159,7 @@ class Cluster:
     async def _predict_and_observe(
         self, served: Any, method: Any, rows: RequestRows
     ) -> NDArray[Any]:
-        """Return the answers of the cluster, and record how long they took."""
+        """Return the cluster's answers, and record how long they took."""
         began = _clock()
         predicted = asyncio.run_coroutine_threadsafe(
             self._predict(served, method, rows), self._loop
@@ -171,23 +171,23 @@ class Cluster:
         return found
 
     def _forget(self, answer: asyncio.Future[NDArray[Any]]) -> None:
-        """Count a request no longer as waiting; take its exception, which asyncio else logs."""
+        """Stop counting a request as waiting; retrieve its exception, or asyncio would log it."""
         self._waiting -= 1
         if not answer.cancelled():
             answer.exception()
 
-    # --- of the thread's loop ------------------------------------------------------------------
+    # --- in the thread's loop ------------------------------------------------------------------
 
     async def _stay_connected(self, begun: threading.Event) -> None:
-        """Connect, and do so again after a loss, until `close`: the thread's whole life."""
+        """Connect, and reconnect after a loss, until `close`: the thread's main coroutine."""
         self._loop = asyncio.get_running_loop()
         self._stop, self._tried = asyncio.Event(), asyncio.Event()
         begun.set()
         import dask
 
-        # Attempts are logged at their first failure alone.
+        # Only the first failure of a series of attempts is logged.
         was_told = False
-        # Dask warns of large graphs, but rows are needed once and so belong into their tasks.
+        # Dask warns of large graphs, but rows are used only once and so belong in their tasks.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
             while not self._stop.is_set():
                 client = await self._connect(quiet=was_told)
@@ -198,7 +198,7 @@ class Cluster:
                     await self._pause(_RETRY_SECONDS)
 
     async def _connect(self, quiet: bool) -> Any:
-        """Return a client of the cluster; None where none answers, logged unless `quiet`."""
+        """Return a client of the cluster; None if no attempt succeeds, logged unless `quiet`."""
         from distributed import Client
 
         client = None
@@ -209,7 +209,7 @@ class Cluster:
             )  # fmt: skip
             await client
         except Exception as error:
-            # Of many classes: sockets, TLS, versions of Dask that do not fit together.
+            # Errors of many classes: sockets, TLS, incompatible versions of Dask.
             if not quiet:
                 _LOG.warning(_AWAY, self.address, type(error).__name__, error)
             if client is not None:
@@ -239,10 +239,10 @@ class Cluster:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _predict(self, served: Any, method: Any, rows: Any) -> NDArray[Any]:
-        """Return the answers of workers to the rows of a request; raise 503 without them."""
+        """Return the workers' answers to the rows of a request; raise 503 without workers."""
         from daskml_dist.inference.request_rows import predict_on_worker
 
-        # Requests may come before the first attempt to connect has ended.
+        # Requests may arrive before the first connection attempt has ended.
         await self._tried.wait()
         predictor = served.predictor
         for _ in range(_MAX_TRIES):
@@ -250,7 +250,7 @@ class Cluster:
             if client is None or client.status != "running":
                 break
             held, n_threads = self._send_model(client, predictor)
-            # A key of its own: equal requests are not answered from another's result.
+            # A unique key: equal requests must not share a result.
             key = f"daskml_dist-predict-{uuid.uuid4().hex}"
             task = client.submit(predict_on_worker, held, method, rows, n_threads, key=key)
             try:
@@ -262,7 +262,7 @@ class Cluster:
                 await asyncio.sleep(_CHECK_SECONDS)
             except Exception as error:
                 self._raise_if_lost(error, limit.expired(), served, held)
-                raise  # it is of these rows
+                raise  # caused by these rows
             finally:
                 task.release()
         raise _try_later_error(
@@ -272,10 +272,10 @@ class Cluster:
         )
 
     def _raise_if_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
-        """Raise status 503 where a request failed by the cluster; return where by its rows."""
+        """Raise status 503 if the cluster made a request fail; return if its rows did."""
         from daskml_dist.dask_internals.cluster import is_killed_worker
 
-        # A model that could not be loaded stays so on the cluster: the next request sends it again.
+        # A model that failed to load stays failed on the cluster: the next request sends it again.
         is_lost = held.status == "error"
         if is_lost:
             self._release(id(served.predictor))
@@ -300,9 +300,9 @@ class Cluster:
         raise _try_later_error(message, 30 if is_lost else 5) from error
 
     def _send_model(self, client: Any, predictor: Any) -> tuple[Any, int]:
-        """Return the future of a model on the cluster, and the BLAS threads of this process.
+        """Return the future of a model on the cluster, and this process's number of BLAS threads.
 
-        Workers predict with as many threads, since the digits of products depend on their number.
+        Workers predict with the same number of threads, since the digits of products depend on it.
         """
         import cloudpickle
 
@@ -316,7 +316,7 @@ class Cluster:
         key = f"daskml_dist-model-{hashlib.sha256(data).hexdigest()[:32]}"
         held = client.submit(WorkerModel, data, key=key)
 
-        # Called by the garbage collector, in whatever thread, once the version is served no more.
+        # Called by the garbage collector, in any thread, once the version is no longer served.
         def release_later(ref: weakref.ref[Any]) -> None:
             self._call(self._release, number, ref)
 
@@ -325,14 +325,14 @@ class Cluster:
         return held, n_threads
 
     def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
-        """Drop a model from the cluster; with `ref`, only if it is still that of the reference."""
+        """Drop a model from the cluster; with `ref`, only if the reference still matches."""
         known = self._held.get(number)
         if known is not None and ref in (None, known[0]):
             del self._held[number]
             known[1].release()
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        """Call a function in the thread's loop; a loop that is closed has nothing left to do."""
+        """Call a function in the thread's loop; a closed loop has nothing left to do."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
@@ -360,5 +360,5 @@ async def _close_client(client: Any) -> None:
 
 
 def _try_later_error(message: str, seconds: int) -> RequestError:
-    """Return the error of status 503 that has clients try again after some seconds."""
+    """Return an error of status 503 that tells clients to retry after some seconds."""
     return RequestError(message, 503, ((b"retry-after", str(seconds).encode()),))

@@ -1,4 +1,4 @@
-"""Registries: folders that hold models by name and version, and say which version is current.
+"""Registries: folders that hold models by name and version, with the current version of each.
 
 ::
 
@@ -7,10 +7,10 @@
     FOLDER/NAME/route.json    shares of versions, and shadow versions; optional
 
 Versions are numbered from 1. A version is written to a hidden folder and then renamed, so that
-readers never see a part of one; it is valid if the checksums in its manifest match its parts. The
-same holds for ``current`` and ``route.json``: each is replaced by one rename. No lock is taken, as
-file systems of networks lock differently or not at all: several publishers, and servers that look
-every second, need no more than that a rename is atomic.
+readers never see a part of one; it is valid if the checksums in its manifest match its parts.
+Likewise, ``current`` and ``route.json`` are each replaced by one rename. No lock is taken, as
+network file systems lock differently or not at all: several publishers, and servers that check
+every second, only need atomic renames.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ class Publisher(NamedParameters):
     Parameters
     ----------
     folder : str or path-like
-        The registry, made where there is none.
+        The registry, created if it does not exist.
     name : str
         Name of the model.
     keep : int or None, default=5
-        Number of the newest versions that are kept, so that a stream without end does not fill the
-        disk; the current version and those with a share of the requests are kept beside them.
-        None: all are.
+        Number of the newest versions that are kept, so that an endless stream does not fill the
+        disk; the current version and those with a share of the requests are kept in addition. None:
+        all are kept.
     current : bool, default=True
         Whether each version becomes the one that is served.
     whole_every : int, default=1
-        Of so many versions one is whole; the others hold the rows of a table that differ from it.
-        Above 1 for models over ids alone (``FactorizationMachineClassifier`` and others).
+        One of this many versions is complete; the others hold only the rows of a table that differ
+        from it. Values above 1 are only for models over ids (``FactorizationMachineClassifier`` and
+        others).
     on_error : {"raise", "log"}, default="raise"
         Treatment of a version that cannot be written (a full disk, a mount that is away): the error
         is raised, or logged, and the next model is tried.
@@ -113,7 +114,7 @@ class Publisher(NamedParameters):
         self.folder, self.name = Path(folder), name
         self.keep, self.current, self.on_error = keep, current, on_error
         self.whole_every = int(whole_every)
-        #: The last whole version, and how many hold changes since.
+        #: The last complete version, and the number of later ones that hold changes.
         self._whole: _WholeVersion | None = None
         self._n_since = 0
         self.version: str | None = None
@@ -128,7 +129,7 @@ class Publisher(NamedParameters):
         Returns
         -------
         str or None
-            Its version; None where it could not be written and `on_error` is "log".
+            Its version; None if it could not be written and `on_error` is "log".
 
         Raises
         ------
@@ -152,7 +153,7 @@ class Publisher(NamedParameters):
         return self.version
 
     def _publish(self, model: Any) -> str:
-        """Write a version, whole or as changes; return it."""
+        """Write a version, complete or as changes; return it."""
         whole, home = self._whole, self.folder / self.name
         path = None if whole is None else find_model_file(self.folder, self.name, whole.version)
         if whole is not None and path is not None and self._n_since < self.whole_every - 1:
@@ -178,7 +179,7 @@ class Publisher(NamedParameters):
 
 @dataclass(frozen=True, eq=False)
 class _WholeVersion:
-    """Version that later ones hold changes of: its number, model, and the checksum of its file."""
+    """Version to which the changes of later ones refer: its number, model, and file checksum."""
 
     version: str
     model: Any
@@ -187,21 +188,22 @@ class _WholeVersion:
 
 #: Name of a model file that holds changes.
 _CHANGES = f"model{changes_file.SUFFIX}"
-#: Name of the current version among the weights of a route, and of the file that says which it is.
+#: Name of the current version among the weights of a route, and of the file that contains its
+#: number.
 CURRENT = "current"
 _ROUTE = "route.json"
-#: Names of models: safe as a folder, and as a part of a path in a URL.
+#: Valid names of models: safe as a folder, and as a part of a URL path.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 #: Names of the hidden folders of publishers and of `prune_versions`.
 _HIDDEN_FOLDER = re.compile(r"\.[0-9a-f]{32}\.(new|old)")
-#: Seconds after which such a folder is deleted, since its process was killed: a day, which no
-#: writing of a model takes.
+#: Seconds after which such a folder is deleted, since its process was killed: a day, longer than
+#: any model takes to write.
 _ABANDONED_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Weights of versions in the division of requests, and shadow versions.
+    """Weights of versions for dividing requests, and shadow versions.
 
     Shadow versions predict the same rows, and their answers are dropped.
     """
@@ -222,7 +224,7 @@ def publish(
         Fitted, with a method that predicts or transforms; one that :func:`daskml_dist.save` can
         store.
     folder : str or path-like
-        The registry, made where there is none; on a file system that this machine mounts.
+        The registry, created if it does not exist; on a file system mounted on this machine.
     name : str
         Letters, digits, ``.``, ``_`` and ``-``.
     keep : int, optional
@@ -258,24 +260,24 @@ def publish(
     """
     check_name(name)
     _check_keep(keep)
-    # Raises where the model could not be served: now, rather than in the log of a server.
+    # Raises if the model could not be served: now, rather than in the log of a server.
     Predictor(model)
     home = Path(folder) / name
     version = _add_version(home, current, lambda aside: _save_in_any_format(model, aside))
-    # Pruned last, as the current version is kept.
+    # Pruned last, so that the current version is kept.
     if keep is not None:
         prune_versions(folder, name, keep)
     return version
 
 
 def _add_version(home: Path, current: bool, write: Callable[[Path], None]) -> str:
-    """Have the files of a version written into a folder, make it the next one, and return it."""
+    """Call `write` to fill a folder with a version's files; make it the next version; return it."""
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
         aside.mkdir(parents=True)
         write(aside)
         version = _move_to_next_version(aside, home)
-        # Pointed to only now that it is whole.
+        # Made current only once it is complete.
         if current:
             _set_current(home, version)
     except OSError as error:
@@ -283,7 +285,7 @@ def _add_version(home: Path, current: bool, write: Callable[[Path], None]) -> st
             f"Cannot write into {home} ({error}). Name a folder that you may write to."
         ) from error
     finally:
-        # There only after a failure: it has else been renamed.
+        # Exists only after a failure; otherwise it was renamed.
         shutil.rmtree(aside, ignore_errors=True)
     return version
 
@@ -326,12 +328,12 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
     '1'
     """
     home = _find_model_folder(folder, name)
-    # Reading a manifest checks the checksums of the whole file.
+    # Reading a manifest verifies the checksums of the whole file.
     if version is not None:
         read_manifest(_find_version_file(folder, name, version))
         _set_current(home, version)
         return version
-    # Newest first: the last version before the current one whose checksums are right.
+    # Newest first: the last version before the current one with valid checksums.
     now = read_current_version(folder, name)
     for one in reversed(list_version_names(folder, name)):
         if now is not None and int(one) >= int(now):
@@ -363,7 +365,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
         if one in held:
             continue
         aside = home / f".{uuid.uuid4().hex}.old"
-        # Renamed first, which is atomic: readers see the whole version, or none of it.
+        # Renamed first, which is atomic: readers see the complete version, or none of it.
         try:
             os.replace(home / one, aside)
         except FileNotFoundError:  # another process has deleted it
@@ -378,7 +380,7 @@ def prune_versions(folder: Any, name: str, keep: int) -> list[str]:
 
 
 def _find_bases(home: Path, versions: Collection[str | None]) -> set[str | None]:
-    """Return the versions whose changes some versions hold."""
+    """Return the versions to which the changes in some versions refer."""
     paths = (home / version / _CHANGES for version in versions if version is not None)
     bases: set[str | None] = set()
     for path in paths:
@@ -398,10 +400,10 @@ def set_route(
     folder : str or path-like
     name : str
     weights : mapping of str to float, optional
-        Shares of versions, in any unit; ``"current"`` is the current one, whichever that is.
-        None: the current one has all.
+        Shares of versions, in any unit; ``"current"`` is always the current version. None: the
+        current version gets all requests.
     shadows : sequence of str, optional
-        Versions that predict the rows of each request too, and whose answers are dropped.
+        Versions that also predict the rows of each request; their answers are dropped.
 
     Raises
     ------
@@ -424,7 +426,7 @@ def set_route(
     """
     home = _find_model_folder(folder, name)
     route = _make_routing({CURRENT: 1.0} if weights is None else weights, shadows)
-    # Versions that a server could not load would leave their shares to the others.
+    # The shares of versions that a server cannot load would go to the others.
     for version in {*route.weights, *route.shadows} - {CURRENT}:
         _find_version_file(folder, name, version)
     content = {"weights": dict(route.weights), "shadows": list(route.shadows)}
@@ -452,7 +454,7 @@ def list_model_names(folder: Any) -> list[str]:
 
 
 def list_version_names(folder: Any, name: str) -> list[str]:
-    """Return the versions of a name that have a model file, whole or not, in their order."""
+    """Return the versions of a name that have a model file, complete or not, in order."""
     try:
         found = [one for one in os.listdir(Path(folder) / name) if _is_version(one)]
     except OSError:
@@ -461,10 +463,10 @@ def list_version_names(folder: Any, name: str) -> list[str]:
 
 
 def is_removed(folder: Any, name: str) -> bool:
-    """Return whether a name has no versions any more; False where the file system may be away."""
+    """Return whether a name has no versions any more; False if the file system may be missing."""
     home = Path(folder)
     try:
-        # An empty folder may be the mount point of a file system that is away.
+        # An empty folder may be the mount point of an unmounted file system.
         if not any(home.iterdir()):
             return False
         os.listdir(home / name)
@@ -476,7 +478,7 @@ def is_removed(folder: Any, name: str) -> bool:
 
 
 def read_current_version(folder: Any, name: str) -> str | None:
-    """Return the version that a registry says is current, even if its files are missing."""
+    """Return a registry's current version, even if its files are missing."""
     try:
         version = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -485,7 +487,7 @@ def read_current_version(folder: Any, name: str) -> str | None:
 
 
 def find_model_file(folder: Any, name: str, version: str) -> Path | None:
-    """Return the model file of a version; None where it has none."""
+    """Return the model file of a version; None if it has none."""
     # In the order in which a publisher tries the formats.
     for suffix in load_formats():
         path = Path(folder) / name / version / f"model{suffix}"
@@ -501,7 +503,7 @@ def _check_keep(keep: int | None) -> None:
 
 
 def _check_whole_every(whole_every: int) -> None:
-    """Check how many versions a whole one is for."""
+    """Check the interval between complete versions."""
     if not (isinstance(whole_every, Integral) and whole_every >= 1):
         raise InvalidParameterError(f"whole_every={whole_every!r}: use an integer >= 1.")
 
@@ -516,14 +518,14 @@ def check_name(name: str) -> None:
 
 
 def _is_version(text: str) -> bool:
-    """Return whether a text is the number of a version: no zero first, and below 10**18."""
+    """Return whether a text is a version number: no leading zero, and below 10**18."""
     return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Return whether a folder has not changed for so long that its process must be gone."""
+    """Return whether a folder is unchanged for so long that its process must have ended."""
     try:
-        # A file server has a clock of its own: the age is told by a file that it makes now.
+        # A file server has its own clock: the age is relative to a file created now.
         with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".clock") as file:
             now = os.fstat(file.fileno()).st_mtime
         return now - folder.stat().st_mtime > _ABANDONED_SECONDS
@@ -532,7 +534,7 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _find_model_folder(folder: Any, name: str) -> Path:
-    """Return the folder of a model; raise where there is none."""
+    """Return the folder of a model; raise if there is none."""
     home = Path(folder) / name
     if not _NAME.fullmatch(name) or not home.is_dir():
         raise UnknownModelError(f"{folder} has no model {name!r}. Publish it first.")
@@ -540,7 +542,7 @@ def _find_model_folder(folder: Any, name: str) -> Path:
 
 
 def _find_version_file(folder: Any, name: str, version: str) -> Path:
-    """Return the model file of a version; raise, with the versions that there are, without one."""
+    """Return the model file of a version; raise, with the versions that exist, if there is none."""
     path = find_model_file(folder, name, version) if _is_version(version) else None
     if path is None:
         found = ", ".join(list_version_names(folder, name)) or "none"
@@ -564,7 +566,7 @@ def _save_in_any_format(model: Any, aside: Path) -> None:
 
 
 def _move_to_next_version(aside: Path, home: Path) -> str:
-    """Rename a folder to the next free version number, and return that."""
+    """Rename a folder to the next free version number, and return the number."""
     # Another publisher may take the number between the listing and the rename: try the next one.
     while True:
         taken = [int(one) for one in os.listdir(home) if _is_version(one)]
@@ -579,14 +581,14 @@ def _move_to_next_version(aside: Path, home: Path) -> str:
 
 
 def _set_current(home: Path, version: str) -> None:
-    """Make a version the current one; readers find the number before or this one."""
+    """Make a version the current one; readers find the previous number or this one."""
     write_bytes(str(home / CURRENT), f"{version}\n".encode())
 
 
 def _make_routing(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
-    """Return weights and shadows, checked but for whether the versions exist."""
+    """Return weights and shadows, checked except for whether the versions exist."""
     numbers = {str(version): float(weight) for version, weight in weights.items()}
-    # NaN, an overflow and no weight at all fail the first comparison.
+    # NaN, overflow, and zero total weight fail the first comparison.
     total = sum(numbers.values())
     if not 0 < total < float("inf") or min(numbers.values()) < 0:
         raise InvalidParameterError(f"weights={dict(weights)}: use numbers >= 0, one of them > 0.")

@@ -1,10 +1,10 @@
-"""Servers of models: a parent with the listening socket, and processes that answer on it.
+"""Servers of models: a parent with the listening socket, and processes that answer requests.
 
-`serve` checks all that can be checked, binds the socket, and only then forks: a mistake ends the
-server at once, with a message, and not each of its processes in turn. All processes accept from the
-one socket, so the kernel gives a connection to one that waits for it, and none is refused while a
-process is replaced. Modules are imported before the forks, so that the processes share their
-memory.
+`serve` checks its parameters as far as possible, binds the socket, and only then forks: an error
+ends the server immediately, with a message, instead of each of its processes in turn. All processes
+accept from the same socket, so the kernel gives a connection to a waiting process, and none is
+refused while a process is replaced. Modules are imported before the forks, so that the processes
+share their memory.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def serve(
 
     The calling process holds the listening socket and forks the processes that answer, so it must
     have no threads, as `python -m daskml_dist serve` has none. SIGHUP replaces the processes one by
-    one without refusing a connection: the new ones load models and certificates anew.
+    one without refusing a connection: the new ones load models and certificates again.
 
     Parameters
     ----------
@@ -82,24 +82,24 @@ def serve(
         Token that requests must carry (``Authorization: Bearer``).
     certificate, private_key, key_password, client_authorities : str, optional
         Files of TLS (1.2 and later) in PEM, and the password of the private key; with
-        `client_authorities` only clients with a certificate of one of these are let in. With
-        `watch`, a renewed certificate and key are loaded as they come; else, as authorities always
-        are, at SIGHUP.
+        `client_authorities` only clients with a certificate from one of these are accepted. With
+        `watch`, a renewed certificate and key are loaded automatically; otherwise, like
+        authorities, at SIGHUP.
     method, all_versions, trusted, given
         As in :class:`Models`.
     keep_alive : float, default=5.0
         Seconds after which an idle connection is closed.
     head_seconds : float, default=30.0
-        Seconds that the head of a request may take (408), and that a client may leave an answer
-        unread; half more at most.
+        Seconds that the head of a request may take (408), and that a client may leave a response
+        unread; at most half more.
     end_within : float, default=30.0
-        Seconds in which a process that is told to end may answer the requests that it has.
+        Seconds in which a terminating process may answer its remaining requests.
     scheduler : str, optional
         Address of a Dask scheduler, whose workers predict requests with many rows: ``tcp://...``,
         or ``tls://...`` with the certificates of Dask's configuration.
     cluster_rows : int, optional
-        Number of rows from which a request goes there. None: the number that takes the model 0.1 s
-        in process.
+        Number of rows from which a request goes there. None: the number for which the model takes
+        0.1 s in process.
     app : callable, optional
         ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
         Inference Protocol's.
@@ -143,10 +143,10 @@ def serve(
         settings["cluster"] = cluster
     if token is not None:
         settings["token"] = token
-    # By name, as its import needs the extra.
+    # By name, since importing it needs the extra.
     kind: Callable[..., App] = app or import_module("daskml_dist.serving.app").App
     _raise_open_files_limit()
-    # Shared memory of the processes, and their socket: both are made before the forks.
+    # Shared memory of the processes, and their socket: both are created before the forks.
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
 
@@ -168,9 +168,9 @@ def serve(
         _LOG.info("Serving at %s, processes: %d", _format_url(listener, bool(certificate)), workers)
 
     try:
-        # A process that ends waits for idle connections first, and then for requests under way;
-        # within a second more it is killed. The parent's own socket is closed at once, so that
-        # clients who connect meanwhile are refused and go elsewhere.
+        # A terminating process first waits for idle connections, and then for running requests; it
+        # is killed within a second after that. The parent's own socket is closed immediately, so
+        # that new clients are refused and go elsewhere.
         most = keep_alive + end_within + 1.0
         Supervisor(
             work, workers, end_within=most, on_ready=log_address, on_stop=listener.close
@@ -182,13 +182,13 @@ def serve(
 def _raise_open_files_limit() -> None:
     """Raise the soft limit of open files, and so of connections, to the hard limit.
 
-    The usual soft limit, 1024, is low for the sake of programs that use `select`; a thousand silent
-    clients would be enough to keep out all others.
+    The usual soft limit, 1024, exists for programs that use `select`; a thousand silent clients
+    would be enough to exclude all others.
     """
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS states no hard limit, and still refuses to go beyond one of the kernel's.
+    # macOS states no hard limit, but refuses to exceed one in the kernel.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -203,8 +203,8 @@ def _format_url(listener: socket.socket, is_tls: bool) -> str:
 def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
     """Return the cluster that predicts requests with many rows; None without a scheduler."""
     if scheduler is not None:
-        # Imported here alone: its import takes a while, and servers without a cluster do not need
-        # it; once, before the forks.
+        # Imported only here: its import is slow, and servers without a cluster do not need it;
+        # once, before the forks.
         import_module("distributed")
         kind = import_module("daskml_dist.serving.on_cluster").Cluster
         return kind(scheduler, min_rows=cluster_rows)
@@ -214,17 +214,18 @@ def _make_cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a non-blocking socket that listens at an address; raise where it is taken."""
+    """Return a non-blocking socket that listens at an address; raise if it is in use."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, proto)
         try:
-            # Connections of a server before may still be in TIME_WAIT at this port.
+            # Connections of an earlier server may still be in TIME_WAIT at this port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            # Connections that wait to be accepted, as in uvicorn; the kernel caps it (somaxconn).
+            # Maximum connections waiting to be accepted, as in uvicorn; the kernel caps it
+            # (somaxconn).
             listener.listen(2048)
             listener.setblocking(False)
         except BaseException:
@@ -239,7 +240,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: float) -> None:
-    """Raise where a parameter has no meaning; `seconds` are times by their parameters' names."""
+    """Raise if a parameter is invalid; `seconds` are times by the names of their parameters."""
     if not 0 <= port < 65536:
         raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
     if workers < 1:
@@ -254,7 +255,7 @@ def _check_parameters(port: int, workers: int, watch: bool | float, **seconds: f
 
 
 def _load_certificates(certificate: str | None, *more: str | None) -> Certificates | None:
-    """Return certificates, read once so that a mistake in them ends the server before it starts.
+    """Return certificates, read once so that an error in them ends the server before it starts.
 
     `more` are private key, password and client authorities.
     """

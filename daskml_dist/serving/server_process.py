@@ -1,9 +1,9 @@
-"""The process that answers requests: uvicorn on a socket that it shares with others like it.
+"""A process that answers requests: uvicorn on a socket shared with other such processes.
 
-`run_server_process` loads the models, tells the parent that it is ready, and answers until SIGTERM
-or until the parent is gone. It then ends in three steps (`_end_gracefully`): it takes no more
-connections; it says ``Connection: close`` in each answer, and waits for idle connections up to
-`keep_alive`; uvicorn then waits for requests under way, up to `end_within`.
+`run_server_process` loads the models, notifies the parent that it is ready, and answers until
+SIGTERM or until the parent ends. It then ends in three steps (`_end_gracefully`): it accepts no
+more connections; it sends ``Connection: close`` in each response, and waits up to `keep_alive` for
+idle connections; uvicorn then waits up to `end_within` for running requests.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from daskml_dist.serving.supervisor import ProcessSlot
 from daskml_dist.serving.tls import Certificates
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Seconds between two updates of the shared metrics: how old the other processes' counts are in a
-#: scrape, which Prometheus makes every few seconds or less often.
+#: Seconds between two updates of the shared metrics: the maximum age of other processes' counts in
+#: a scrape, which Prometheus makes every few seconds or less often.
 _METRICS_SECONDS = 0.5
 
 #: An ASGI application.
 App = Callable[[Any, Any, Any], Awaitable[None]]
-#: Function of uvicorn's server to a coroutine that runs beside it.
+#: Maps uvicorn's server to a coroutine that runs concurrently with it.
 Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def load_uvicorn() -> Any:
-    """Return the module uvicorn, and check the packages that it needs here."""
+    """Return the module uvicorn, and check for the packages that it needs here."""
     try:
         import httptools  # noqa: F401
         import msgspec  # noqa: F401
@@ -62,13 +62,13 @@ def run_server_process(
     head_seconds: float,
     certificates: Certificates | None,
 ) -> None:
-    """Answer requests until SIGTERM or the end of the parent, and then those that have come."""
+    """Answer requests until SIGTERM or the end of the parent, then the remaining ones."""
     uvicorn = load_uvicorn()
     metrics.attach(place.slot)
-    # Errors of the start are the parent's to report, which has no other way to hear of them.
+    # Startup errors are reported by the parent, which learns of them only here.
     try:
         models = make_models(metrics)
-        # With `watch` a registry may be empty at first.
+        # With `watch`, a registry may be empty at first.
         if not models.is_ready() and watch is None:
             raise ServingError(models.why_none())
         config = _configure_uvicorn(uvicorn, make_app(models, metrics), keep_alive, end_within)
@@ -92,7 +92,7 @@ def run_server_process(
             runner.run(_run_uvicorn(uvicorn, config, place, listener, keep_alive, meanwhile))
     finally:
         models.close()
-        metrics.share()  # the last half second's, for the process that follows in this slot
+        metrics.share()  # the last half second's, for the next process in this slot
 
 
 def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
@@ -103,11 +103,11 @@ def _configure_uvicorn(uvicorn: Any, app: App, keep_alive: float, end_within: fl
         app,
         http=LimitedConnection,
         ws="none",
-        # The application has an access log of its own; logging is configured by the user.
+        # The application has its own access log; the user configures logging.
         access_log=False,
         log_config=None,
         log_level="warning",
-        # Two headers less in each answer, and none of a request is believed.
+        # Two headers less in each response, and no proxy header of a request is trusted.
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=max(1, round(keep_alive)),
@@ -125,7 +125,7 @@ async def _run_uvicorn(
     keep_alive: float,
     meanwhile: Iterable[Task],
 ) -> None:
-    """Run uvicorn's server and the tasks beside it until the process is to end."""
+    """Run uvicorn's server and its concurrent tasks until the process must end."""
 
     class Server(uvicorn.Server):
         # uvicorn's handlers would end without waiting for idle connections: see below.
@@ -139,7 +139,7 @@ async def _run_uvicorn(
 
     loop = asyncio.get_running_loop()
     server, ends = Server(config), asyncio.Event()
-    # Two reasons to end: SIGTERM, and a pipe that the kernel closes with the parent.
+    # Two reasons to end: SIGTERM, and the parent's end, with which the kernel closes a pipe.
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _end_when_orphaned, loop, place.parent_end, ends)
     tasks = [loop.create_task(_end_gracefully(server, ends, keep_alive))]
@@ -155,54 +155,54 @@ async def _run_uvicorn(
 
 
 def _log_failed_task(task: asyncio.Task[None]) -> None:
-    """Log the exception of a task, which would else be lost; requests are answered on."""
+    """Log the exception of a task, which would otherwise be lost; requests are still answered."""
     if not task.cancelled() and (error := task.exception()):
         _LOG.error("A background task failed; the server continues", exc_info=error)
 
 
 def _end_when_orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
-    """Begin to end where the pipe to the parent is closed, which reads as no bytes."""
+    """Begin to end when the pipe to the parent is closed, which is read as no bytes."""
     if not os.read(fd, 1):
         loop.remove_reader(fd)
         ends.set()
 
 
 async def _share_metrics(metrics: Metrics) -> None:
-    """Put this process's metrics where the others read them, periodically."""
+    """Publish this process's metrics for the other processes, periodically."""
     while True:
         metrics.share()
         await asyncio.sleep(_METRICS_SECONDS)
 
 
 async def _close_slow_connections(server: Any, seconds: float) -> None:
-    """Close connections of a server that are slow; its own module needs the extra."""
+    """Close slow connections of a server; imported here since the module needs the extra."""
     from daskml_dist.serving.connection import close_slow_connections
 
     await close_slow_connections(server.server_state.connections, seconds)
 
 
 async def _renew_certificates(certificates: Certificates, context: Any, interval: float) -> None:
-    """Load renewed certificates into the context in use, periodically."""
+    """Load renewed certificates into the active context, periodically."""
     while True:
         await asyncio.sleep(interval)
         certificates.renew(context)
 
 
 async def _end_gracefully(server: Any, ends: asyncio.Event, keep_alive: float) -> None:
-    """Wait until the server is to end; then close its socket, and each connection by its answer.
+    """Wait until the server must end; then close its socket, and each connection by its response.
 
     To close an idle connection at once would break a request that is on its way on it.
     """
     await ends.wait()
     for one in server.servers:
         one.close()
-    # Headers of all answers to come: uvicorn makes the second list from the first each second, so
+    # Headers of all later responses: uvicorn copies the first list to the second each second, so
     # both are extended.
     for headers in (server.config.encoded_headers, server.server_state.default_headers):
         headers.append((b"connection", b"close"))
     connections = server.server_state.connections
     for connection in list(connections):
-        # A request under way (a cycle of uvicorn's) may hold the list of an earlier second.
+        # A running request (a cycle of uvicorn's) may hold an older copy of the list.
         cycle = connection.cycle
         if cycle is not None and not cycle.response_started:
             cycle.keep_alive = False

@@ -1,10 +1,10 @@
 """Supervisor of forked processes: it replaces those that die, and all of them at a signal.
 
-The parent handles no requests, so no request can bring it down. It is one thread around `poll`,
-which wakes for bytes of a child (ready, or why it failed), for a signal (Python writes its number
-into a socket), and for the next deadline. Each turn of the loop starts processes that are missing,
-handles signals and messages of children, reaps those that have ended, and kills those that are
-late.
+The parent handles no requests, so no request can crash it. It is one thread around `poll`, which
+wakes for bytes from a child (that it is ready, or why it failed), for a signal (Python writes its
+number into a socket), and for the next deadline. Each iteration of the loop starts missing
+processes, handles signals and messages of children, reaps processes that have ended, and kills
+those that are late.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any
 from daskml_dist.errors import ServingError
 
 _LOG = logging.getLogger("daskml_dist.serving")
-#: Signals that a supervisor handles; of Windows, where no server starts, those that it has.
+#: Signals that a supervisor handles; on Windows, where no server starts, only the existing ones.
 _SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
     if hasattr(signal, name)
 )
-#: Seconds of life after which the death of a process does not count as a failed start, after which
-#: the next start waits.
+#: Seconds after which the death of a process no longer counts as a failed start, which delays the
+#: next start.
 _SETTLED_SECONDS = 10.0
 #: Seconds until a process whose start failed is replaced: doubled with each failure, from the first
-#: of these to the second.
+#: number to the second.
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 10.0
 
 
@@ -50,30 +50,30 @@ class ProcessSlot:
     _to_parent: int  # file descriptor of the pipe to the parent
 
     def ready(self) -> None:
-        """Tell the parent that this process answers requests."""
+        """Notify the parent that this process answers requests."""
         self._tell(b"R")
 
     def failed(self, why: str) -> None:
-        """Tell the parent why this process ends before it is ready."""
+        """Send the parent the reason why this process ends before it is ready."""
         self._tell(b"E" + why.encode()[:4000])
 
     def _tell(self, data: bytes) -> None:
-        """Write to the parent; one that has ended is noticed by `parent_end`."""
+        """Write to the parent; if it has ended, `parent_end` shows it."""
         with suppress(BrokenPipeError):
             os.write(self._to_parent, data)
 
 
 @dataclass
 class _Child:
-    """Forked process, as the parent knows it; times are of the monotonic clock."""
+    """The parent's data about a forked process; times are of the monotonic clock."""
 
     pid: int
     slot: int
-    pipe: int  # file descriptor of what it writes to the parent
+    pipe: int  # file descriptor of the process's messages to the parent
     since: float  # when it was started
     is_ready: bool = False
-    output: bytes = b""  # what it has written to the parent, but for "R"
-    deadline: float | None = None  # when it is killed, once it was told to end
+    output: bytes = b""  # its messages to the parent, without "R"
+    deadline: float | None = None  # when it is killed, after it was told to end
     replaces: _Child | None = None  # process that is told to end once this one is ready
 
 
@@ -111,7 +111,7 @@ class Supervisor:
         self._start_within, self._end_within = start_within, end_within
         self._on_ready, self._on_stop = on_ready, on_stop
         self._children: list[_Child] = []
-        # Processes that SIGHUP asked to be replaced, and that no successor has replaced yet.
+        # Processes to be replaced after SIGHUP that have no successor yet.
         self._to_replace: list[_Child] = []
         self._stopping = self._anyone_was_ready = False
         # Monotonic time before which no process is started, and the seconds of that wait.
@@ -121,9 +121,9 @@ class Supervisor:
 
     @staticmethod
     def n_slots(n_children: int) -> int:
-        """Return the most processes at a time: those at work, and those that still end.
+        """Return the maximum number of processes at a time: working ones, and ones that still end.
 
-        With three times as many slots, a second SIGHUP may come while processes of the first end.
+        With three times as many slots, a second SIGHUP may arrive while processes of the first end.
         """
         return 3 * n_children + 2
 
@@ -137,7 +137,8 @@ class Supervisor:
                 "The server forks, but this process has threads, which do not survive a fork. "
                 "Start it in a separate process: python -m daskml_dist serve PATH."
             )
-        # Children wait for the end of this pipe, which comes when the parent ends, however it does.
+        # Children watch for the end of this pipe, which is closed when the parent ends for any
+        # reason.
         self._life = os.pipe()
         # Python writes the number of each signal into this socket, so that `poll` wakes.
         self._woken, waker = socket.socketpair()
@@ -174,7 +175,7 @@ class Supervisor:
                 self._fill()
             elif not self._children:
                 return
-            # A child that is ready writes no more; its death is told by SIGCHLD.
+            # A child that is ready writes nothing more; SIGCHLD signals its death.
             pipes = [child.pipe for child in self._children if not child.is_ready]
             poll = select.poll()
             for descriptor in (woken, *pipes):
@@ -189,7 +190,7 @@ class Supervisor:
             self._kill_late()
 
     def _seconds_to_wait(self) -> float:
-        """Return the seconds until a deadline or the end of a wait, 1 at most."""
+        """Return the seconds until a deadline or the end of a wait, at most 1."""
         now = time.monotonic()
         due = [child.deadline - now for child in self._children if child.deadline is not None]
         if self._not_before > now:
@@ -197,7 +198,7 @@ class Supervisor:
         return max(0.0, min([1.0, *due]))
 
     def _handle_signals(self) -> None:
-        """Act on the signals that have come, whose numbers are in the socket."""
+        """Handle received signals, whose numbers are in the socket."""
         with suppress(BlockingIOError):
             while heard := self._woken.recv(256):
                 for number in heard:
@@ -208,7 +209,7 @@ class Supervisor:
                         self._stop(again=self._stopping)
 
     def _stop(self, again: bool) -> None:
-        """Tell all processes to end; asked `again`, kill them at once."""
+        """Tell all processes to end; if repeated (`again`), kill them immediately."""
         self._stopping = True
         self._to_replace = []
         if again:
@@ -219,18 +220,18 @@ class Supervisor:
             self._retire(child, within=0.0 if again else self._end_within)
 
     def _retire(self, child: _Child, within: float) -> None:
-        """Send a process SIGTERM, and set when it is killed, unless it was told before."""
+        """Send a process SIGTERM, and set its kill deadline, unless that was done before."""
         if child.deadline is None or within == 0.0:
             child.deadline = time.monotonic() + within
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGTERM)
 
     def _at_work(self) -> list[_Child]:
-        """Return the processes without those that are ending, and successors not yet ready."""
+        """Return the processes, without ending ones and successors that are not ready."""
         return [one for one in self._children if one.deadline is None and one.replaces is None]
 
     def _fill(self) -> None:
-        """Start missing processes, and the next successor where no other is being started."""
+        """Start missing processes, and the next successor if no other is starting."""
         if time.monotonic() < self._not_before:
             return
         while len(self._at_work()) < self._n_children and self._start(None):
@@ -241,7 +242,7 @@ class Supervisor:
             self._start(self._to_replace[0])
 
     def _read(self, child: _Child) -> None:
-        """Take what a child writes: that it is ready, why it fails, or the end of its pipe."""
+        """Read a child's message: that it is ready, why it fails, or the end of its pipe."""
         data = os.read(child.pipe, 4096)
         if data == b"R":
             if not self._anyone_was_ready and self._on_ready is not None:
@@ -255,11 +256,11 @@ class Supervisor:
         elif data:
             child.output += data
         else:
-            # The pipe's end: it would be readable in each turn, until the process is reaped.
+            # The pipe's end: it would be readable in each iteration, until the process is reaped.
             child.is_ready = True
 
     def _reap(self) -> None:
-        """Remove the processes that have ended, with the last that they wrote."""
+        """Remove the processes that have ended, after reading their last messages."""
         for child in list(self._children):
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid == 0:
@@ -273,11 +274,11 @@ class Supervisor:
                 self._died(child, os.waitstatus_to_exitcode(status))
 
     def _died(self, child: _Child, status: int) -> None:
-        """Log a death that was not asked for; end all, or wait before the next start."""
+        """Log an unexpected death; end all processes, or delay the next start."""
         why = child.output.removeprefix(b"R").removeprefix(b"E").decode(errors="replace")
         ending = f"ended with {status}" if status >= 0 else f"was killed by signal {-status}"
         _LOG.error("Process %d %s%s", child.pid, ending, f": {why}" if why else "")
-        # Where not even the first start succeeds, another one would fail alike.
+        # If not even the first start succeeds, another one would fail in the same way.
         if not self._anyone_was_ready:
             self._failure = why or f"The first process {ending}; see standard error for the reason."
             self._stop(again=False)
@@ -301,8 +302,8 @@ class Supervisor:
                 _LOG.error("Process %d did not stop in time; killed", child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-                # Not again in each turn until it is reaped. One that was not ready now has a start
-                # of less than 10 s ago, so its death counts as a failed start.
+                # Not repeated in each iteration until it is reaped. A process that is not yet ready
+                # started less than 10 s ago, so its death counts as a failed start.
                 if late:
                     child.deadline = now + 1.0
                 else:
@@ -314,38 +315,39 @@ class Supervisor:
         """Fork a process; return whether there was a free slot for it."""
         used = {child.slot for child in self._children}
         free = [slot for slot in range(self.n_slots(self._n_children)) if slot not in used]
-        if not free:  # many still end
+        if not free:  # many are still ending
             return False
         pipe, to_parent = os.pipe()
-        # Text in the buffers would be written twice, by parent and child.
+        # Buffered text would be written twice, by parent and child.
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # The child shares the parent's wakeup socket: until it has handlers of its own, a signal to
+        # The child shares the parent's wakeup socket: until it has its own handlers, a signal to
         # the child would look like one to the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         with warnings.catch_warnings():
-            # Python warns of forks with threads: those here are of BLAS, which handles forks.
+            # Python warns of forks with threads: the existing ones are BLAS threads, which support
+            # forks.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             self._run_child(ProcessSlot(free[0], self._life[0], to_parent), pipe)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        os.close(to_parent)  # so that the child's end is the end of the pipe
+        os.close(to_parent)  # so that the pipe ends when the child ends
         self._children.append(_Child(pid, free[0], pipe, time.monotonic(), replaces=replaces))
         return True
 
     def _run_child(self, place: ProcessSlot, pipe: int) -> Any:
-        """Do the work of a forked process, and end it: this does not return."""
+        """Do the work of a forked process, and end it: this function does not return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # A terminal sends these to the whole process group: only the parent acts on them.
+            # A terminal sends these to the whole process group: only the parent handles them.
             for one in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(one, signal.SIG_IGN)
-            # The parent's ends of the pipes: a writing end of `_life` that a child held open would
-            # hide the parent's end from all of them.
+            # The parent's ends of the pipes: if a child kept the writing end of `_life` open, no
+            # child would notice the parent's end.
             for fd in (pipe, self._life[1], *(child.pipe for child in self._children)):
                 os.close(fd)
             self._woken.close()
@@ -353,7 +355,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._work(place)
             status = 0
-        except SystemExit:  # `work` has told the parent why
+        except SystemExit:  # `work` has sent the parent the reason
             pass
         except BaseException:
             traceback.print_exc()

@@ -1,7 +1,7 @@
 """TLS of a server: its certificate and key, checked before it starts, renewed while it runs.
 
-OpenSSL's errors name neither the file nor the remedy, so files are looked at before it reads them.
-A context in use takes a renewed pair for the connections to come; open ones keep the old pair.
+OpenSSL's errors name neither the file nor the remedy, so files are checked before OpenSSL reads
+them. An active context uses a renewed pair for new connections; open ones keep the old pair.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Certificates:
     ) -> None:
         self._certificate, self._key = Path(certificate), Path(private_key or certificate)
         self._password, self._authorities = password, client_authorities
-        # States of the files that are in use, and of the last ones that could not be used.
+        # States of the files in use, and of the last ones that could not be used.
         self._state: Any = None
         self._refused: Any = None
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context of the files as they are now; raise where they cannot be used."""
+        """Return a TLS context with the current files; raise if they cannot be used."""
         # The state first: files that change while they are read are then read again.
         self._state = self._read_state()
         made = self._make_context()
@@ -68,7 +68,7 @@ class Certificates:
         return made
 
     def renew(self, context: ssl.SSLContext) -> None:
-        """Load renewed files into a context that is in use, for connections to come.
+        """Load renewed files into an active context, for new connections.
 
         Files that are no pair, as when one of them is not yet renewed, change nothing.
         """
@@ -76,7 +76,8 @@ class Certificates:
         if state in (self._state, self._refused):
             return
         try:
-            # Tried in a new context: one in use that has taken half of a pair would be broken.
+            # Tried in a new context: an active one would be broken if it accepted only half of a
+            # pair.
             self._make_context()
             context.load_cert_chain(self._certificate, self._key, self._get_password)
         except (ServingError, OSError) as error:
@@ -91,15 +92,15 @@ class Certificates:
         return read_file_state(self._certificate), read_file_state(self._key)
 
     def _get_password(self) -> str:
-        """Return the password; without a function OpenSSL would ask for it on the terminal."""
+        """Return the password; without a function, OpenSSL would prompt for it on the terminal."""
         return self._password or ""
 
     def _make_context(self) -> ssl.SSLContext:
-        """Return a context with certificate and key; raise with the reason where they are none."""
+        """Return a context with certificate and key; raise with the reason if they are invalid."""
         certificate, key = self._certificate, self._key
         _read_file(certificate, "certificate", b"CERTIFICATE")
         _read_file(key, "private key", b"PRIVATE KEY")
-        # Looked at one by one first, so that an error names the file.
+        # Checked one by one first, so that an error names the file.
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             made.load_cert_chain(certificate, key, self._get_password)
@@ -116,8 +117,8 @@ class Certificates:
 
 
 def _read_file(path: Path, what: str, label: bytes) -> None:
-    """Raise where a file, the `what` of the server, has no PEM whose label ends with `label`."""
-    # "PRIVATE KEY" is the end of "RSA PRIVATE KEY" and "ENCRYPTED PRIVATE KEY" too.
+    """Raise unless a file (`what` in errors) has a PEM block whose label ends with `label`."""
+    # "PRIVATE KEY" is also the end of "RSA PRIVATE KEY" and "ENCRYPTED PRIVATE KEY".
     try:
         content = path.read_bytes()
     except OSError as error:

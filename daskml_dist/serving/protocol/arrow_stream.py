@@ -1,4 +1,4 @@
-"""The codec of Arrow streams: a table of named columns in, a table of answers out.
+"""The codec for Arrow streams: a table of named columns in, a table of outputs out.
 
 https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
 
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from daskml_dist.errors import RequestError
 from daskml_dist.serving.protocol.requests import Answer, Question
 
-#: Numbers of fields in Arrow's Message.fbs: of Message its header; of DictionaryBatch its data, a
-#: RecordBatch; of RecordBatch its buffers and their compression.
+#: Field numbers in Arrow's Message.fbs: of the header in Message; of the data (a RecordBatch) in
+#: DictionaryBatch; of the buffers and their compression in RecordBatch.
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 _INT32, _UINT16, _UINT32 = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<I")
 _INT64, _BUFFER = struct.Struct("<q"), struct.Struct("<qq")
 
 
 def _unpacked_size(body: Any, library: Any) -> int:
-    """Return the bytes that the compressed buffers of a stream take once they are expanded."""
+    """Return the bytes of a stream's compressed buffers after decompression."""
     reader, total = library.ipc.MessageReader.open_stream(body), 0
     while True:
         try:
@@ -41,7 +41,7 @@ def _unpacked_size(body: Any, library: Any) -> int:
 
 
 def _unpacked_message_size(message: Any) -> int:
-    """Return the bytes of a message's buffers once expanded; 0 of an uncompressed one."""
+    """Return the decompressed bytes of a message's buffers; 0 for an uncompressed message."""
     table = memoryview(message.metadata)
     if message.type not in ("record batch", "dictionary") or message.body is None:
         return 0
@@ -54,7 +54,7 @@ def _unpacked_message_size(message: Any) -> int:
     for number in range(0 if at is None else _UINT32.unpack_from(table, at)[0]):
         assert at is not None
         offset, length = _BUFFER.unpack_from(table, at + 4 + _BUFFER.size * number)
-        # A compressed buffer begins with its expanded size, or -1 if it is stored as it is.
+        # A compressed buffer begins with its decompressed size, or -1 if it is stored uncompressed.
         if length > 0:
             size = _INT64.unpack_from(held, offset)[0]
             total += length if size == -1 else max(0, size)
@@ -62,13 +62,13 @@ def _unpacked_message_size(message: Any) -> int:
 
 
 def _find_field(table: memoryview, at: int, field: int) -> int | None:
-    """Return where the object of a FlatBuffers table's field begins; None without such a field.
+    """Return the position of the object in a FlatBuffers table's field; None if absent.
 
-    `at` is where the table begins; see the module's docstring.
+    `at` is the position of the table; see the module's docstring.
     """
     vtable = at - _INT32.unpack_from(table, at)[0]
     entry = 4 + _UINT16.size * field
-    # A writer that does not know later fields makes shorter vtables.
+    # A writer of an older version, which lacks later fields, makes shorter vtables.
     if entry >= _UINT16.unpack_from(table, vtable)[0]:
         return None
     place = _UINT16.unpack_from(table, vtable + entry)[0]
@@ -77,7 +77,8 @@ def _find_field(table: memoryview, at: int, field: int) -> int | None:
 
 CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
 
-#: Bytes that any stream may become, and multiple of its own bytes that a larger one may.
+#: Decompressed bytes allowed for any stream, and the multiple of its own bytes allowed for larger
+#: ones.
 _MIN_EXPANDED_BYTES, _MAX_EXPANSION = 2**24, 4
 _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
@@ -85,7 +86,7 @@ _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
     """Return a stream as a question: a tensor for each column, or one matrix.
 
-    It is a matrix for a model without names of features, where all columns are numbers.
+    It is a matrix if the model has no feature names and all columns are numbers.
     """
     arrow = _load_pyarrow()
     try:
@@ -103,10 +104,10 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def _read_table(arrow: Any, body: Any) -> Any:
-    """Return the table of a stream, none of whose buffers reaches beyond the stream's bytes.
+    """Return the table of a stream, after checking that no buffer exceeds the stream's bytes.
 
-    Arrow believes the offsets, indices and numbers of rows of a stream until it is told to check
-    them; and compressed buffers, and columns that share theirs, may become far more than was sent.
+    Arrow trusts the offsets, indices and row counts of a stream unless it is told to check them;
+    and compressed buffers, or columns that share buffers, may expand to far more than was sent.
     """
     most = max(_MIN_EXPANDED_BYTES, _MAX_EXPANSION * body.size)
     if (size := _unpacked_size(body, arrow)) <= most:
@@ -125,7 +126,7 @@ def _read_table(arrow: Any, body: Any) -> Any:
 
 
 def _convert_column(name: str, column: Any) -> NDArray[Any]:
-    """Return a column as an array; raise where it holds no numbers, booleans or strings."""
+    """Return a column as an array; raise unless it holds numbers, booleans or strings."""
     arrow = _load_pyarrow()
     kind = column.type
     is_dictionary = arrow.types.is_dictionary(kind)
@@ -142,7 +143,7 @@ def _convert_column(name: str, column: Any) -> NDArray[Any]:
         raise RequestError(
             f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
         )
-    # A cast would make an object of the text of each row.
+    # A cast would make an object for the text of each row.
     if is_dictionary and is_text:
         return _decode_dictionary(column)
     return np.asarray(column.cast(kind).to_numpy())
@@ -152,7 +153,7 @@ def _decode_dictionary(column: Any) -> NDArray[Any]:
     """Return the texts of a dictionary-encoded column: rows share the object of their entry."""
     parts = [np.empty(0, object)]
     for chunk in column.chunks:
-        # The last entry, None, is that of null indices.
+        # The last entry, None, stands for null indices.
         entries = np.empty(len(chunk.dictionary) + 1, object)
         entries[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
         parts.append(entries[chunk.indices.cast("int64").fill_null(len(entries) - 1).to_numpy()])
@@ -160,19 +161,19 @@ def _decode_dictionary(column: Any) -> NDArray[Any]:
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Return headers and body: a column for each output, of lists where rows have several."""
+    """Return headers and body: one column per output, of lists if rows have several values."""
     arrow = _load_pyarrow()
     columns = {}
     for name, values in answer.outputs:
         if values.ndim == 1:
             columns[name] = arrow.array(values)
             continue
-        # Columns of Arrow have one dimension: several values a row are a list of fixed size.
+        # Columns of Arrow are one-dimensional: several values per row are a list of fixed size.
         width = int(np.prod(values.shape[1:]))
         flat = arrow.array(np.ascontiguousarray(values).ravel())
         columns[name] = arrow.FixedSizeListArray.from_arrays(flat, width)
     table = arrow.table(columns)
-    # Model, version and id, which JSON has beside the outputs, stand in the schema's metadata.
+    # Model, version and id, which JSON has beside the outputs, are in the schema's metadata.
     facts = {"model_name": answer.model, "model_version": answer.version, "id": question.id or ""}
     table = table.replace_schema_metadata(facts)
     sink = arrow.BufferOutputStream()
@@ -182,7 +183,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
 
 
 def _load_pyarrow() -> Any:
-    """Return pyarrow with its IPC; raise 415 where it is not installed."""
+    """Return pyarrow with its IPC; raise 415 if it is not installed."""
     try:
         import pyarrow
     except ImportError:

@@ -1,4 +1,4 @@
-"""The codec of the binary extension: a header in JSON, and tensors as raw bytes behind it.
+"""The codec of the binary extension: a header in JSON, followed by tensors as raw bytes.
 
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/binary_data.md
 """
@@ -24,16 +24,16 @@ from daskml_dist.serving.protocol.requests import (
 
 CONTENT_TYPES = ("application/octet-stream",)
 
-#: Header with the number of bytes of the JSON, behind which the raw values stand.
+#: Header with the number of bytes of the JSON, which is followed by the raw values.
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
-    """Return a body as a question; without a header in JSON all of it is rows of the model."""
+    """Return a body as a question; without a JSON header, the whole body is rows for the model."""
     text = headers.get(JSON_LENGTH_HEADER, b"0").decode("latin-1")
-    # `int` would take signs, spaces, underscores and other alphabets' digits too.
+    # `int` would also accept signs, spaces, underscores and digits of other alphabets.
     length = int(text) if text.isdecimal() and text.isascii() and len(text) < 12 else -1
     if not 0 <= length <= len(body):
         raise RequestError(
@@ -48,8 +48,8 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 
 def _read_bare_rows(body: bytes, predictor: Any) -> NDArray[Any]:
-    """Return the rows of a body without JSON: row after row, in the dtype of the model's fit."""
-    # No header says how the bytes are to be read, so the model must have one dtype of floats.
+    """Return the rows of a body without JSON: row by row, in the dtype of the model's fit."""
+    # No header describes the bytes, so the model must have a single float dtype.
     dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
     dtype = (
         np.dtype(dtypes.pop()) if dtypes <= {"float32", "float64"} and len(dtypes) == 1 else None
@@ -96,7 +96,7 @@ def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes]
 
 
 def _encode_raw(values: NDArray[Any]) -> bytes:
-    """Return values as little-endian bytes, row after row; strings each behind their length."""
+    """Return values as little-endian bytes, row by row; strings are preceded by their length."""
     if find_datatype(values.dtype) == "BYTES":
         strings = [str(value).encode() for value in values.ravel()]
         return b"".join(len(one).to_bytes(4, "little") + one for one in strings)

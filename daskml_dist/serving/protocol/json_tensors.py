@@ -1,8 +1,8 @@
 """The codec of JSON bodies.
 
 Nearly all requests have flat lists of numbers in FP32 or FP64: msgspec decodes these straight into
-lists of floats, checked by the types of `_Request`. A body of any other form fails that decoding,
-and is read again in the general way, by `requests.make_question`, which also finds its mistakes.
+lists of floats, checked by the types of `_Request`. A body in any other form fails to decode, and
+is read again in the general way, by `requests.make_question`, which also reports errors.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     """Return a body as a question."""
     try:
         request = _DECODER.decode(body)
-    # Nested lists, strings or null among the values: valid in the general form, or its error.
+    # Nested lists, strings or null among the values: decode in the general form, which may raise.
     except msgspec.ValidationError:
         return make_question(decode_request(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -95,14 +95,14 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     tensors = []
     for tensor in request.inputs:
         if tensor.datatype == "FP32":
-            # Numbers beyond float32 become infinity, which the model refuses or takes. NumPy's own
-            # cast would warn, and to silence it takes longer than the cast; `array` does not. An
-            # empty buffer is an error of `frombuffer`.
+            # Numbers beyond float32 become infinity, which the model accepts or refuses. NumPy's
+            # own cast would warn, and silencing it takes longer than the cast; `array` does not
+            # warn. An empty buffer is an error of `frombuffer`.
             values = np.frombuffer(array("f", tensor.data) or _NO_FLOATS, np.float32)
         elif tensor.datatype == "FP64":
             values = np.array(tensor.data, np.float64)
         else:
-            # Integers beyond 2**53 have lost digits as floats: decoded again, as integers.
+            # Integers beyond 2**53 have lost digits as floats: decode them again, as integers.
             return make_question(decode_request(body))
         tensors.append((tensor.name, reshape_values(values, tensor.shape, tensor.name)))
     if request.outputs is None and request.parameters is None:
@@ -112,7 +112,7 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Return headers and body of an answer."""
-    # Some outputs are wanted as raw bytes, which stand behind the JSON.
+    # Some outputs are requested as raw bytes, which follow the JSON.
     if question.binary:
         return binary_tensors.write(answer, question)
     outputs = [

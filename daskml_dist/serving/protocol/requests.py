@@ -1,9 +1,9 @@
-"""Requests of the protocol in full, with values in JSON or as raw bytes behind the JSON.
+"""Requests of the protocol in general, with values in JSON or as raw bytes after the JSON.
 
-`decode_request` parses the JSON into `Request`, of which the values of each input stay unparsed;
-`make_question` makes these arrays (a `Question`). `json_tensors` has a faster way for the requests
-that nearly all clients send. Values are checked, since NumPy would convert "1", None or nested
-lists of odd lengths to arrays that a model may answer.
+`decode_request` parses the JSON into `Request`, in which the values of each input stay unparsed;
+`make_question` converts these to arrays (a `Question`). `json_tensors` has a faster way for the
+requests that nearly all clients send. Values are checked, since NumPy would convert "1", None or
+nested lists of odd lengths to arrays that a model may accept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
 
-#: dtypes of the protocol's datatypes. BYTES are strings in UTF-8, as objects.
+#: dtypes by the protocol's datatypes. BYTES are strings in UTF-8, as objects.
 DATATYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("float32"),
     "FP64": np.dtype("float64"),
@@ -77,7 +77,7 @@ def find_datatype(dtype: Any) -> str:
 
 
 def list_values(values: NDArray[Any]) -> list[Any]:
-    """Return values as a flat list for JSON, row after row; a float32 as the equal float64."""
+    """Return values as a flat list for JSON, row by row; a float32 as the equal float64."""
     listed: list[Any] = values.ravel().tolist()
     if find_datatype(values.dtype) == "BYTES":
         return [str(value) for value in listed]
@@ -85,7 +85,7 @@ def list_values(values: NDArray[Any]) -> list[Any]:
 
 
 class BinaryParameters(msgspec.Struct):
-    """Parameters of the protocol's binary extension; a request's others are ignored."""
+    """Parameters of the protocol's binary extension; other parameters of a request are ignored."""
 
     binary_data: bool | None = None
     binary_data_size: int | None = None
@@ -99,18 +99,18 @@ class RequestParameters(BinaryParameters):
 
 
 class Output(msgspec.Struct):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: BinaryParameters | None = None
 
 
-#: Value of `data` of an input that has none.
+#: Value of `data` for an input without values.
 _NOTHING = msgspec.Raw()
 
 
 class Tensor(msgspec.Struct):
-    """An input; its values are in `data`, or raw behind the JSON."""
+    """An input; its values are in `data`, or raw after the JSON."""
 
     name: str
     shape: list[int]
@@ -130,9 +130,9 @@ class Request(msgspec.Struct):
 
 _REQUEST_DECODER = msgspec.json.Decoder(Request)
 _VALUE_DECODER = msgspec.json.Decoder()
-#: Types of JSON's values by the kind of NumPy's dtypes; null is NaN, which JSON has no form for.
+#: Types of JSON values by the kind of NumPy's dtypes; null is NaN, which JSON cannot express.
 _JSON_TYPES = {"i": int, "u": int, "f": (int, float, type(None)), "O": str}
-#: Dimensions of a tensor: more than any model takes, and few enough for NumPy (32 or 64).
+#: Maximum dimensions of a tensor: more than any model needs, and few enough for NumPy (32 or 64).
 _MAX_DIMENSIONS = 8
 
 
@@ -149,9 +149,9 @@ def decode_request(body: bytes | memoryview) -> Request:
 
 
 def make_question(request: Request, raw: memoryview | None = None) -> Question:
-    """Return a request, with the raw bytes behind its JSON, as a question."""
-    # Raw values of the inputs follow each other in the inputs' order, each of its stated size; `at`
-    # is where the next one begins.
+    """Return a request, with the raw bytes after its JSON, as a question."""
+    # Raw values of the inputs are concatenated in the inputs' order, each of its stated size; `at`
+    # is the beginning of the next one.
     tensors, at = [], 0
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -183,9 +183,9 @@ def make_question(request: Request, raw: memoryview | None = None) -> Question:
 def read_wanted_outputs(
     identity: str | None, outputs: list[Output] | None, parameters: RequestParameters | None
 ) -> tuple[tuple[str, ...], str | None, bool | frozenset[str], bool]:
-    """Return what a `Question` has behind its tensors."""
-    # The request's binary_data_output is the default of all outputs; an output's own binary_data
-    # goes before it.
+    """Return the parts of a `Question` after its tensors."""
+    # The request's binary_data_output is the default for all outputs; an output's own binary_data
+    # overrides it.
     every = bool(parameters and parameters.binary_data_output)
     explained = bool(parameters and parameters.contributions)
     if not outputs:
@@ -206,8 +206,8 @@ def read_wanted_outputs(
 
 
 def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
-    """Return values in the shape that a request says."""
-    # NumPy would fill in a size of -1.
+    """Return values in the shape stated by a request."""
+    # NumPy would infer a size of -1.
     try:
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise ValueError
@@ -217,7 +217,7 @@ def reshape_values(values: NDArray[Any], shape: list[int], name: str) -> NDArray
 
 
 def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
-    """Return the error of an input whose values do not have the shape that it states."""
+    """Return the error for an input whose values do not have the stated shape."""
     return RequestError(
         f"Input {name[:100]!r} {found}, its shape says {str(shape[:9])[:100]}: send as many values "
         "as the shape has entries, row after row."
@@ -225,7 +225,7 @@ def _wrong_shape(name: str, found: str, shape: list[int]) -> RequestError:
 
 
 def _read_json_values(tensor: Tensor) -> NDArray[Any]:
-    """Return values that are given in JSON, as nested lists or as a flat one."""
+    """Return values given in JSON, as nested or flat lists."""
     dtype = _find_dtype(tensor.datatype)
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
@@ -233,8 +233,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
         flat, nested = _flatten_nested(_VALUE_DECODER.decode(tensor.data))
         if not isinstance(flat, list) or not _are_of_kind(flat, dtype):
             raise TypeError
-        # Numbers beyond float32 become infinity, which the model refuses or takes; integers beyond
-        # their dtype raise OverflowError.
+        # Numbers beyond float32 become infinity, which the model accepts or refuses; integers
+        # beyond their dtype raise OverflowError.
         values = np.empty(len(flat), dtype)
         with np.errstate(over="ignore"):
             values[:] = flat
@@ -243,8 +243,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
             f"Input {tensor.name[:100]!r} has values that are not {tensor.datatype}: send such "
             "values, or change the datatype."
         ) from None
-    # Nested values must have the stated shape; flat ones, or those of one dimension but for ones,
-    # are checked by their number.
+    # Nested values must have the stated shape; for flat ones, or those with only one dimension
+    # above 1, only their number is checked.
     if nested is None or (len(nested) > 1 and nested != _drop_ones(tensor.shape)):
         nesting = "unevenly" if nested is None else f"as {nested}"
         raise _wrong_shape(tensor.name, f"is nested {nesting}", tensor.shape)
@@ -252,8 +252,8 @@ def _read_json_values(tensor: Tensor) -> NDArray[Any]:
 
 
 def _flatten_nested(values: Any) -> tuple[Any, list[int] | None]:
-    """Return the values of nested lists, and their shape; None for it where it is uneven."""
-    # Each turn joins the lists of one level, which must all have the first one's length.
+    """Return the values of nested lists, and their shape (None if it is irregular)."""
+    # Each iteration joins the lists of one level, which must all have the first one's length.
     sizes = []
     while isinstance(values, list) and values and isinstance(values[0], list):
         sizes.append(len(values))
@@ -274,10 +274,10 @@ def _drop_ones(shape: list[int]) -> list[int]:
 
 
 def _are_of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether all values of JSON are of a dtype's kind; NumPy would convert others."""
+    """Return whether all values of JSON match a dtype's kind; NumPy would convert others."""
     if dtype.kind == "b":
         return all(isinstance(value, int) and value in (0, 1) for value in flat)
-    # Booleans are integers in Python, but no numbers in JSON.
+    # Booleans are integers in Python, but not numbers in JSON.
     kinds: Any = _JSON_TYPES[dtype.kind]
     return all(isinstance(value, kinds) and not isinstance(value, bool) for value in flat)
 
@@ -298,7 +298,7 @@ def _read_raw_values(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
-    """Return booleans of bytes, each 0 or 1: NumPy would compute with other bytes as they are."""
+    """Return booleans from bytes that are 0 or 1: NumPy would not check for other bytes."""
     values = np.frombuffer(raw, np.uint8)
     if (values > 1).any():
         raise RequestError(f"Input {name[:100]!r} is not BOOL: send one byte, 0 or 1, per value.")
@@ -306,12 +306,12 @@ def _read_booleans(name: str, raw: memoryview) -> NDArray[Any]:
 
 
 def _read_strings(name: str, raw: memoryview) -> NDArray[Any]:
-    """Return strings in UTF-8, each behind its length in bytes, four bytes little-endian."""
+    """Return strings in UTF-8, each preceded by its length (four bytes, little-endian)."""
     found, at = [], 0
     try:
         while at < len(raw):
             size = int.from_bytes(raw[at : at + 4], "little")
-            # A slice beyond the end would be cut without an error.
+            # A slice beyond the end would be truncated without an error.
             if at + 4 + size > len(raw):
                 raise ValueError
             found.append(str(raw[at + 4 : at + 4 + size], "utf-8"))
