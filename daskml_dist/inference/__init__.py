@@ -1,4 +1,4 @@
-"""Inference: a fitted estimator applied to rows, where they lie."""
+"""Inference: predictions and transformations of fitted estimators, on the data's own workers."""
 
 from __future__ import annotations
 

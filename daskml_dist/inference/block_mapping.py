@@ -1,9 +1,9 @@
 """Functions of a block mapped over the blocks of a Dask collection, lazily.
 
-`map_pieces` is the one way: predictions (`map_rows`) and transformations (`map_blocks`) come down
-to it. Arrays become a layer that Dask fuses with its neighbours; frames, bags and delayed blocks
-become a task for each block. A large function, such as a fitted forest, is sent to the workers once
-(`share_in_graph`), since Dask would put it into each task.
+All predictions (`map_rows`) and transformations (`map_blocks`) use `map_pieces`. Arrays become a
+layer that Dask fuses with its neighbours; frames, bags and delayed blocks become a task for each
+block. A large function, such as a fitted forest, is sent to the workers once (`share_in_graph`),
+since Dask would put it into each task.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.table_frames import find_row_counts
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 
-#: Bytes from which a function is sent to the workers apart from the graph: Dask warns of graphs of
-#: 10 MB, and for a small function a scatter would only add round trips.
+#: Functions of at least this many bytes are sent to the workers apart from the graph: Dask warns of
+#: graphs of 10 MB, and for a small function a scatter would only add round trips.
 _MIN_SCATTERED_BYTES = 2**20
 
 
 def share_in_graph(function: Callable[..., Any]) -> Any:
-    """Return a function as an argument of many tasks: itself, or a key where it is large.
+    """Return a function as an argument of many tasks: itself, or a key if it is large.
 
     A large one is sent to the workers once, not once a task.
     """
@@ -55,13 +55,14 @@ def share_in_graph(function: Callable[..., Any]) -> Any:
     client = current_client()
     if client is None:
         return delayed(function, pure=False)
-    # The graph keeps the future, and the future the copies, which a lost worker leaves to others.
+    # The graph holds the future, which keeps the copies on the workers in memory; if a worker is
+    # lost, the other copies remain.
     (future,) = scatter_values(client, [function], everywhere=True)
     return delayed(future)
 
 
 def current_client() -> Any | None:
-    """Return the client that this process computes on; None without a synchronous one."""
+    """Return the client that computes for this process; None without a synchronous one."""
     # Without distributed loaded there is no client, and no need to load it.
     if "distributed" not in sys.modules:
         return None
@@ -86,9 +87,10 @@ def map_blocks(function: Callable[[Any], Any], X: Any, meta: Any) -> Any:
 def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> Any:
     """Return a collection of ``apply(block, function, number)`` for every block of rows.
 
-    `empty` is a result without rows, which tells Dask the kind, dtypes and columns of the results.
+    `empty` is a result without rows, from which Dask learns the kind, dtypes and columns of the
+    results.
     """
-    # The function may be any closure, which has no hash that would say that two are equal.
+    # The function may be any closure. Closures have no hash to compare them by.
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = share_in_graph(function), join_delayed(convert_foreign(X), 2)
     if (declared := find_declared_numbers(X, "X")) is not None:
@@ -119,7 +121,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
 def _apply_to_declared_blocks(
     declared: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
 ) -> Any:
-    """Return ``apply(rows, function, number)``; a failure tells where the block broke its meta."""
+    """Return ``apply(rows, function, number)``; a failure reports a wrong meta."""
     return call_on_declared_blocks(
         [declared], [rows], number, partial(apply, rows, function, number)
     )
@@ -128,8 +130,8 @@ def _apply_to_declared_blocks(
 def _map_chunks(
     apply: Callable[..., Any], function: Any, X: da.Array, empty: Any, name: str
 ) -> Any:
-    """Map an array as a layer that Dask knows to be blockwise, and fuses with what follows."""
-    # Index 0 is the axis of rows, which stays. Other axes of X are contracted, as each is of one
+    """Map an array as a layer that Dask sees as blockwise, and can fuse with later layers."""
+    # Index 0 is the axis of rows, which is kept. Other axes of X are contracted, as each has one
     # chunk; axes of the results are new ones.
     columns = range(1, X.ndim)
     made = {X.ndim + k: n for k, n in enumerate(empty.shape[1:])}
@@ -153,22 +155,21 @@ def _map_chunks(
 def _apply_to_chunk(
     apply: Callable[..., Any], depth: int, rows: Any, function: Any, number: tuple[int]
 ) -> Any:
-    """Return the result of a chunk, which Dask gives in a list for each contracted axis."""
+    """Return the result of a chunk, which Dask passes as a list for each contracted axis."""
     for _ in range(depth):
         (rows,) = rows
     return _apply_to_array(apply, rows, function, number[0])
 
 
 def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number: int) -> Any:
-    """Return the result of a block of an array, which may be of any class like NumPy's."""
+    """Return the result of a block of an array, which may be of any class similar to NumPy's."""
     return apply(as_array_block(rows, "X", number), function, number)
 
 
 def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """Return a collection whose graph has the blocks of rows, their keys, and their sizes.
 
-    Sizes of bags, delayed blocks and most frames are NaN, as Dask writes those that it does not
-    know.
+    Sizes of bags, delayed blocks and most frames are NaN, Dask's sign for an unknown size.
     """
     if is_dataframe_like(X) or is_series_like(X):
         pieces = lower_partitions(X)
@@ -182,7 +183,7 @@ def _find_row_blocks(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
 
 
 def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any) -> Any:
-    """Return the function's result for one block; for one without rows `empty`."""
+    """Return the function's result for one block; `empty` for a block without rows."""
     if find_device(rows) == "gpu" and hasattr(function, "on_device"):
         if (found := function.on_device(rows)) is not None:
             return found
@@ -191,7 +192,7 @@ def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, 
         rows = list(rows)
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
-    # Errors of scikit-learn and NumPy get the number of the block, and a remedy where one is known.
+    # Errors of scikit-learn and NumPy get the number of the block, and a remedy if one is known.
     try:
         return function(copy_to_host(rows))
     except DaskMLDistError:
@@ -203,7 +204,7 @@ def _transform_block(rows: Any, function: Callable[[Any], Any], number: int, *, 
 def make_sample_row(X: Any) -> Any:
     """Return one row of the kind, dtypes and columns of X, without computing anything.
 
-    A transformer that is called on it shows what its results look like (Dask's meta).
+    The result of a transformer for this row shows the form of all its results (Dask's meta).
     """
     X = join_delayed(X, 2)
     if isinstance(X, da.Array) and any(np.isnan(X.shape[1:])):

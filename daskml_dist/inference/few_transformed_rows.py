@@ -1,10 +1,11 @@
-"""Few plain rows scaled by the arithmetic of ``transform`` alone.
+"""Scaling of a few plain rows by arithmetic alone, without the checks of ``transform``.
 
 For a single row scikit-learn's checks take far longer than the arithmetic. So the arithmetic of
-four scalers is written here as ufuncs, applied one after the other (`_STEPS`), with the bits of
-scikit-learn's own: before a class is used for the first time, its results are compared with those
-of the installed version (`_matches_sklearn`). Rows that are not plain (NaN, other containers, names
-that differ) and users' subclasses get None, and go through ``transform`` itself.
+four scalers is written here as a sequence of ufuncs (`_STEPS`), with results bit-identical to
+scikit-learn's: before a class is used for the first time, its results are compared with those of
+the installed version (`_matches_sklearn`). For users' subclasses and for rows that are not plain
+(NaN, other containers, names that differ) the functions return None, and the caller uses
+``transform`` itself.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
 
 def extract_few_rows(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
-    """Return the values of a small frame with the names of the fit; None where more is needed.
+    """Return the values of a small frame with the fit's names; None if only ``transform`` can.
 
     `options` are those of the ``transform`` call.
     """
-    # Columns that a transformer selects by name need the frame; one that writes into its input
-    # (copy=False) would not change it through a copy; and outputs may be wanted as frames.
+    # Transformers that select columns by name need the frame; one that writes into its input
+    # (copy=False) would change only a copy; and the requested output may be a frame.
     if (
         not is_small_frame(X)
         or not transformer._by_place
@@ -73,7 +74,7 @@ _Step = tuple[Any, NDArray[Any]]
 
 
 def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any] | None:
-    """Return a function that scales finite rows with the bits of ``transform``; or None."""
+    """Return a function that scales finite rows bit-identically to ``transform``; or None."""
     kind = _find_sklearn_class(scaler.__class__)
     return (
         None if kind is None or not _matches_sklearn(kind) else _make_function(kind, scaler, dtype)
@@ -81,8 +82,8 @@ def make_scaler_function(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray
 
 
 def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Return few plain rows scaled as ``transform`` does; None where it must check them itself."""
-    # The cheapest tests first. A scaler that knows names warns of arrays, which have none.
+    """Return a few plain rows scaled as by ``transform``; None if it must check them itself."""
+    # The cheapest tests first. A scaler that stores names warns of arrays, which have none.
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
@@ -96,7 +97,7 @@ def scale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
-    """Return few plain rows as ``inverse_transform`` does, which checks no names; else None."""
+    """Return a few plain rows as by ``inverse_transform``, which checks no names; else None."""
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or type(X) is not np.ndarray:
         return None
@@ -107,9 +108,10 @@ def unscale_few_rows(scaler: Any, X: Any) -> NDArray[Any] | None:
 
 
 def scale_device_rows(scaler: Any, X: Any, undo: bool = False) -> Any:
-    """Return dense rows on a GPU scaled where they lie; None where the host's way is needed.
+    """Return dense rows on a GPU, scaled on it; None if they must be scaled on the host.
 
-    With `undo` as ``inverse_transform`` does. The host tells of rows that cannot be scaled.
+    With `undo` as by ``inverse_transform``. The host raises the errors of rows that cannot be
+    scaled.
     """
     kind = _find_sklearn_class(scaler.__class__)
     if kind is None or not _matches_sklearn(kind) or (rows := take_device_rows(scaler, X)) is None:
@@ -139,7 +141,7 @@ def take_device_rows(transformer: Any, X: Any, missing: bool = True) -> Any:
 
 
 def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
-    """Return few finite rows, where the scaler leaves its input as it is; None for all others."""
+    """Return a few finite rows if the scaler does not change its input; None for all others."""
     known = vars(scaler)
     if "n_features_in_" not in known or not known["copy"]:
         return None
@@ -148,7 +150,7 @@ def _convert_finite_rows(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def _undo_steps(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as before scaling: inverse steps in reverse order; clipped values stay so."""
+    """Return rows as before scaling, by inverse steps in reverse order; clipped values remain."""
     X = X.copy()
     for step, values in reversed(_list_steps(kind, scaler, X.dtype)):
         _INVERSES[step](X, values, out=X, casting="same_kind")
@@ -173,8 +175,8 @@ def _make_function(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[N
 
 @cache
 def _matches_sklearn(kind: Any) -> bool:
-    """Return whether the installed scikit-learn computes the same bits as the code here."""
-    # The first row is not of the fit, so that its values may lie outside, and be clipped.
+    """Return whether the installed scikit-learn computes bit-identical results."""
+    # The first row is not in the fit, so its values may be out of range, and be clipped.
     rows = np.random.default_rng(0).normal(size=(9, 3))
     scaler = kind().fit(rows[1:])
     if hasattr(scaler, "clip"):
@@ -190,7 +192,7 @@ def _matches_sklearn(kind: Any) -> bool:
 @cache
 def _find_sklearn_class(kind: Any) -> Any:
     """Return scikit-learn's class of a scaler whose arithmetic is written here, or None."""
-    # A user's subclass may compute anything, this package's computes the same.
+    # A user's subclass may compute anything; this package's classes compute the same.
     ours = kind.__module__.startswith("daskml_dist.preprocessing.")
     return next((one for one in _STEPS if kind is one or (ours and issubclass(kind, one))), None)
 
@@ -228,7 +230,7 @@ def _list_steps(kind: type, scaler: Any, dtype: np.dtype[Any]) -> list[_Step]:
 
 
 def _clip_bounds(scaler: Any, dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    """Return the range that a scaler clips its results to; None where it does not."""
+    """Return the range that a scaler clips its results to; None if it does not clip."""
     # MaxAbsScaler has no `feature_range`: it scales to [-1, 1].
     if not getattr(scaler, "clip", False):
         return None

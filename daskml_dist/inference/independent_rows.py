@@ -1,14 +1,13 @@
-"""Answers to many rows in one call, each with the bits that its row would get alone.
+"""Predictions for many rows in one call, each bit-identical to a call with that row alone.
 
-Functions that compare and look up (trees), or compute with each number by itself (scalers), give
-these bits whatever rows stand beside a row; `declare_independent_rows` marks them, by an attribute
-``rows_apart``.
+Functions that compare and look up (trees), or compute with each number separately (scalers), have
+this property by themselves; `declare_independent_rows` marks them with an attribute ``rows_apart``.
 
-Products of matrices do not: BLAS chooses its kernel, and with it the order of the sums, by the
-number of rows. `multiply_each_row` has NumPy make one product for each row (``numpy.matmul`` over a
-stack), which are the same calls of BLAS as for single rows, without Python between them. A function
-of the products, such as a link, is then called once where it works on single numbers, else once a
-row: a softmax's sums over columns are added in another order for many rows.
+Matrix products do not: BLAS chooses its kernel, and with it the order of the sums, by the number of
+rows. `multiply_each_row` computes one product for each row in NumPy (``numpy.matmul`` over a
+stack): the same BLAS calls as for single rows, without a loop in Python. A function of the
+products, such as a link, is then called once if it works on single numbers, else once for each row:
+the sums of a softmax over columns are computed in another order for many rows.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ from daskml_dist.losses.margin import LogLoss
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Methods of losses that work on single numbers where raw predictions have a single column.
+#: Methods of losses that work on single numbers if raw predictions have a single column.
 _ELEMENTWISE_METHODS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
 #: Function of the partials that `write_in_place` returns, whose first argument is the function.
 _WRITES: Any = getattr(write_in_place(np.exp), "func")  # noqa: B009
-#: Bytes at whose multiples rows are to begin, as NumPy's memory of a single row does.
+#: Rows begin at multiples of this many bytes, as NumPy's memory of a single row does.
 _ALIGNMENT = 16
 
 
 def declare_independent_rows(function: _Function) -> _Function:
-    """Mark a function of rows, or raw predictions, whose results are the same beside any others."""
+    """Mark a function of rows, or raw predictions, whose results depend on one row each."""
     function.rows_apart = True  # type: ignore[attr-defined]
     return function
 
 
-# A link is of single numbers, of however many columns.
+# A link works on single numbers, for any number of columns.
 for _link in (Loss.inverse_link, Poisson.inverse_link):
     declare_independent_rows(_link)
 
 
 def has_independent_rows(call: RowFunctionCall) -> bool:
-    """Return whether the bits of an answer never depend on the rows beside its row."""
+    """Return whether the bits of a row's answer never depend on the other rows."""
     return _is_marked_independent(call.function) and (
         call.then is None or _is_marked_independent(call.then)
     )
 
 
 def _is_marked_independent(function: Any) -> bool:
-    """Return whether a function, or the one within a partial, is marked or a ufunc of NumPy's."""
+    """Return whether a function, or the one within a partial, is marked or a ufunc of NumPy."""
     if isinstance(function, partial):
         return _is_marked_independent(
             function.args[0] if function.func is _WRITES else function.func
@@ -64,9 +63,9 @@ def _is_marked_independent(function: Any) -> bool:
 
 
 def make_each_row_function(call: RowFunctionCall, dtype: np.dtype[Any]) -> FewRowsFunction | None:
-    """Return a function from few rows of one dtype to answers with the bits of single calls.
+    """Return a function for a few rows of one dtype, with the same bits as single calls.
 
-    None where the function of rows neither is independent nor has a form for single rows
+    None if the function of rows is not independent and has no form for single rows
     (``for_each_row``).
     """
     prepare = getattr(call.function, "for_each_row", None)
@@ -96,8 +95,8 @@ def _write_row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
 def multiply_each_row(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
     """Return ``X[i : i + 1] @ w`` of each row, rounded as if each were multiplied alone."""
     n_rows, width = X.shape
-    # BLAS may choose its kernel by the alignment of a row: each is copied to where a row alone
-    # would begin, with unused columns between them.
+    # BLAS may choose its kernel by the alignment of a row: each row is copied to an aligned
+    # address, like that of a single row, with unused columns in between.
     if width * X.itemsize % _ALIGNMENT:
         more = -width % (_ALIGNMENT // X.itemsize)
         aligned = np.empty((n_rows, width + more), X.dtype)[:, :width]

@@ -1,4 +1,4 @@
-"""Flavour of MLflow: fitted estimators as models of MLflow, which hold model files and no pickle.
+"""Flavour of MLflow: fitted estimators as MLflow models, stored as model files without pickles.
 
 .. code-block:: python
 
@@ -60,7 +60,7 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     data = f"model{suffix}"
     save(estimator, folder / data)
-    # The file's description of the estimator, from which MLflow's parts are made.
+    # The file's description of the estimator, from which MLflow's files are made.
     manifest = read_manifest(folder / data)
     # `Model.log` passes the model of the run that it logs to.
     model = mlflow.models.Model() if mlflow_model is None else mlflow_model
@@ -119,7 +119,7 @@ _TYPES = {
 
 
 def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
-    """Return the signature of names and dtypes of features; without inputs where unknown.
+    """Return the signature: names and dtypes of features; without inputs if they are unknown.
 
     `default` is the method that is called unless the parameter "method" names another. Features
     that are not `needed`, as the model drops them, are optional.
@@ -130,11 +130,11 @@ def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | 
     facts = manifest["inputs"]
     names, dtypes, n_features = facts["names"], facts["dtypes"], facts["n_features"]
     inputs = None
-    # Named features are columns, of which MLflow checks names and types; else rows are a tensor.
+    # Named features become columns, whose names and types MLflow checks; other rows are a tensor.
     if names and dtypes:
         each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
-        # MLflow has no type of categories, and refuses them where it expects strings: it is to
-        # take anything, which the model checks itself.
+        # MLflow has no type for categories, and refuses them for strings: AnyType accepts all
+        # values, and the model checks them itself.
         anything: Any = AnyType
         types: dict[str, Any] = {**_TYPES, "category": anything()}
         if all(one in types for one in each):
@@ -147,11 +147,11 @@ def _make_signature(manifest: dict[str, Any], default: str, needed: list[str] | 
 
 
 def _list_requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list[str]:
-    """Return pip's requirements of a model: the versions that wrote its file."""
+    """Return pip requirements of a model: the package versions that wrote its file."""
     versions = manifest["versions"]
     names = ("numpy", "scikit-learn", suffix[1:])  # the formats have the names of their packages
     wanted = [f"{name}=={versions[name]}" for name in names if name in versions]
-    # An estimator over a module of PyTorch; the label of a build, such as +cpu, is not on PyPI.
+    # For an estimator over a module of PyTorch. The label of a build, such as +cpu, is not on PyPI.
     if hasattr(estimator, "_take_tensors"):
         wanted.append(f"torch=={version('torch').partition('+')[0]}")
     return [f"daskml-dist=={versions['daskml-dist']}", *wanted]
@@ -181,7 +181,7 @@ def _copy_user_code(paths: Collection[Any] | None, folder: Path) -> str | None:
 
 
 def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
-    """Return the names of classes and functions that a loader is to import, for ``MLmodel``.
+    """Return the names of classes and functions that a loader must import, for ``MLmodel``.
 
     ``given`` has the parameters that the file leaves out, as "module:name"; ``trusted`` the classes
     that are not read unless the reader names them.
@@ -189,7 +189,7 @@ def _describe_code(estimator: Any, path: Path) -> dict[str, Any]:
     form = load_formats()[path.suffix]
     objects = form.code_of(estimator)
     given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
-    # A warning, not an error: `load_model` is given them by hand.
+    # A warning, not an error: `load_model` accepts them as arguments.
     if lost := [name for name in given.values() if not _can_be_imported(name)]:
         warnings.warn(
             f"mlflow.pyfunc will not be able to load this model: {lost[0].replace(':', '.')} "
@@ -217,9 +217,9 @@ def _find_object(name: str) -> Any:
 
 
 def _load_mlflow() -> Any:
-    """Return MLflow with the modules that are used here; raise where it is not installed."""
+    """Return MLflow with the modules that are used here; raise if it is not installed."""
     try:
-        # MLflow warns of its own classes as it is imported.
+        # MLflow's import warns of its own classes.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import mlflow
@@ -234,7 +234,7 @@ def _load_mlflow() -> Any:
 
 
 class _Flavor:
-    """Flavour as `Model.log` wants it: an object with `save_model`, in place of a module."""
+    """Flavour for `Model.log`, which expects a module: an object with its `save_model`."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Any, estimator: Any, **options: Any) -> None:
@@ -254,7 +254,7 @@ class _PyfuncModel:
         self.estimator = estimator
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return predictions, or answers of the method that `params` names ("method")."""
+        """Return predictions, or results of the method that `params` names ("method")."""
         method = (params or {}).get("method")
         if method is None:
             method = _default_method(self.estimator)
@@ -264,14 +264,14 @@ class _PyfuncModel:
         return getattr(self.estimator, method)(model_input)
 
 
-#: Methods that a caller may name: no other attribute of a model can be reached by a request.
+#: Methods that a caller may name: a request can reach no other attribute of a model.
 _METHODS = (
     "predict", "predict_proba", "predict_log_proba", "decision_function", "transform",
 )  # fmt: skip
 
 
 def _default_method(estimator: Any) -> str:
-    """Return the method that is called where none is named."""
+    """Return the method that is called if none is named."""
     return "predict" if hasattr(estimator, "predict") else "transform"
 
 

@@ -1,10 +1,9 @@
 """Predictors: fitted models as fast functions of rows in memory, for services.
 
-A method of an estimator checks at each call whether it is fitted, what kind of rows these are and
-which names they have. For one row that takes far longer than the arithmetic. A `Predictor` calls
-the method once with a placeholder, which gets it the function behind the checks
-(`RowFunctionCall`), and from then on calls that function for few plain rows; all others go to the
-method.
+A method of an estimator checks at each call whether it is fitted, and the kind and names of the
+rows. For one row that takes far longer than the arithmetic. A `Predictor` calls the method once
+with a placeholder, which returns the function behind the checks (`RowFunctionCall`). From then on
+it calls that function for a few plain rows; all others go to the method.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
 
 
 def _is_sklearn_tree(model: Any) -> bool:
-    """Return whether a model is a tree of scikit-learn, or a forest that adds its trees in order.
+    """Return whether a model is a scikit-learn tree, or a forest that adds its trees in order.
 
-    With `n_jobs`, threads of a forest add the trees' answers in the order in which they end, which
-    changes the last digit.
+    With `n_jobs`, threads of a forest add the trees' predictions in the order in which they finish,
+    which changes the last digit.
     """
     if not type(model).__module__.startswith("sklearn."):
         return False
     from sklearn import ensemble, tree
 
-    # By class, not by attributes: boosting and isolation forests add and scale in other ways.
+    # By class, not by attributes: boosting and isolation forests add and scale differently.
     forests = (
         ensemble.ExtraTreesClassifier, ensemble.ExtraTreesRegressor,
         ensemble.RandomForestClassifier, ensemble.RandomForestRegressor,
@@ -54,18 +53,18 @@ def _is_sklearn_tree(model: Any) -> bool:
 class _FewRowsFunctions:
     """Functions from a few plain rows of one dtype to a method's answers.
 
-    They return None for rows that are too many, not plain, or not finite: the method answers these.
+    They return None if rows are too many, not plain, or not finite: the method handles these.
 
     Parameters
     ----------
     few : callable
         Answers as the method gives them to the rows together.
     each : callable or None
-        Answers as the method gives them to each row alone, to the bit; None where only one call a
-        row gives these.
+        Answers bit-identical to the method's for each row alone; None if only one call for each row
+        gives these.
     apart : bool
-        Whether a row's answer never depends on the rows beside it, also in the method itself:
-        `few` and `each` are then the same.
+        Whether a row's answer never depends on the other rows, also in the method itself: then
+        `few` and `each` are the same.
     """
 
     few: FewRowsFunction
@@ -76,7 +75,7 @@ class _FewRowsFunctions:
 def _make_few_rows_functions(
     model: Any, method: str, dtype: np.dtype[Any]
 ) -> _FewRowsFunctions | None:
-    """Return functions from a few plain rows to a method's answers; None where there are none."""
+    """Return functions for a few plain rows with a method's results; None if there are none."""
     from sklearn.pipeline import Pipeline  # imported here: workers need not load it
 
     if type(model) is Pipeline:
@@ -86,7 +85,7 @@ def _make_few_rows_functions(
         return _FewRowsFunctions(scale, scale, True)
     if not hasattr(model, "_map_rows"):
         return None
-    # A call with a placeholder for the rows returns the function that the method would apply to
+    # Called with a placeholder for the rows, the method returns the function that it would apply to
     # them; a method that reads the rows itself fails.
     try:
         call = getattr(model, method)(RowsPlaceholder(dtype))
@@ -103,8 +102,8 @@ def _make_few_rows_functions(
 def _make_pipeline_functions(
     model: Pipeline, method: str, dtype: np.dtype[Any]
 ) -> _FewRowsFunctions | None:
-    """Return functions of a pipeline of scalers and a model; None where a step is another."""
-    # Only scalers are written as arithmetic here; any other step goes through the method.
+    """Return functions of a pipeline of scalers and a model; None if it has other steps."""
+    # Only the arithmetic of scalers is written here; any other step goes through the method.
     last = _make_few_rows_functions(model.steps[-1][1], method, dtype)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, make_scaler_function(step, dtype)) for step in before]
@@ -117,7 +116,7 @@ def _make_pipeline_functions(
 
 
 def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) -> FewRowsFunction:
-    """Return a function that scales a few rows, and then applies `last` where a model follows."""
+    """Return a function that scales a few rows, and then applies `last` if a model follows."""
     row_shape = (int(scalers[0][0].n_features_in_),)
     scale_functions = [scale for _, scale in scalers]
 
@@ -133,19 +132,19 @@ def _scale_before(scalers: list[tuple[Any, Any]], last: FewRowsFunction | None) 
     return answer
 
 
-#: Methods of an estimator that a predictor is of by default: the first of these that there is.
+#: Default methods of a predictor: the first of these that the estimator has.
 METHODS = ("predict_proba", "predict", "transform")
 
 
 class Predictor:
     """Fast callable for predictions of a fitted model or pipeline on rows in memory.
 
-    What a method looks up at each call (whether it is fitted, names, the kind of rows, the loss,
-    the shapes) is looked up once. Then up to 256 rows in an array of float32 or float64 go straight
-    through the model's arithmetic; all other rows, and doubtful ones such as those with NaN, go to
-    the method itself, which answers or says what is wrong. Whatever the rows, the answer has the
-    bits of the method's. Pipelines take the straight way too where only `StandardScaler`,
-    `MinMaxScaler`, `MaxAbsScaler` and `RobustScaler` stand before a model of this package.
+    Facts that a method looks up at each call (whether it is fitted, names, the kind of rows, the
+    loss, the shapes) are looked up once. Then up to 256 rows in an array of float32 or float64 go
+    directly to the model's arithmetic; all other rows, and doubtful ones such as those with NaN, go
+    to the method itself, which returns its results or raises its errors. For all rows, the results
+    are bit-identical to the method's. Pipelines also use the direct way if all steps before a model
+    of this package are `StandardScaler`, `MinMaxScaler`, `MaxAbsScaler` or `RobustScaler`.
 
     Threads may share a predictor. It holds the model without copies of its arrays, and is pickled
     as model and method. It is of the model's present fit: make another after another fit.
@@ -156,7 +155,7 @@ class Predictor:
         Fitted; of this package, scikit-learn's, or a pipeline. For a model of a file see
         :meth:`of_file`.
     method : str, optional
-        Of `METHODS` or any other method of rows, such as ``decision_function``; None: the first
+        One of `METHODS` or any other method of rows, such as ``decision_function``; None: the first
         of `METHODS` that it has.
 
     Attributes
@@ -165,10 +164,10 @@ class Predictor:
     method : str
     n_features : int or None
     names : list of str or None
-        Names of the features, where the fit knew them. Rows in arrays need none.
+        Names of the features, if the fit stored them. Rows in arrays need none.
     needed : list of str or None
         Names of the features that the model reads: all but those that a ``ColumnTransformer`` at
-        its start drops. A frame of rows may lack the others.
+        its start drops. A frame of rows need not have the others.
     dtypes : list of str or None
         Dtypes of the features: one for all of them, or one each.
     classes : list or None
@@ -176,10 +175,10 @@ class Predictor:
     bare : bool
         Whether few rows go straight through the arithmetic.
     rows_apart : bool
-        Whether a row's answer has the same bits whatever rows stand beside it, and however many:
-        so it is where rows are compared and looked up (trees, forests, most boosting;
-        scikit-learn's trees, and its forests without `n_jobs`) or scaled, and never where they are
-        multiplied by matrices, since BLAS rounds by the number of rows.
+        Whether a row's answer is bit-identical for any number and content of other rows: true for
+        models that compare and look up (trees, forests, most boosting; scikit-learn's trees, and
+        its forests without `n_jobs`) or scale, and false for models with matrix products, whose
+        rounding in BLAS depends on the number of rows.
 
     Raises
     ------
@@ -217,7 +216,7 @@ class Predictor:
         self.needed: list[str] | None = needed_names(model)
         self.dtypes: list[str] | None = manifest["inputs"]["dtypes"]
         self.classes: list[Any] | None = manifest["outputs"]["classes"]
-        # Functions of few rows for each dtype that the arithmetic has; other dtypes go to the
+        # Functions of few rows for each dtype of the arithmetic; rows of other dtypes go to the
         # method, which converts them.
         found = {dtype: _make_few_rows_functions(model, method, dtype) for dtype in FLOAT_DTYPES}
         bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
@@ -257,7 +256,7 @@ class Predictor:
         return type(self), (self.model, self.method)
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Return the answers of the model's method for rows.
+        """Return the results of the model's method for rows.
 
         Parameters
         ----------
@@ -266,7 +265,7 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
-            To the bit those of the method itself; sparse ones made dense.
+            Bit-identical to those of the method itself; sparse ones are made dense.
 
         Raises
         ------
@@ -278,8 +277,8 @@ class Predictor:
     def each(self, X: NDArray[Any]) -> NDArray[Any] | None:
         """Return predictions of rows, bit-identical to predicting each row alone.
 
-        A product of many rows may differ in the last digit from that of one row. Here each is
-        rounded alone, in little more time than a product of all takes.
+        A product of many rows may differ in the last digit from that of one row. Here each row is
+        rounded as if alone, in little more time than one product of all rows.
 
         Parameters
         ----------
@@ -289,8 +288,8 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
-            Each with the bits of ``self(X[i : i + 1])``. None where only such calls give these:
-            for rows with NaN, and for all models but linear ones, networks (``MLPClassifier``,
+            Each bit-identical to ``self(X[i : i + 1])``. None if only such calls give these: for
+            rows with NaN, and for all models but linear ones, networks (``MLPClassifier``,
             ``MLPRegressor``) and those with `rows_apart`.
         """
         answer = self._each.get(X.dtype)
@@ -300,7 +299,7 @@ class Predictor:
 def _try_few_rows_first(
     bare: dict[np.dtype[Any], FewRowsFunction], method: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Return a function that tries the functions of few rows by dtype, and else the method."""
+    """Return a function that tries the function for few rows of the dtype, then the method."""
 
     def function(X: Any) -> Any:
         # Frames and lists are left to the method, which checks their names and converts them.

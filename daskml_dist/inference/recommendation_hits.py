@@ -1,4 +1,4 @@
-"""Hits among recommended items, and the measures of rankings that are made from them.
+"""Hits among recommended items, and the ranking metrics computed from them.
 
 A hit is a recommended item that the user's held-out items contain. Precision at k is the share of
 hits among k; the normalized discounted cumulative gain (Jarvelin and Kekalainen, 2002) weighs the
@@ -18,13 +18,13 @@ from daskml_dist.data.conversion import load_pandas
 def find_hits(
     held_out: Any, recommended: Any, k: int, names: tuple[Any, Any, Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which of each user's first `k` recommended items are held out, and how many are held.
+    """Return which of each user's first `k` recommended items are held out, and how many are.
 
-    Both are of the users of `held_out`, sorted: shapes (n_users, k) and (n_users,). `names` are the
-    columns of users, items and scores; the largest scores come first.
+    Both arrays have the users of `held_out`, sorted: shapes (n_users, k) and (n_users,). `names`
+    are the columns of users, items and scores; the largest scores rank first.
     """
     user, item, score = names
-    # A pair that is held out twice is one item.
+    # A pair that is held out twice counts as one item.
     right = held_out[[user, item]].drop_duplicates()
     sizes = right.groupby(user, sort=True).size()
     order = np.argsort(-recommended[score].to_numpy(np.float64), kind="stable")
@@ -49,6 +49,6 @@ def compute_precisions(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDA
 def compute_gains(hits: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the discounted cumulative gain of each user, divided by the best possible one."""
     gain = 1 / np.log2(np.arange(hits.shape[1]) + 2)
-    # The best ranking has its hits at the first places, as many as are held out.
+    # The best possible ranking has all held-out items at the first places.
     best = np.cumsum(gain)[np.minimum(sizes, hits.shape[1]) - 1]
     return np.asarray(hits @ gain / best)

@@ -1,7 +1,7 @@
-"""Rows of requests in the form that a predictor takes, for a server and for its workers on Dask.
+"""Rows of requests in the form that a predictor accepts, for a server and its Dask workers.
 
-A worker answers with the same bits as the server: it joins rows in the same way, and predicts with
-as many BLAS threads (`_BlasLimits`), by which the digits of products depend.
+A worker's results are bit-identical to the server's: it joins rows in the same way, and predicts
+with the same number of BLAS threads (`_BlasLimits`), on which the digits of products depend.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from daskml_dist.inference.predictor import Predictor
 
 
 class WorkerModel:
-    """Model that a worker keeps, with a predictor for each method asked for.
+    """Model that a worker holds, with a predictor for each requested method.
 
     Parameters
     ----------
     data : bytes
-        The pickled model. It is kept: the model is made from it again where Dask sends it to
-        another worker, or reads it from disk.
+        The pickled model. It is stored because Dask may send the model to another worker, or read
+        it from disk; both make the model from it again.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._model = pickle.loads(data)
         self._predictors: dict[Any, Any] = {}
-        # Looked up here: unpickling has loaded the libraries that the model needs, BLAS among them.
+        # Looked up here: unpickling has loaded the libraries that the model needs, among them BLAS.
         self.blas = ThreadpoolController()
 
     def predictor(self, method: str | Callable[[Any], Any]) -> Any:
-        """Return the predictor of a method, or that a function makes; made at its first use."""
-        # Two threads may both make one: either will do.
+        """Return a predictor: of a method, or made by a function; made at its first use."""
+        # Two threads may both make one; both are equally good.
         found = self._predictors.get(method)
         if found is None:
             made = method(self._model) if callable(method) else Predictor(self._model, method)
@@ -58,7 +58,7 @@ class WorkerModel:
 def predict_on_worker(
     held: WorkerModel, method: str | Callable[[Any], Any], rows: RequestRows, n_threads: int
 ) -> NDArray[Any]:
-    """Return the answers of a worker's model for rows: the task of one request."""
+    """Return the results of a worker's model for rows: the task of one request."""
     predictor = held.predictor(method)
     with _LIMITS.at(n_threads, held.blas):
         found: NDArray[Any] = predictor(join_request_rows([_align(rows)], predictor))
@@ -66,15 +66,15 @@ def predict_on_worker(
 
 
 def count_blas_threads() -> int:
-    """Return the threads of this process's BLAS; 0 where no BLAS is known."""
+    """Return the number of threads of this process's BLAS; 0 if no BLAS is known."""
     found = ThreadpoolController().select(user_api="blas").info()
     return max((one["num_threads"] for one in found), default=0)
 
 
 def _align(rows: RequestRows) -> RequestRows:
-    """Return rows aligned in memory, which those of a message need not be.
+    """Return rows aligned in memory; rows read from a message may not be.
 
-    NumPy multiplies unaligned rows without BLAS, with other digits.
+    NumPy multiplies unaligned rows without BLAS, with other rounding.
     """
     if isinstance(rows, dict):
         return {name: np.require(values, requirements="A") for name, values in rows.items()}
@@ -82,23 +82,23 @@ def _align(rows: RequestRows) -> RequestRows:
 
 
 class _BlasLimits:
-    """Limit of this process's BLAS threads, shared by all predictions that want the same one.
+    """Limit of this process's BLAS threads, shared by all predictions that need the same limit.
 
-    The limit is of the whole process, so predictions for servers with other numbers of threads take
-    turns: one that wants another number waits until all present ones have ended.
+    The limit applies to the whole process, so predictions for servers with different numbers of
+    threads take turns: one that needs another limit waits until all running ones have ended.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # The present limit, the predictions under it, and the limits that there have been.
+        # Present limit, number of predictions under it, and number of limits so far.
         self._n_threads = self._n_users = self._turn = 0
-        # Predictions that wait, by the limit that they want.
+        # Number of waiting predictions, by the limit that they need.
         self._waiting: Counter[int] = Counter()
         self._limiter: Any = None
 
     @contextmanager
     def at(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
-        """Limit BLAS to `n_threads` while the context is open; 0 leaves it as it is."""
+        """Limit BLAS to `n_threads` while the context is open; 0 does not change the limit."""
         if n_threads < 1:
             yield
             return
@@ -118,9 +118,9 @@ class _BlasLimits:
                     self._changed.notify_all()
 
     def _wait(self, n_threads: int) -> None:
-        """Wait until the limit is free, or is the wanted one; called with the lock held."""
-        # Where others wait for another limit, one that wants the present one waits behind them:
-        # else a steady flow of requests would never give the limit up.
+        """Wait until the limit is free, or equal to `n_threads`; called with the lock held."""
+        # If predictions wait for another limit, a new one for the present limit waits behind them:
+        # else a steady flow of requests would never release the limit.
         others = self._waiting.total() - self._waiting[n_threads]
         if not self._n_users or (self._n_threads == n_threads and not others):
             return
@@ -137,8 +137,8 @@ class _BlasLimits:
 _LIMITS = _BlasLimits()
 
 
-#: Rows of a request: a matrix, or columns by the names of the features that the model reads, in its
-#: order.
+#: Rows of a request: a matrix, or columns by the names of the features that the model reads, in the
+#: model's order.
 RequestRows = NDArray[Any] | dict[str, NDArray[Any]]
 
 
@@ -148,7 +148,7 @@ def count_rows(rows: RequestRows) -> int:
 
 
 def find_feature_dtype(predictor: Any, at: int) -> str | None:
-    """Return the dtype that a feature had in the fit; None where it is not known."""
+    """Return the dtype that a feature had in the fit; None if it is not known."""
     dtypes = predictor.dtypes
     if not dtypes:
         return None
@@ -159,8 +159,8 @@ def find_feature_dtype(predictor: Any, at: int) -> str | None:
 def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
     """Return the rows of several requests as the one argument of a predictor.
 
-    Where the fit knew names that is a frame, since pipelines choose columns by them; but a matrix
-    where the predictor is bare arithmetic, or where pandas is not installed.
+    A frame if the fit stored names, since pipelines select columns by names; a matrix if the
+    predictor only does arithmetic, or if pandas is not installed.
     """
     first = pieces[0]
     if isinstance(first, dict):
@@ -180,12 +180,12 @@ def join_request_rows(pieces: Sequence[RequestRows], predictor: Any) -> Any:
 
 
 def _concatenate(pieces: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays one after the other; a single one, as most requests have, without a copy."""
+    """Return arrays concatenated; a single one, as most requests have, without a copy."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _make_frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
-    """Return columns as a frame, with categories where the fit had such."""
+    """Return columns as a frame, with categories for features that had categories in the fit."""
     try:
         import pandas
     except ImportError:

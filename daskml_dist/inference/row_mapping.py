@@ -1,18 +1,19 @@
 """Predictions: a function of rows applied to rows in memory, or mapped over blocks lazily.
 
-`map_rows` is what every estimator's ``predict`` comes down to. Three ways lead through it: few
-plain rows go straight through the function (`_apply_to_few_rows`); rows in memory are cut into
-pieces that stay in a CPU's cache (`iterate_results`); Dask collections get a task for each block
-that does the same. A function of rows may say more of itself by attributes:
+`map_rows` is what every estimator's ``predict`` comes down to. It has three paths: a few plain rows
+are passed directly to the function (`_apply_to_few_rows`); rows in memory are cut into pieces that
+fit in a CPU's cache (`iterate_results`); Dask collections get a task for each block that does the
+same. A function of rows may declare its properties by attributes:
 
 ``shows_not_finite``
-    NaN or infinity in a row shows in the row's results, so that these are checked instead, which
-    are fewer. Such a function takes a second argument, the memory of the last results.
+    NaN or infinity in a row appears in the row's results, so the results are checked instead of the
+    rows, since they are fewer. Such a function has a second argument, the memory of the last
+    results.
 ``on_device(backend, dtype)``
-    Returns the function for rows that lie on a GPU, whose results are NumPy's unless the function
+    Returns the function for rows that are on a GPU, whose results are NumPy's unless the function
     also has
 ``stays_on_device``
-    Its results have the size of rows, and stay where the rows are.
+    Its results have the size of rows, and stay on the rows' device.
 ``hides_not_finite``
     On a device NaN or infinity in a row need not show in its results, so that rows are checked too.
 ``makes_dense``
@@ -57,13 +58,13 @@ from daskml_dist.data.row_checks import check_row_shape, check_rows, name_column
 from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
 from daskml_dist.inference.block_mapping import map_pieces
 
-#: Function from rows to answers, or to None where only the method itself should answer.
+#: Function from rows to results, or to None if only the method itself can handle the rows.
 FewRowsFunction = Callable[[NDArray[Any]], "NDArray[Any] | None"]
 
 
 @dataclass(frozen=True, eq=False)
 class RowFunctionCall:
-    """Call of `map_rows` that a method makes for a placeholder; its parameters are described there.
+    """Call of `map_rows` with a placeholder, made by a method; its parameters are described there.
 
     A `Predictor` calls a method once with a placeholder (`RowsPlaceholder`) in place of rows, and
     so gets the function that the method would apply to them.
@@ -78,7 +79,7 @@ class RowFunctionCall:
     def few(
         self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
     ) -> FewRowsFunction:
-        """Return a function that answers few rows of one dtype, for many calls.
+        """Return a function that predicts a few rows of one dtype, for many calls.
 
         `function` is applied in place of this call's, such as its form for single rows.
         """
@@ -108,12 +109,12 @@ def _apply_to_few_rows(
     dtype: np.dtype[Any],
     n_outputs: int | None,
 ) -> NDArray[Any] | None:
-    """Return the answers to few plain rows; None where one may hold NaN or infinity.
+    """Return the results of a few plain rows; None if a row may hold NaN or infinity.
 
     `shows` is the function's attribute `shows_not_finite`.
     """
-    # A sum is not finite where a value is not. One of large finite values may overflow too; then
-    # the caller's way for many rows looks at each value.
+    # A sum is not finite if a value is not. One of large finite values may overflow too; then the
+    # caller's code for many rows checks each value.
     if shows:
         with np.errstate(invalid="ignore", over="ignore"):
             found = function(X)
@@ -132,7 +133,7 @@ def _apply_to_few_rows(
         out = np.empty(shape, dtype)
         then(found, out)
         return out
-    # A function that gives another number of answers is reported by the way for many rows.
+    # The code for many rows reports a function that returns another number of results.
     if len(found) != n_rows:
         return None
     return np.asarray(found, dtype=dtype).reshape(shape)
@@ -143,8 +144,8 @@ def _has_finite_sum(values: NDArray[Any]) -> bool:
     return math.isfinite(values.item() if values.size == 1 else values.sum())
 
 
-#: Most bytes of a piece of dense rows on a GPU, counted as float64, since rows of another dtype are
-#: copied to it; and most rows, since their results are copied to the host.
+#: Limits for a piece of dense rows on a GPU: bytes, counted as float64, since rows of another dtype
+#: are copied to it; and number of rows, since their results are copied to the host.
 MAX_DEVICE_BYTES, MAX_DEVICE_ROWS = 2**28, 2**18
 
 
@@ -171,7 +172,7 @@ def _apply_on_device(
 
 
 def _slice_device_rows(rows: Any, makes_dense: bool) -> Iterator[tuple[slice, Any]]:
-    """Yield places and views of dense rows, some at a time; sparse ones that stay so whole."""
+    """Yield places and views of dense rows, in pieces; sparse rows that stay sparse at once."""
     n_rows = rows.shape[0]
     if hasattr(rows, "tocsr") and not makes_dense:
         yield slice(0, n_rows), rows
@@ -191,12 +192,12 @@ def _explain_full_device(index: int | None) -> AbstractContextManager[None]:
     )
 
 
-#: Most bytes of a piece of dense rows: of rows that are read twice (checked, then used), which stay
-#: in a core's cache in between; of rows that are read once; and of rows that are copied to be
-#: aligned.
+#: Most bytes of a piece of dense rows: for rows that are read twice (checked, then used), which
+#: stay in a core's cache in between; for rows that are read once; and for rows that are copied to
+#: be aligned.
 _MAX_BYTES_READ_TWICE, _MAX_BYTES_READ_ONCE, _MAX_BYTES_COPIED = 2**18, 2**23, 2**20
-#: Bounds of the rows of a piece: at least as many as one call of few rows takes, and no more than
-#: leave the results of a few columns in the cache too.
+#: Bounds of the rows of a piece: at least as many as one call for few rows accepts, and few enough
+#: that the results of a few columns also fit in the cache.
 _MIN_ROWS_AT_ONCE, _MAX_ROWS_AT_ONCE = MAX_FEW_ROWS, 15_000
 
 
@@ -220,9 +221,9 @@ def map_rows(
         module's docstring describes.
     X : array-like, sparse matrix, dataframe or Dask collection
     dtype : dtype
-        Dtype of the answers.
+        Dtype of the results.
     n_outputs : int, optional
-        Columns of the answers; None: they have one dimension.
+        Number of columns of the results; None: they have one dimension.
     row_shape : tuple of int, optional
         Shape of a row in the fit, which X is checked against.
     name : str, default="estimator"
@@ -230,14 +231,15 @@ def map_rows(
     tensors : bool, default=False
         Whether rows may have more than one dimension.
     then : callable, optional
-        ``then(results, out)`` writes the answers of some rows, made from the function's results,
-        into `out`, such as a link or labels of classes. None: the results are the answers.
+        ``then(results, out)`` computes final results, such as a link or labels of classes, from the
+        function's results for some rows, and writes them into `out`. None: the function's results
+        are final.
 
     Returns
     -------
     ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
-        A `RowFunctionCall` where X is a placeholder. Of CuPy, where X is and the function says that
-        results stay there.
+        A `RowFunctionCall` if X is a placeholder. A CuPy array if X is one and the function
+        declares that results stay there.
     """
     dtype = np.dtype(dtype)
     if isinstance(X, RowsPlaceholder):
@@ -249,7 +251,7 @@ def map_rows(
             return found
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
-    # Both functions are shared by all tasks of a collection; the rest is small.
+    # Both functions are shared by all tasks of a collection; the other arguments are small.
     both = _RowFunctions(function, then)
     apply = partial(
         _apply_to_block,
@@ -266,7 +268,7 @@ def map_rows(
 
 
 class _RowFunctions(NamedTuple):
-    """Function of rows, and function that writes answers from its results: shared by all tasks."""
+    """Function of rows, and function that writes final results; shared by all tasks."""
 
     function: Callable[..., NDArray[Any]]
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
@@ -282,7 +284,7 @@ def write_in_place(
 def _write_result(
     function: Callable[[NDArray[Any]], Any], values: NDArray[Any], out: NDArray[Any]
 ) -> None:
-    """Write a function's results into `out`; defined here, as tasks pickle partials of it."""
+    """Write a function's results into `out`; at module level, since tasks pickle partials of it."""
     out[...] = np.reshape(function(values), out.shape)
 
 
@@ -297,7 +299,7 @@ def _apply_to_block(
     name: str,
     tensors: bool,
 ) -> Any:
-    """Return the answers to one block of rows, in memory or of a collection (number `index`)."""
+    """Return the results of one block of rows, in memory or of a collection (number `index`)."""
     on_device = hasattr(both.function, "on_device")
     rows = as_rows(X, index=index, on_device=on_device, tensors=tensors)
     shape = (rows.shape[0],) if n_outputs is None else (rows.shape[0], n_outputs)
@@ -333,10 +335,11 @@ def _name_columns_in_errors(results: Iterator[Any], X: Any) -> Iterator[Any]:
 def iterate_results(
     function: Callable[..., NDArray[Any]], rows: Any, index: int | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield places and results of the rows of a block, a piece at a time where they are dense.
+    """Yield places and results of the rows of a block; dense rows in pieces.
 
-    The results of a piece stay in the cache, and are small: Dask has its workers give each array
-    of 128 KiB or more back to the system, to get which again takes longer than to fill it.
+    The results of a piece are small and stay in the cache. Dask's workers return each array of 128
+    KiB or more to the system when it is freed, and getting that memory again takes longer than
+    filling it.
     """
     if find_device(rows) == "gpu":
         yield from _apply_on_device(function, rows, index)
@@ -346,7 +349,8 @@ def iterate_results(
             check_finite_rows(piece, index, at.start)
             yield at, function(piece)
         return
-    # Here the results are checked, not the rows; only if one is not finite the rows tell which.
+    # Results are checked here, not the rows; rows are checked only if a result is not finite, to
+    # find the cause.
     result = None
     for at, piece in _slice_rows(rows, _MAX_BYTES_READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -369,7 +373,7 @@ def _slice_rows(rows: Any, n_bytes: int) -> Iterator[tuple[slice, Any]]:
     size = min(n_bytes, _MAX_BYTES_COPIED if copied else n_bytes)
     size //= rows.itemsize * max(prod(rows.shape[1:]), 1)
     size = min(max(size, _MIN_ROWS_AT_ONCE), _MAX_ROWS_AT_ONCE, n_rows)
-    # One buffer for all pieces, each of which is used before the next one is asked for.
+    # One buffer for all pieces: each piece is used before the next one is requested.
     buffer = np.empty((size, *rows.shape[1:]), rows.dtype) if copied else None
     for at in row_slices(n_rows, size):
         piece = rows[at]

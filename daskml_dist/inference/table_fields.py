@@ -1,8 +1,8 @@
 """Fields of a table: names and kinds of its columns, and its rows as entries of virtual columns.
 
-Estimators and transformers that read columns of ids share it. `TableFields.find` looks at a table
-in memory or of Dask, of which nothing is read but where its types do not tell what a column holds;
-`TableFields.hash_rows` hashes rows, lazily where they are Dask's. The hashing of a block is in
+Estimators and transformers that read columns of ids share it. `TableFields.find` inspects a table
+in memory or of Dask; it reads values only if the types do not determine a column's kind.
+`TableFields.hash_rows` hashes rows, lazily for Dask. The hashing of a block is in
 `data/field_hashing.py`.
 """
 
@@ -47,14 +47,14 @@ class TableFields:
     Parameters
     ----------
     names : tuple of str or int
-        Of the columns; of an array their places.
+        Names of the columns; for an array their positions.
     kinds : tuple of str
-        Kind of each: ``"numeric"``, or what its ids are.
+        Kind of each: ``"numeric"``, or the type of its ids.
     bags : {"mean", "sum"}
     hashing : {"stable", "vowpal"}
     missing : {"error", "own"}
     dtype : str
-        Of the values.
+        Dtype of the values.
     """
 
     names: tuple[Any, ...]
@@ -75,11 +75,11 @@ class TableFields:
         ----------
         X : array, frame, or Dask collection
         numeric : "auto" or list
-            Columns of numbers; the others are of ids.
+            Columns of numbers; the others hold ids.
         names : sequence, optional
-            Of the columns; None: its own.
+            Names of the columns; None: its own.
         reader : str, default="FieldHasher"
-            Name of who reads the table, shown with its progress.
+            Name of the estimator that reads the table, shown with its progress.
         **options
             Further parameters of the class.
 
@@ -131,7 +131,7 @@ class TableFields:
 
 
 def holds_floats_alone(X: Any) -> bool:
-    """Return whether all columns of a frame are floats, which need no look at their values."""
+    """Return whether all columns of a frame are floats, so that no values need be read."""
     return is_dataframe_like(X) and all(
         isinstance(dtype, np.dtype) and dtype.kind == "f" for dtype in X.dtypes
     )
@@ -145,13 +145,13 @@ def is_hashed(X: Any) -> bool:
 def hash_table(
     X: Any, fields: TableFields | None, select: Callable[[Any, TableFields], Any]
 ) -> Any:
-    """Return the rows of a table as entries of its fields' ids; all other rows as they are.
+    """Return the rows of a table as entries of its fields' ids; all other rows unchanged.
 
     Parameters
     ----------
     X : DataFrame or array-like
     fields : TableFields or None
-        Those of the fit; None where it was not to a table.
+        Fields of the fit; None if it was not to a table.
     select : callable
         Returns the columns of the fit of a table, or raises if it lacks some.
     """
@@ -163,10 +163,11 @@ def hash_table(
 
 
 def as_table(X: Any, n_columns: float = np.nan) -> Any:
-    """Return X as an array or frame of two dimensions, of Dask where it is lazy."""
+    """Return X as an array or frame of two dimensions, of Dask if it is lazy."""
     X = join_delayed(convert_to_host(X), 2, n_columns)
     if isinstance(X, list | tuple):
-        # Objects, column by column: NumPy would make texts of numbers that stand beside texts.
+        # Objects, column by column: NumPy would convert numbers to text if other columns hold
+        # texts.
         check_holds_rows(X)
         X = np.asarray(X, dtype=object)
     X = check_rows(X, numeric=False)
@@ -179,7 +180,7 @@ def as_table(X: Any, n_columns: float = np.nan) -> Any:
 
 
 def _list_names(X: Any, columns: Sequence[Any] | None) -> list[Any]:
-    """Return the names of the columns of selected rows; of arrays their places."""
+    """Return the names of the columns of selected rows; for arrays their positions."""
     if columns is not None:
         return [int(name) if isinstance(name, Integral) else name for name in columns]
     if is_dataframe_like(X):
@@ -206,14 +207,14 @@ def _find_lazy_kinds(X: Any, names: Sequence[Any], reader: str) -> list[str]:
                 partial(find_block_kinds, labels),
                 partial(join_kinds, labels),
             )
-        # No block has rows: every kind is as good as another.
+        # No block has rows: any kind is correct.
         for j, kind in zip(unknown, kinds or ["missing"] * len(unknown), strict=True):
             found[j] = kind
     return found
 
 
 def _hides_kind(X: Any, name: Any) -> bool:
-    """Return whether the type of a column of a Dask collection does not tell what it holds."""
+    """Return whether the type of a Dask collection's column does not determine its kind."""
     if isinstance(X, da.Array):
         return X.dtype.kind not in "biufcmM"
     dtype = X._meta[name].dtype

@@ -1,4 +1,4 @@
-"""Export: fitted estimators as scikit-learn's own and as ONNX, free of this package."""
+"""Export: fitted estimators as scikit-learn's own or as ONNX, usable without this package."""
 
 from __future__ import annotations
 

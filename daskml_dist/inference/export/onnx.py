@@ -1,8 +1,8 @@
-"""Export of estimators to ONNX, by scikit-learn's equivalents, with a check of the answers.
+"""Export of estimators to ONNX, through scikit-learn's equivalents, with a check of predictions.
 
-An estimator becomes scikit-learn's twin (`to_sklearn`), skl2onnx converts the twin, the gaps that
-it leaves are filled (`onnx_trees`), and ONNX Runtime's answers are compared with the twin's: some
-conversions drop parts of a model without an error.
+An estimator is converted to scikit-learn's equivalent, its twin (`to_sklearn`); skl2onnx converts
+the twin; `onnx_trees` adds the parts that skl2onnx leaves out; and ONNX Runtime's predictions are
+compared with the twin's, since some conversions drop parts of a model without an error.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from daskml_dist.inference.export.sklearn_models import to_sklearn
 from daskml_dist.inference.saved.storage import path_to_text, write_bytes
 
 _REMEDY = "If not all inputs are numbers, pass typical rows as `sample`, or use to_sklearn()."
-#: Rows whose answers are compared with the twin's.
+#: Number of rows whose predictions are compared with the twin's.
 _CHECKED_ROWS = 64
-#: Largest difference of answers, as a share of the largest: rounding to float32 is far below it,
-#: and an error of the conversion far above.
+#: Largest allowed difference, as a share of the largest prediction: rounding to float32 is far
+#: below it, and an error of the conversion far above.
 _TOLERANCE = 1e-3
 
 
@@ -56,9 +56,9 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     Raises
     ------
     ExportError
-        scikit-learn or ONNX has no such estimator, or ONNX answers otherwise than the estimator
-        (for `sample`, else for random rows); or skl2onnx is not installed:
-        ``pip install "daskml-dist[export]"``.
+        scikit-learn or ONNX has no such estimator, or the predictions of ONNX differ from the
+        estimator's (for `sample`, else for random rows); or skl2onnx is not installed: ``pip
+        install "daskml-dist[export]"``.
     ModelFileError
         The file cannot be written.
     NotFittedError
@@ -80,7 +80,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     """
     twin = to_sklearn(estimator)
     skl2onnx, session_of = _load_libraries()
-    # Before the conversion, and before the twin's own answers: thresholds are rounded in the twin.
+    # Before the conversion, and before the twin predicts: thresholds are rounded in the twin.
     trees = prepare_trees(twin)
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
@@ -90,7 +90,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
             )
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
-    # Else the probabilities of a row would be a dict by label.
+    # The default would be a dict by label for each row's probabilities.
     if _has_probabilities(twin):
         more["options"] = {"zipmap": False}
     model = _convert_with_skl2onnx(skl2onnx, twin, more)
@@ -103,10 +103,10 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
 
 
 def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
-    """Return the ONNX model of an estimator of scikit-learn; `more` are skl2onnx's arguments."""
+    """Return the ONNX model of an estimator of scikit-learn; `more` are arguments of skl2onnx."""
     try:
         with warnings.catch_warnings():
-            # protobuf warns of the booleans that skl2onnx gives it for numbers.
+            # skl2onnx passes booleans for numbers, of which protobuf warns.
             warnings.simplefilter("ignore")
             return skl2onnx.to_onnx(twin, **more)
     except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
@@ -118,7 +118,7 @@ def _convert_with_skl2onnx(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> An
 
 def _drop_unread_inputs(graph: Any) -> None:
     """Remove inputs that no node reads, such as columns that a ColumnTransformer drops."""
-    # A graph without inputs would be invalid, and is left to the check of answers.
+    # A graph without inputs would be invalid; the check of predictions reports it.
     read = _find_read_names(graph)
     kept = [one for one in graph.input if one.name in read]
     if kept and len(kept) < len(graph.input):
@@ -165,7 +165,7 @@ def _load_libraries() -> tuple[Any, Any]:
 
 
 def _has_probabilities(estimator: Any) -> bool:
-    """Return whether an estimator's answers are probabilities of classes."""
+    """Return whether an estimator predicts probabilities of classes."""
     from sklearn.base import is_classifier
 
     return bool(is_classifier(estimator)) and hasattr(estimator, "predict_proba")
@@ -175,7 +175,7 @@ def _has_probabilities(estimator: Any) -> bool:
 
 
 def _check_answers(twin: Any, session: Any, sample: Any) -> None:
-    """Raise where ONNX answers otherwise than scikit-learn's estimator.
+    """Raise if the predictions of ONNX differ from those of scikit-learn's estimator.
 
     skl2onnx leaves some parts of models out without an error.
     """
@@ -204,10 +204,10 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
 
 
 def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
-    """Return the answers of scikit-learn's estimator, for rows in the first form that it takes."""
+    """Return the predictions of scikit-learn's estimator, for the first dtype it accepts."""
     forms = [sample]
     if isinstance(sample, np.ndarray):
-        # Some estimators take rows of the dtype of the fit only.
+        # Some estimators accept only rows of the dtype of the fit.
         dtypes = (np.float64, np.float32) if sample.dtype.kind in "biuf" else (sample.dtype,)
         forms = [sample.astype(dtype) for dtype in dtypes]
         if hasattr(twin, "feature_names_in_"):
@@ -227,7 +227,7 @@ def _compute_expected_answers(twin: Any, sample: Any) -> NDArray[Any]:
 
 
 def _compute_onnx_answers(twin: Any, sample: Any) -> NDArray[Any]:
-    """Return scikit-learn's answers of the method whose answers ONNX has."""
+    """Return the predictions of the scikit-learn method that the ONNX model implements."""
     for method in ("predict_proba", "predict", "transform"):
         if hasattr(twin, method) and (method != "predict_proba" or _has_probabilities(twin)):
             found = getattr(twin, method)(sample)
@@ -249,9 +249,10 @@ def _make_inputs(session: Any, sample: Any) -> dict[str, Any]:
 
 
 def _are_near(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Return whether answers differ by no more than rounding to float32 explains."""
+    """Return whether predictions differ by no more than rounding to float32 explains."""
     if wanted.dtype.kind not in "fc":
-        # Labels: rounding may change those of rows at a decision boundary, but not of one in ten.
+        # Labels: rounding may change those of rows at a decision boundary, but not those of 10% of
+        # rows.
         return bool(np.mean(found.reshape(wanted.shape) == wanted) > 0.9)
     if found.size != wanted.size:
         return False

@@ -1,10 +1,10 @@
-"""Trees in ONNX: corrections of what skl2onnx leaves out.
+"""Trees in ONNX: corrections of skl2onnx's conversion.
 
-It does not export where trees of forests send missing values, the categorical splits of boosting,
-and logarithmic links; and it rounds thresholds to the nearest float32. `prepare_trees` rounds
-thresholds before the conversion, and `complete_trees` rewrites the operators after it. An operator
-(TreeEnsembleClassifier or -Regressor) has all nodes of all trees of a model, as lists of equal
-length, one for each attribute:
+skl2onnx does not export the direction of missing values in trees of forests, the categorical splits
+of boosting, and logarithmic links; and it rounds thresholds to the nearest float32. `prepare_trees`
+rounds thresholds before the conversion, and `complete_trees` rewrites the operators after it. An
+operator (TreeEnsembleClassifier or TreeEnsembleRegressor) holds all nodes of all trees of a model,
+as lists of equal length, one for each attribute:
 https://onnx.ai/onnx/operators/onnx_aionnxml_TreeEnsembleRegressor.html
 """
 
@@ -27,8 +27,8 @@ _NODE_ATTRIBUTES = (
 
 def find_categories(model: Any) -> dict[int, NDArray[Any]]:
     """Return the categories by feature of scikit-learn's boosting; empty for other models."""
-    # Its encoder's attributes are private; what they are in a new release is seen by the check of
-    # answers.
+    # Its encoder's attributes are private and may change with a release; the check of predictions
+    # detects that.
     mask = getattr(model, "is_categorical_", None)
     if mask is None or not hasattr(model, "_predictors"):
         return {}
@@ -37,7 +37,7 @@ def find_categories(model: Any) -> dict[int, NDArray[Any]]:
 
 
 def _check_categories(model: Any) -> None:
-    """Raise where categories are no numbers, or are equal once rounded to float32."""
+    """Raise if categories are not numbers, or become equal when rounded to float32."""
     for feature, known in find_categories(model).items():
         if known.dtype.kind not in "biuf":
             raise ExportError(
@@ -57,7 +57,7 @@ def _check_categories(model: Any) -> None:
 def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
     """Return rows with a known category in every second row of the categorical columns.
 
-    The other rows have numbers that are unknown categories, whose way is checked too.
+    The other rows have numbers that are unknown categories, so that their path is checked too.
     """
     rows = rows.copy()
     for feature, known in find_categories(model).items():
@@ -68,14 +68,16 @@ def make_category_rows(model: Any, rows: NDArray[Any]) -> NDArray[Any]:
 def _split_categories(model: Any, trees: list[Any], op: Any) -> None:
     """Rewrite the categorical splits of an ONNX operator, which skl2onnx exports as numeric ones.
 
-    Each becomes a chain of tests for equality with the categories that go to the other side than
-    missing values; all other values, unknown categories and NaN included, go with missing values.
+    Each becomes a chain of equality tests, one for each category on the side opposite to missing
+    values; all other values, including unknown categories and NaN, go to the side of missing
+    values.
     """
     categories = find_categories(model)
     mask = np.asarray(model.is_categorical_)
     # The trees number categorical columns first.
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
-    # From a list for each attribute to a dict for each node, and these by tree; back below.
+    # Convert a list for each attribute to a dict for each node, grouped by tree; converted back
+    # below.
     lists = {one.name: one for one in op.attribute if one.name in _NODE_ATTRIBUTES}
     given = {name: list(a.ints or a.floats or a.strings) for name, a in lists.items()}
     nodes = [dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True)]
@@ -83,7 +85,7 @@ def _split_categories(model: Any, trees: list[Any], op: Any) -> None:
     for node in nodes:
         of_trees[node["nodes_treeids"]].append(node)
     for tree, own in zip(trees, of_trees, strict=True):
-        # The range is that of the original nodes: those of chains are appended meanwhile.
+        # The range covers the original nodes only: the loop appends those of chains.
         for number in range(len(own)):
             node, record = own[number], tree.nodes[number]
             if record["is_leaf"]:
@@ -101,15 +103,15 @@ def _split_categories(model: Any, trees: list[Any], op: Any) -> None:
 def _make_chain(
     own: list[dict[str, Any]], node: dict[str, Any], record: Any, known: NDArray[Any], words: Any
 ) -> None:
-    """Make a node the first of a chain of tests for a category each; append the others to `own`.
+    """Make a node the first of a chain of tests for one category each; append the others to `own`.
 
-    `known` are the feature's categories, and `words` the bitset of those that go left.
+    `known` are the feature's categories, and `words` is the bitset of those that go left.
     """
     bits = np.unpackbits(np.asarray(words, "<u4").view(np.uint8), bitorder="little")
     missing_left = bool(record["missing_go_to_left"])
     ends = int(record["left"]), int(record["right"])
-    # A test is true for a listed category, which goes to the side opposite to missing values; the
-    # last false edge leads to the side of all the rest.
+    # A test is true for its category, which goes to the side opposite to missing values; the last
+    # false edge leads to the side of all other values.
     listed_to, rest_to = ends[::-1] if missing_left else ends
     is_listed = bits[: len(known)].astype(bool) != missing_left
     listed = known[is_listed & ~np.isnan(known)].astype(np.float32).tolist()
@@ -126,7 +128,7 @@ def _make_chain(
 
 
 def _write_list(attribute: Any, values: list[Any]) -> None:
-    """Replace the values of an attribute that is a list, which keeps its type."""
+    """Replace the values of an attribute that is a list, keeping its type."""
     kind = next(k for k in ("ints", "floats", "strings") if len(getattr(attribute, k)))
     field = getattr(attribute, kind)
     del field[:]
@@ -140,8 +142,8 @@ _INTEGERS_TYPE = 7
 def prepare_trees(twin: Any) -> list[Any]:
     """Return the trees, forests and boosting of an estimator, with thresholds rounded in place.
 
-    A threshold t becomes the largest float32 number that is not above it: x <= t has then the same
-    answer for each float32 number x, so that rows reach the same leaves.
+    A threshold t becomes the largest float32 number that is not above it: then x <= t has the same
+    result for each float32 number x, so that rows reach the same leaves.
     """
     found = list(_find_tree_operators(twin))
     for model in found:
@@ -155,7 +157,7 @@ def prepare_trees(twin: Any) -> list[Any]:
 
 
 def _find_tree_operators(value: Any) -> Iterator[Any]:
-    """Yield the models within an estimator that skl2onnx makes an operator each, in its order."""
+    """Yield the models within an estimator that become one operator each, in skl2onnx's order."""
     if hasattr(value, "tree_") or hasattr(value, "_predictors") or _is_forest(value):
         yield value
     elif isinstance(value, list | tuple):
@@ -169,7 +171,7 @@ def _find_tree_operators(value: Any) -> Iterator[Any]:
 
 
 def _is_forest(value: Any) -> bool:
-    """Return whether an estimator has trees and nothing else as members."""
+    """Return whether an estimator's members are all trees."""
     trees = getattr(value, "estimators_", ())
     return len(trees) > 0 and all(hasattr(tree, "tree_") for tree in trees)
 
@@ -183,14 +185,15 @@ def _list_trees(model: Any) -> list[Any]:
 
 def _round_down(values: Any) -> Any:
     """Return the largest float32 numbers that are not above the values."""
-    # Beyond float32 the nearest is infinity, whose neighbour below is the largest number.
+    # Beyond the range of float32 the nearest is infinity, whose neighbour below is the largest
+    # number.
     with np.errstate(over="ignore"):
         near = values.astype(np.float32)
     return np.where(near > values, np.nextafter(near, np.float32(-np.inf)), near)
 
 
 def complete_trees(models: list[Any], onnx: Any) -> None:
-    """Add to an ONNX model where missing values go, categorical splits and logarithmic links."""
+    """Add the direction of missing values, categorical splits and log links to an ONNX model."""
     if not any(_sends_missing_left(m) or find_categories(m) or _has_log_link(m) for m in models):
         return
     # Models and operators are matched by their order.
@@ -211,19 +214,19 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
 
 def _sends_missing_left(model: Any) -> bool:
     """Return whether a tree or forest sends missing values left at any node."""
-    # Of boosting skl2onnx exports it.
+    # skl2onnx exports it for boosting.
     if hasattr(model, "_predictors"):
         return False
     return any(tree.missing_go_to_left.any() for tree in _list_trees(model))
 
 
 def _has_log_link(model: Any) -> bool:
-    """Return whether boosting predicts the exponential of what its trees add up to."""
+    """Return whether boosting predicts the exponential of the sum of its trees."""
     return getattr(model, "loss", None) in ("poisson", "gamma") and hasattr(model, "_predictors")
 
 
 def _send_missing(model: Any, op: Any) -> None:
-    """Tell an operator at which nodes missing values go left, which is its true branch."""
+    """Mark the nodes of an operator that send missing values left, which is its true branch."""
     by_name = {attribute.name: attribute for attribute in op.attribute}
     trees = _list_trees(model)
     at = zip(by_name["nodes_treeids"].ints, by_name["nodes_nodeids"].ints, strict=True)
@@ -237,7 +240,7 @@ def _send_missing(model: Any, op: Any) -> None:
 
 
 def _apply_exponential(op: Any, graph: Any) -> None:
-    """Insert an exponential between an operator and whatever reads its answer."""
+    """Insert an exponential between an operator and the nodes that read its output."""
     from onnx.helper import make_node
 
     answer, raw = op.output[0], f"{op.output[0]}_raw"

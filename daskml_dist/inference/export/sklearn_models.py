@@ -1,9 +1,9 @@
-"""Twins: estimators of scikit-learn that predict as fitted estimators of this package do.
+"""Twins: scikit-learn estimators with the predictions of fitted estimators of this package.
 
-The class of a twin is scikit-learn's of the same name, or the one that `OTHER_KINDS` names. It gets
-the parameters that its constructor has, and copies of the fitted attributes; attributes that
-scikit-learn has in another form are set by `sklearn_parts.finish`. `_Converter` does this wherever
-an estimator of this package occurs in pipelines, searches and scorers.
+The class of a twin is scikit-learn's class of the same name, or the one that `OTHER_KINDS` names.
+The twin gets those parameters that its constructor accepts, and copies of the fitted attributes;
+`sklearn_parts.finish` sets the attributes that have another form in scikit-learn. `_Converter` does
+this for every estimator of this package within pipelines, searches and scorers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEDY = (
 def to_sklearn(estimator: Any) -> Any:
     """Return a scikit-learn estimator with the predictions of a fitted one of this package.
 
-    The result needs neither this package nor Dask: pickle it, convert it, or give it to any tool
+    The result needs neither this package nor Dask: pickle it, convert it, or pass it to any tool
     for scikit-learn's estimators. In a pipeline, a ``ColumnTransformer`` or a search of
     scikit-learn's, all parts that are of this package become scikit-learn's; other parts are kept.
 
@@ -59,7 +59,7 @@ def to_sklearn(estimator: Any) -> Any:
 
     Notes
     -----
-    Predictions are equal up to rounding, those of trees and boosting to the bit, with one
+    Predictions are equal up to rounding, those of trees and boosting bit for bit, with one
     exception: scikit-learn's trees and forests (not its boosting) round rows to float32, so a
     float64 row within such rounding of a threshold may go to its other side.
 
@@ -79,13 +79,13 @@ def to_sklearn(estimator: Any) -> Any:
 
 
 def check_exportable(estimator: Any) -> None:
-    """Raise where an object is no estimator, or one of this package that is not fitted."""
+    """Raise if an object is no estimator, or an estimator of this package that is not fitted."""
     check_is_estimator(estimator)
     check_fitted_if_ours(estimator, "export")
 
 
 def check_is_estimator(estimator: Any) -> None:
-    """Raise where an object is no estimator; a class of estimators is none."""
+    """Raise if an object is no estimator; a class of estimators is no estimator either."""
     if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
         kind = type(estimator).__name__
         raise ExportError(
@@ -95,7 +95,7 @@ def check_is_estimator(estimator: Any) -> None:
 
 
 def check_fitted_if_ours(estimator: Any, what: str) -> None:
-    """Raise where an estimator of this package is not fitted; `what` is the verb for the error."""
+    """Raise if an estimator of this package is not fitted; `what` is the verb for the error."""
     if _is_ours(estimator) and not is_fitted(estimator):
         raise NotFittedError(
             f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "
@@ -104,19 +104,19 @@ def check_fitted_if_ours(estimator: Any, what: str) -> None:
 
 
 class _Converter:
-    """Converter of estimators, and of objects that hold some, to twins; each is made once.
+    """Converter of estimators, and of objects that hold some, to twins; each is converted once.
 
     Like `copy.deepcopy`, with a memo: parts that several estimators share are shared by the twins.
     """
 
     def __init__(self) -> None:
-        # Copies by the `id` of the original; and the originals, which are kept alive so that no
-        # other object gets the `id` of one.
+        # Copies by the `id` of the original; and the originals, kept alive so that no other object
+        # gets the same `id`.
         self.made: dict[int, Any] = {}
         self.kept: list[Any] = []
 
     def of(self, value: Any) -> Any:
-        """Return a copy of a value with twins in place of this package's estimators."""
+        """Return a copy of a value, with this package's estimators replaced by twins."""
         if id(value) not in self.made:
             self.kept.append(value)
             self.made[id(value)] = self._convert(value)
@@ -133,7 +133,7 @@ class _Converter:
             for name, one in value.items():
                 found[name] = self.of(one)
             return found
-        # Objects of scikit-learn that are no estimators hold some, such as scorers.
+        # scikit-learn's objects that are no estimators, such as scorers, may hold estimators.
         if type(value).__module__.startswith("sklearn.") and hasattr(value, "__dict__"):
             return self._copy(value)
         return copy.deepcopy(value)
@@ -146,7 +146,7 @@ class _Converter:
         return found
 
     def _make_twin(self, estimator: Any) -> Any:
-        """Return the twin of an estimator of this package; without a fit, with parameters alone."""
+        """Return the twin of an estimator of this package; an unfitted one gets parameters only."""
         from daskml_dist.inference.export.sklearn_parts import find_stand_in, finish
 
         _check_exact(estimator)
@@ -175,7 +175,7 @@ class _Converter:
 
         known = inspect.signature(kind).parameters
         given = estimator.get_params(deep=False)
-        # A loss object becomes its name, and the estimator's parameters of it get its values.
+        # A loss object is replaced by its name, and the parameters that set it get its values.
         if isinstance(loss := given.get("loss"), Loss):
             given |= {"loss": find_loss_name(loss)} | {
                 n: v for n, v in vars(loss).items() if n in given
@@ -197,7 +197,7 @@ def _is_of_package(kind: type) -> bool:
 
 
 def _check_exact(estimator: Any) -> None:
-    """Raise where an estimator's class is a user's subclass, which may predict otherwise."""
+    """Raise if an estimator's class is a user's subclass, which may predict other values."""
     kind = type(estimator)
     if not _is_of_package(kind):
         base = next(one for one in kind.__mro__ if _is_of_package(one))
@@ -208,10 +208,10 @@ def _check_exact(estimator: Any) -> None:
 
 
 def _find_sklearn_class(estimator: Any) -> type:
-    """Return the class of scikit-learn that predicts as an estimator of this package does."""
+    """Return the scikit-learn class with the same predictions as an estimator of this package."""
     from daskml_dist.inference.export.sklearn_parts import OTHER_KINDS
 
-    # A base class of the same name; else, by convention, the class of the same name in the
+    # Find a base class of the same name; else, by convention, the class of the same name in the
     # subpackage of the same name.
     name = type(estimator).__name__
     for kind in type(estimator).__mro__:
@@ -234,7 +234,8 @@ def _accepts_parameter(kind: type, name: str, value: Any) -> bool:
     """Return whether scikit-learn's class accepts a value of a parameter."""
     from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
-    # Without a constraint any value is accepted, but an object of this package would need it.
+    # Without a constraint any value is accepted; but a twin with an object of this package as a
+    # parameter would depend on it.
     constraints = getattr(kind, "_parameter_constraints", {})
     if name not in constraints:
         return not _is_of_package(type(value))

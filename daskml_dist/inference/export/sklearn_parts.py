@@ -1,7 +1,8 @@
-"""Attributes of twins that scikit-learn has in another form: trees, bins, losses, centroids.
+"""Attributes of twins with another form in scikit-learn: trees, bins, losses, centroids.
 
-Many are private, and may change with a release: layouts of nodes are compared with those known here
-before any is written (`check_fields`), and the tests compare all twins' predictions.
+Many are private and may change with a release of scikit-learn: layouts of nodes are compared with
+those known here before any is written (`check_fields`), and the tests compare the predictions of
+all twins.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _set_tree(estimator: Any, twin: Any) -> None:
 
 def _set_forest(estimator: Any, twin: Any) -> None:
     """Set the trees of a forest's twin."""
-    # As scikit-learn's forests make their trees: from a template, with the forest's parameters.
+    # Like scikit-learn's forests: from a template, with the forest's parameters.
     kind = type(twin.estimator)
     params = {name: getattr(twin, name) for name in twin.estimator_params}
     twin.estimator_ = kind(**params)
@@ -47,14 +48,14 @@ def _set_forest(estimator: Any, twin: Any) -> None:
         for name in ("classes_", "n_classes_", "n_features_in_", "n_outputs_"):
             if hasattr(ours, name):
                 setattr(tree, name, getattr(ours, name))
-        # scikit-learn's trees know it from their fit, which these have not had.
+        # scikit-learn sets it when a tree is fitted, but these trees are not.
         tree.max_features_ = int(estimator.max_features_)
         tree.tree_ = _make_sklearn_tree(ours.tree_)
         twin.estimators_.append(tree)
 
 
 def _make_sklearn_tree(view: Any) -> Any:
-    """Return a tree of scikit-learn's with the nodes of a view of this package's."""
+    """Return a scikit-learn tree with the nodes of a view of this package's tree."""
     from daskml_dist.sklearn_internals import tree_module
 
     dtype = tree_module.NODE_DTYPE
@@ -62,7 +63,7 @@ def _make_sklearn_tree(view: Any) -> Any:
     nodes = np.zeros(view.node_count, dtype)
     for field, name in _FIELDS.items():
         nodes[field] = getattr(view, name)
-    # A tree takes nodes only from its own growth or from a pickle, whose state is made here.
+    # A tree accepts nodes only from its own fit or from a pickle, whose state is built here.
     tree = tree_module.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
     state = {
         "max_depth": view.max_depth,
@@ -75,7 +76,7 @@ def _make_sklearn_tree(view: Any) -> Any:
 
 
 def check_fields(dtype: np.dtype[Any], known: set[str], what: str) -> None:
-    """Raise where nodes of the installed scikit-learn have other fields than those known here."""
+    """Raise if nodes of the installed scikit-learn have other fields than those known here."""
     found = set(dtype.names or ())
     if found != known:
         import sklearn
@@ -111,8 +112,8 @@ def _set_boosting(estimator: Any, twin: Any) -> None:
             "model.save(path); or fit "
             + ("a model for each." if has_targets else 'multi_strategy="one_output_per_tree".')
         )
-    # scikit-learn's encoder puts categorical features first: `order` are this package's numbers in
-    # that order, and `place` its inverse.
+    # scikit-learn's encoder moves categorical features to the front: `order` holds this package's
+    # feature numbers in that order, and `place` is its inverse.
     order = _learn_categories(estimator, twin)
     twin.n_trees_per_iteration_ = trees.n_per_iteration
     twin._n_features = estimator.n_features_in_
@@ -141,8 +142,8 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     bins = estimator._trees.bins
     mask = bins.categorical
     names = getattr(estimator, "feature_names_in_", None)
-    # The fit of the encoder is scikit-learn's own, so a user's forms of the parameter (names,
-    # "from_dtype") are replaced by a mask for it.
+    # The encoder is fitted by scikit-learn's code, so other forms of the parameter (names,
+    # "from_dtype") are replaced by a mask during the fit.
     given, twin.categorical_features = twin.categorical_features, mask if mask.any() else None
     twin._preprocess_X(_make_category_rows(estimator, names), reset=True)
     twin.categorical_features = given
@@ -182,7 +183,7 @@ def _make_category_rows(estimator: Any, names: Any) -> Any:
 
 
 def _repeat_values(values: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return values repeated up to a length; NaN without any."""
+    """Return values repeated up to a length; NaN if there are none."""
     return np.resize(values, n) if len(values) else np.full(n, np.nan)
 
 
@@ -222,7 +223,7 @@ def finish(estimator: Any, twin: Any) -> None:
 
 
 def find_stand_in(estimator: Any) -> Any:
-    """Return the estimator to export in place of another; None where it is exported itself."""
+    """Return the estimator to export in place of another; None if it is exported itself."""
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
     is_blockwise = type(estimator).__name__ == "Blockwise"
@@ -230,7 +231,7 @@ def find_stand_in(estimator: Any) -> Any:
 
 
 def find_loss_name(loss: Loss) -> str | None:
-    """Return scikit-learn's name of a loss with the same predictions; None where it has none."""
+    """Return scikit-learn's name of a loss with the same predictions; None if it has none."""
     # A user's subclass has the predictions of its base unless it overrides the link.
     kind = type(loss)
     base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
@@ -267,7 +268,7 @@ def _find_kind_of_sgd_regressor(estimator: Any) -> tuple[str, str] | None:
     return ("linear_model", "LinearRegression") if several else None
 
 
-#: Functions that return the module and class of the twin where these differ, else None.
+#: Functions that return the module and class of the twin if these differ, else None.
 OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
     "SGDClassifier": _find_kind_of_sgd_classifier,
     "SGDRegressor": _find_kind_of_sgd_regressor,
@@ -277,22 +278,22 @@ OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
 
 
 def _set_centroids(estimator: Any, twin: Any) -> None:
-    """Set the threads and the dtype of the centroids of a k-means' twin."""
+    """Set the number of threads and the dtype of the centroids of a k-means twin."""
     from daskml_dist.sklearn_internals import count_openmp_threads
 
     twin._n_threads = count_openmp_threads()
     if {*(getattr(estimator, "_feature_dtypes", None) or ())} == {"float32"}:
-        # scikit-learn accepts rows of the centroids' dtype only: use that of the fit.
+        # scikit-learn accepts only rows of the centroids' dtype: use that of the fit.
         twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
 
 
 def _set_bisecting_tree(estimator: Any, twin: Any) -> None:
-    """Set the tree of splits by which a twin of bisecting k-means assigns rows."""
+    """Set the tree of splits that a twin of bisecting k-means assigns rows with."""
     from daskml_dist.sklearn_internals import BisectingTree
 
     _set_centroids(estimator, twin)
     leaves, labels = estimator._tree.leaves, estimator._tree.labels
-    # Split number i is of the node `split[i]`, and made nodes 2 i + 1 and 2 i + 2; 0 is the root,
+    # Split number i divided node `split[i]` into nodes 2 i + 1 and 2 i + 2; node 0 is the root,
     # whose centroid no prediction reads.
     centre = None if len(leaves.centroids) == 0 else leaves.centroids[0].mean(axis=0)
     nodes = [BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
@@ -307,7 +308,7 @@ def _set_bisecting_tree(estimator: Any, twin: Any) -> None:
 
 
 def _set_loss(estimator: Any, twin: Any) -> None:
-    """Set the loss of a generalized linear model's twin, whose link it predicts by."""
+    """Set the loss of a generalized linear model's twin, whose link its predictions use."""
     twin._base_loss = twin._get_loss()
 
 
@@ -320,7 +321,7 @@ def _set_factors(estimator: Any, twin: Any) -> None:
 
 
 def _set_labels(estimator: Any, twin: Any) -> None:
-    """Set the label encoder of a network's twin; an identity matrix has it learn multilabel."""
+    """Set a network twin's label encoder; fitting it to an identity matrix makes it multilabel."""
     from sklearn.preprocessing import LabelBinarizer
 
     labels = np.eye(estimator.n_outputs_, dtype=int) if estimator._several else estimator.classes_

@@ -1,9 +1,10 @@
-"""Archives of model files: zip files whose manifest states the checksum of each other member.
+"""Archives of model files: zip files whose manifest lists the checksum of each other member.
 
-A file of skops is a zip file already; `pack` adds the manifest and, beside scikit-learn's twin, an
-archive of the estimator itself. Checksums find damage. Forged files have right checksums, so bounds
-are checked too, before anything is made: members are stored, do not overlap, and do not expand
-beyond bounds, and no part refers to others so often that skops would never end.
+A file of skops is already a zip file; `pack` adds the manifest and, beside scikit-learn's twin, an
+archive of the estimator itself. Checksums detect damage. A forged file can have correct checksums,
+so limits are also checked, before any object is made: members are stored uncompressed, do not
+overlap, and do not expand beyond bounds, and parts do not refer to each other so often that skops
+would never finish.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from daskml_dist.inference.saved.manifest import FORMAT
 
 #: Key of a part's number in the schema of skops.
 _ID = "__id__"
-#: Parts that skops may visit, each as often as it is used: a number for any file, and one for each
-#: part that the file has.
+#: Visits of parts that skops may make, counting each use: a number for any file, and one for each
+#: part in the file.
 _MIN_VISITS, _MAX_VISITS_PER_PART = 20_000, 50
 
 
 def check_references(archive: bytes, name: str) -> None:
-    """Raise where a file's parts refer to each other so often that skops would never end.
+    """Raise if a file's parts refer to each other so often that skops would never finish.
 
-    skops visits a part wherever it is used, before it makes anything. Forty lists, each of which
-    holds the one before it twice, are a million million visits.
+    skops visits a part at each of its uses, before it makes any object. Forty nested lists, each of
+    which holds the previous one twice, take about 10**12 visits.
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as whole:
         schema = json.loads(whole.read("schema.json"))
@@ -44,7 +45,7 @@ def check_references(archive: bytes, name: str) -> None:
 
 
 def _find_parts(schema: Any) -> Iterable[dict[str, Any]]:
-    """Yield the objects of JSON at any depth, which are the parts of a schema of skops."""
+    """Yield the JSON objects at any depth, which are the parts of a schema of skops."""
     if isinstance(schema, dict):
         yield schema
         schema = schema.values()
@@ -55,7 +56,7 @@ def _find_parts(schema: Any) -> Iterable[dict[str, Any]]:
 
 
 class _VisitCounter:
-    """Counter of the visits of a part and of all that it refers to, each as often as it is used."""
+    """Counter of the visits of a part and of all parts it refers to, one for each use."""
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         # Visits by the number of a part; -1 while they are being counted.
@@ -65,7 +66,7 @@ class _VisitCounter:
             self._of_id.setdefault(_key(part), []).append(part)
 
     def of(self, schema: Any) -> int:
-        """Return the visits of some JSON."""
+        """Return the visits of a JSON value."""
         if isinstance(schema, list):
             return sum(map(self.of, schema))
         if not isinstance(schema, dict):
@@ -75,7 +76,7 @@ class _VisitCounter:
             return 1 + self.of([*schema.values()])
         if key not in self._known:
             self._known[key] = -1
-            # Several parts may have the number, and which one is meant depends on the reader: the
+            # Several parts may have this number, and which one is used depends on the reader: the
             # one with the most visits counts.
             self._known[key] = max(1 + self.of([*one.values()]) for one in self._of_id[key])
         if self._known[key] < 0:
@@ -84,7 +85,7 @@ class _VisitCounter:
 
 
 def _key(part: dict[str, Any]) -> str | None:
-    """Return the number of a part as text, since skops takes one of any type; None without one."""
+    """Return the number of a part as text, since skops accepts any type; None without one."""
     number = part.get(_ID)
     return str(number) if number else None
 
@@ -92,8 +93,9 @@ def _key(part: dict[str, Any]) -> str | None:
 #: Name of the manifest in the archive.
 MANIFEST = "daskml_dist/manifest.json"
 _ARRAY = ".npy"
-#: Bytes that any compressed member may become, and further bytes for each of its own: sparse
-#: matrices are stored compressed, and those of few distinct values shrink by far.
+#: Limits of the expansion of a compressed member: bytes that any may have, and additional bytes for
+#: each compressed byte: sparse matrices are stored compressed, and those of few distinct values
+#: shrink strongly.
 _MIN_INFLATED_BYTES, _MAX_INFLATION = 2**26, 200
 #: First bytes of a zip file, and of one without members.
 _ZIP = b"PK\x03\x04", b"PK\x05\x06"
@@ -136,10 +138,10 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def take_out_arrays(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return an archive without the arrays that another one has too, and the names of these.
+    """Return an archive without the arrays that another archive also has, and their names.
 
     The mapping is from a member's name in `inner` to the equal member's name in `outer`. No member
-    of `outer` stands for two, as `put_back_arrays` demands.
+    of `outer` replaces two, as `put_back_arrays` requires.
     """
     parts = _read_members(inner, "the estimator")
     in_outer = {
@@ -167,7 +169,7 @@ def put_back_arrays(inner: bytes, same: Any, members: Mapping[str, bytes], name:
 
 
 def _write_archive(members: Mapping[str, bytes]) -> bytes:
-    """Return a zip file of some members, stored as they are."""
+    """Return a zip file of members, stored uncompressed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -176,7 +178,7 @@ def _write_archive(members: Mapping[str, bytes]) -> bytes:
 
 
 def _read_members(data: bytes, name: str) -> dict[str, bytes]:
-    """Return the members of a zip file, after checks that they take no more memory than it does."""
+    """Return the members of a zip file, after checks that they need no more memory than it does."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
@@ -193,7 +195,7 @@ def _read_members(data: bytes, name: str) -> dict[str, bytes]:
         raise ModelFileError(
             f"{name} is damaged, or not a model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
-    # Members that are zip files themselves are told by these bytes, as their readers do.
+    # Members that are zip files themselves are recognized by these bytes, as by their readers.
     for part in found.values():
         if part.startswith(_ZIP):
             _check_inflated(part, name)
@@ -201,7 +203,7 @@ def _read_members(data: bytes, name: str) -> dict[str, bytes]:
 
 
 def _check_inflated(data: bytes, name: str) -> None:
-    """Raise where compressed arrays, such as those of sparse matrices, would fill the memory."""
+    """Raise if compressed arrays, such as those of sparse matrices, would fill the memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(one.file_size for one in archive.infolist())
@@ -214,7 +216,7 @@ def _check_inflated(data: bytes, name: str) -> None:
         )
 
 
-#: Remedy for a file that is damaged, the end of messages.
+#: End of messages about a damaged file.
 REMEDY = "Save the model again, or restore the file from a copy."
 
 
@@ -224,9 +226,9 @@ def compute_checksum(data: bytes) -> str:
 
 
 def check_checksums(manifest: Any, found: Mapping[str, str], name: str) -> None:
-    """Raise where a manifest is not whole, of a later format, or has other checksums than `found`.
+    """Raise if a manifest is incomplete, of a later format, or has other checksums than `found`.
 
-    `found` are the checksums of the file's parts by name: all of them, and no others.
+    `found` holds the checksums of the file's parts by name: all of them, and no others.
     """
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):

@@ -1,7 +1,7 @@
-"""Model files that hold the rows of a table which have changed since another file.
+"""Model files that hold only the rows of a table that have changed since another file.
 
-They are of models over ids alone. The tensors are the changed rows and their ids, and the ids that
-have no row any more; the state names the other file, relative to this one.
+They are for models over ids only. The tensors are the changed rows with their ids, and the ids
+whose rows were removed; the state holds the path of the other file, relative to this one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from daskml_dist.inference.saved.manifest import make_manifest, warn_of_versions
 from daskml_dist.inference.saved.storage import read_bytes
 
 SUFFIX = ".changes"
-#: Position in the list of model formats: such a file is written where its publisher asks for it.
+#: Position in the list of model formats: this format is written only if its publisher requests it.
 RANK = 2
-#: Where the file of a base may be: in the folder of another version of the same model.
+#: Allowed path of the base file: in the folder of another version of the same model.
 _BASE = re.compile(r"\.\./([0-9]+)/model\.(skops|safetensors)")
 
 
@@ -29,7 +29,7 @@ code_of = safetensors_file.code_of
 
 
 def write(estimator: Any) -> bytes:
-    """Raise: changes are since another file, which a publisher knows."""
+    """Raise: changes refer to another file, which only a publisher knows."""
     raise ModelFileError(
         f"A file that ends in {SUFFIX} holds changes relative to another file. Publish the model "
         "with daskml_dist.serving.Publisher(..., whole_every=...), or save it as .safetensors."
@@ -54,7 +54,7 @@ def write_changes(estimator: Any, before: Any, base: str, base_checksum: str) ->
 
 
 def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
-    """Return the estimator of the other file, with the rows that this one holds."""
+    """Return the estimator of the other file, updated with the rows of this file."""
     from daskml_dist.inference.saved.model_file import load_formats
 
     manifest, state, tensors = safetensors_file.read_parts(data, name)
@@ -73,7 +73,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 
 
 def read_base_version(path: Path) -> str | None:
-    """Return the version whose changes a file holds; None of a file of another format."""
+    """Return the version that a file's changes refer to; None for a file of another format."""
     if path.suffix != SUFFIX:
         return None
     found = _BASE.fullmatch(
@@ -88,5 +88,5 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
 
 
 def types_asked(data: bytes) -> list[str]:
-    """Return no names of types: a file has arrays alone."""
+    """Return no names of types: a file holds only arrays."""
     return []

@@ -1,4 +1,4 @@
-"""Manifests: the account that a model file gives of its estimator, in JSON.
+"""Manifests: descriptions of the estimators in model files, in JSON.
 
 A manifest has the class, the features (number, names, dtypes), the classes, facts of the training,
 the versions of packages and, added by the file's format, checksums of its parts. Servers, MLflow
@@ -24,18 +24,18 @@ from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
 from daskml_dist.errors.stack_level import user_stack_level
 
-#: Parameters that only a fit needs, and that may hold anything, such as open files.
+#: Parameters that only a fit needs, and whose values may be anything, such as open files.
 _FIT_PARAMS = ("callbacks", "checkpoint")
-#: Types of which one object may be the value of many attributes: to replace it by its `id` for one
-#: attribute would replace it everywhere.
+#: Types of which one object may be the value of many attributes: a replacement by its `id` would
+#: replace all of them.
 _SHARED_TYPES = (type(None), str, int, float, tuple)
 
 
 def find_replacements(estimator: Any) -> dict[int, Any]:
     """Return the values that replace parts of an estimator in a file, by the `id` of the part.
 
-    Callbacks and checkpoints become None, also those of estimators that it holds. An estimator may
-    have a method ``_in_files()``, which returns the values of attributes that are others in a file.
+    Callbacks and checkpoints become None, also in estimators that it holds. An estimator may have a
+    method ``_in_files()``, which returns the attributes with other values in a file.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
@@ -59,13 +59,13 @@ def find_replacements(estimator: Any) -> dict[int, Any]:
     return found
 
 
-#: Packages of which another minor release may predict otherwise from the same attributes.
+#: Packages of which another minor release may predict other values from the same attributes.
 _WARNED_PACKAGES = ("daskml-dist", "scikit-learn")
 
 
 @contextmanager
 def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Raise failures of reading a file whose checksums are right with the versions that wrote it.
+    """Raise failures of reading a file with correct checksums, with the versions that wrote it.
 
     Such a file is whole, so it is the installed versions that do not fit.
     """
@@ -82,7 +82,7 @@ def explain_old_versions(manifest: Mapping[str, Any], name: str) -> Iterator[Non
 
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
-    """Warn where another minor release of this package or scikit-learn wrote a file."""
+    """Warn if another minor release of this package or scikit-learn wrote a file."""
     here, written = _find_versions(), manifest.get("versions", {})
     others = [
         f"{one} {written[one]} (here {here.get(one)})"
@@ -103,18 +103,18 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-#: Latest version of the layout of model files; a reader refuses a later one. Version 2, of skops
-#: alone, stores arrays that an estimator shares with its twin only once, in the twin.
+#: Latest version of the layout of model files; a reader refuses a later one. Version 2, only of
+#: skops, stores arrays that an estimator shares with its twin once, in the twin.
 FORMAT = 2
 
-#: Packages whose versions a manifest names, besides this one and Python.
+#: Packages whose versions are in a manifest, besides this one and Python.
 _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
 
 def make_manifest(estimator: Any) -> dict[str, Any]:
     """Return the manifest of a fitted estimator, without checksums."""
     kind = type(estimator)
-    # Version 2 only where it is needed: `skops_file.write` sets it.
+    # Version 2 only if it is needed: `skops_file.write` sets it.
     return {
         "format": 1,
         "estimator": f"{_find_public_module(kind.__module__)}.{kind.__name__}",
@@ -127,13 +127,13 @@ def make_manifest(estimator: Any) -> dict[str, Any]:
 
 
 def _find_public_module(module: str) -> str:
-    """Return the subpackage that users import a class from; of other packages its module."""
+    """Return the subpackage that users import a class from; for other packages its module."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "daskml_dist" else module
 
 
 def _describe_inputs(estimator: Any) -> dict[str, Any]:
-    """Return number, names and dtypes of the features; None for what the fit did not learn."""
+    """Return number, names and dtypes of the features; None for those the fit did not learn."""
     names = getattr(estimator, "feature_names_in_", None)
     n_features = getattr(estimator, "n_features_in_", None)
     return {
@@ -146,14 +146,15 @@ def _describe_inputs(estimator: Any) -> dict[str, Any]:
 def needed_names(estimator: Any) -> list[str] | None:
     """Return the names of the columns that a fitted estimator reads, in the order of its fit.
 
-    These are all columns of the fit, but for the ones that a ColumnTransformer at its start drops:
-    scikit-learn asks for these neither in `transform` nor in `predict`.
+    All columns of the fit except those that a ColumnTransformer at its start drops: scikit-learn
+    requires these neither in `transform` nor in `predict`.
     """
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         return None
     names = [str(name) for name in names]
-    # Private, but scikit-learn's only record of the columns as numbers, however they were selected.
+    # Private, but the only place where scikit-learn stores the columns as numbers for any kind of
+    # selection.
     if isinstance(estimator, ColumnTransformer):
         chosen = estimator._transformer_to_input_indices
         kept = {
@@ -163,7 +164,7 @@ def needed_names(estimator: Any) -> list[str] | None:
             for at in chosen.get(name, ())
         }
         return [name for at, name in enumerate(names) if at in kept]
-    # The first step of a pipeline reads the rows, or the members of an ensemble or a search do.
+    # The rows are read by the first step of a pipeline, or the members of an ensemble or a search.
     steps = getattr(estimator, "steps", None)
     readers = [steps[0][1]] if steps else members_given_rows(estimator)
     if not readers:
@@ -189,15 +190,15 @@ def members_given_rows(estimator: Any) -> list[Any]:
 
 
 def _find_dtypes(estimator: Any) -> list[str] | None:
-    """Return the dtypes of the columns of the fit; one where all columns have the same."""
+    """Return the dtypes of the columns of the fit; one if all columns have the same."""
     steps = getattr(estimator, "steps", None)
     if steps:
         return _find_dtypes(steps[0][1])
     own: list[str] | None = getattr(estimator, "_feature_dtypes", None)
     if own is not None:
         return own
-    # scikit-learn's estimators keep no dtypes; a member of this package that saw the same columns
-    # knows them.
+    # scikit-learn's estimators store no dtypes; a member of this package that was fitted to the
+    # same columns does.
     width = getattr(estimator, "n_features_in_", None)
     alike = (
         one for one in _find_members(estimator) if getattr(one, "n_features_in_", None) == width
@@ -219,13 +220,13 @@ def _find_members(estimator: Any) -> list[Any]:
 
 
 def _describe_outputs(estimator: Any) -> dict[str, Any]:
-    """Return classes and their dtype as JSON; of several outputs, lists of both."""
+    """Return classes and their dtype as JSON; for several outputs, lists of both."""
     classes = getattr(estimator, "classes_", None)
     if classes is None:
         return {"classes": None}
     several = isinstance(classes, list)
     found = [np.asarray(one) for one in (classes if several else [classes])]
-    # Dates and times have no form in JSON but text.
+    # JSON has no dates and times: they become text.
     found = [one.astype(str) if one.dtype.kind in "mM" else one for one in found]
     lists = [[_encode_label(label) for label in one.tolist()] for one in found]
     dtypes = [str(one.dtype) for one in found]
@@ -240,8 +241,8 @@ def _encode_label(label: Any) -> Any:
 
 
 def _describe_training(estimator: Any) -> dict[str, Any]:
-    """Return facts of the last fit, if it left a history; of an ensemble, sums of its members'."""
-    # Of a pipeline the last step: the others make no passes.
+    """Return facts of the last fit, if it stored a history; for an ensemble, the members' sums."""
+    # For a pipeline the last step: the others make no passes.
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     history: Any = getattr(last, "history_", None)
@@ -259,7 +260,7 @@ def _describe_training(estimator: Any) -> dict[str, Any]:
 
 
 def _sum_trainings(fits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return facts of several fits: sums, the most rows, a policy that all have, and no loss."""
+    """Return facts of several fits: sums, the most rows, a policy common to all, and no loss."""
     if not fits:
         return {}
     rows = [one["rows"] for one in fits if one["rows"] is not None]
@@ -275,7 +276,7 @@ def _sum_trainings(fits: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _encode_number(value: Any) -> Any:
-    """Return a number as JSON has it; None for NaN and infinity."""
+    """Return a number in JSON's form; None for NaN and infinity."""
     if value is None or not np.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(value)

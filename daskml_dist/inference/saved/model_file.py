@@ -1,4 +1,4 @@
-"""Model files by their suffix: save, load, and the manifest alone.
+"""Model files by their suffix: saving, loading, and reading the manifest alone.
 
 A format is a module ``*_file`` beside this one, with ``SUFFIX``, ``RANK`` and the functions
 ``write(estimator)``, ``read(data, name, trusted, **given)``, ``read_manifest(data, name)``,
@@ -20,7 +20,7 @@ from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.inference.export.sklearn_models import check_is_estimator
 from daskml_dist.inference.saved.storage import path_to_text, read_bytes, write_bytes
 
-#: Subpackage in which the modules of formats are looked for.
+#: Subpackage that is searched for the modules of formats.
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -29,7 +29,7 @@ def load_formats() -> dict[str, ModuleType]:
     """Return the modules of file formats by suffix, the preferred one first."""
     names = [one.name for one in pkgutil.iter_modules(import_module(_PACKAGE).__path__)]
     modules = [import_module(f"{_PACKAGE}.{name}") for name in names if name.endswith("_file")]
-    # This module, which is no format, has none.
+    # This module is no format, and has no suffix.
     found = [one for one in modules if hasattr(one, "SUFFIX")]
     return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
@@ -38,14 +38,15 @@ def load_formats() -> dict[str, ModuleType]:
 def save(estimator: Any, path: Any) -> None:
     """Write a fitted estimator, transformer or pipeline to a file without pickles.
 
-    A file of skops (``.skops``) opens in plain scikit-learn too: ``skops.io.load`` gives the twin
-    that :func:`~daskml_dist.inference.to_sklearn` makes, where there is one. :func:`load` gives the
-    estimator itself. A manifest in JSON holds the names and dtypes of the features, the classes,
-    facts of the training, versions and checksums.
+    A file of skops (``.skops``) can also be opened with plain scikit-learn: ``skops.io.load``
+    returns the twin that :func:`~daskml_dist.inference.to_sklearn` makes, if there is one.
+    :func:`load` returns the estimator itself. A manifest in JSON holds the names and dtypes of the
+    features, the classes, facts of the training, versions and checksums.
 
-    A file of safetensors (``.safetensors``) is for networks and factor models, and takes any
-    estimator of this package that holds arrays and numbers: arrays by the names of attributes,
-    those of a module of PyTorch by its own names, all else in the file's metadata.
+    A file of safetensors (``.safetensors``) is meant for networks and factor models, and can hold
+    any estimator of this package that consists of arrays and numbers: arrays under the names of
+    attributes, those of a module of PyTorch under its own names, all other values in the file's
+    metadata.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ def save(estimator: Any, path: Any) -> None:
         each user has seen are kept if the ratings were in memory.
     path : str or path-like
         Path that ends in ``.skops`` or ``.safetensors``, or such a URL of a file system that fsspec
-        knows. An existing file is replaced in one move.
+        supports. An existing file is replaced atomically.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def save(estimator: Any, path: Any) -> None:
     >>> again.predict(X).tolist()
     [0, 0, 1, 1]
     """
-    # The whole file is made in memory, so a failure of the format leaves nothing on disk.
+    # The whole file is made in memory, so a failure of the format leaves no file on disk.
     path = path_to_text(path)
     check_is_estimator(estimator)
     write_bytes(path, _find_format(path).write(estimator))
@@ -94,29 +95,29 @@ def save(estimator: Any, path: Any) -> None:
 def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     """Read an estimator that :func:`save` wrote.
 
-    Nothing of a file is run: it holds arrays, numbers, and objects of those classes of this
-    package, scikit-learn and NumPy that hold data alone.
+    No code of a file is run: it holds arrays, numbers, and objects of those classes of this
+    package, scikit-learn and NumPy that hold data only.
 
     Parameters
     ----------
     path : str or path-like
-        Or the URL of a file system that fsspec knows.
+        Or the URL of a file system that fsspec supports.
     trusted : collection of str, optional
         Names of further classes, of your own, that it may hold.
     **given
-        Parameters that are classes or functions, which no file holds: ``module=Net`` of an
-        estimator over a module of PyTorch, and its ``criterion`` where the fit had one.
+        Parameters that are classes or functions, which no file holds: ``module=Net`` for an
+        estimator over a module of PyTorch, and its ``criterion`` if the fit had one.
 
     Returns
     -------
     estimator
-        Fitted; its answers are those of the one that was saved.
+        Fitted; its predictions are those of the saved one.
 
     Raises
     ------
     ModelFileError
-        The file is not there, damaged, of a later version, holds classes that are not trusted,
-        which are named, or asks for parameters, which are named too.
+        The file does not exist, is damaged, is of a later version, holds classes that are not
+        trusted (the message names them), or needs parameters (named too).
     InvalidTypeError
         `path` is none.
 
@@ -152,7 +153,7 @@ def read_manifest(path: Any) -> dict[str, Any]:
 
 
 def _find_format(path: str) -> ModuleType:
-    """Return the format of a path's suffix; raise with all suffixes where it has another."""
+    """Return the format of a path's suffix; raise, listing all suffixes, if it has another."""
     for suffix, module in load_formats().items():
         if path.endswith(suffix):
             return module

@@ -1,13 +1,13 @@
-"""Objects as JSON and named arrays, and back: attributes are set, and no code of a file is called.
+"""Objects as JSON and named arrays, and back: attributes are set without running a file's code.
 
-Values that JSON has no form for (tuples, arrays, objects, NaN) are mappings with the key ``"$"``,
-whose value names the kind. Arrays stand beside the JSON, under the path of attributes to them, such
-as ``coef_`` or ``_trees.bins.edges.0``; an array that several attributes share is stored once.
+Values without a form in JSON (tuples, arrays, objects, NaN) are mappings with the key ``"$"``,
+whose value is the kind. Arrays are stored beside the JSON, under their path of attributes, such as
+``coef_`` or ``_trees.bins.edges.0``; an array that several attributes share is stored once.
 
-A file may be forged. So an object is made only of a class that is known to hold data alone, or that
-the reader trusts; it is made without its constructor, and nothing of a class is called; and no
-array may take far more memory than its bytes in the file. Files of skops are checked by the same
-list of classes, since skops' own does not have this package's.
+A file may be forged. So an object is made only if its class is known to hold data only, or is
+trusted by the reader; it is made without its constructor, and no method of a class is called; and
+no array may need far more memory than its bytes in the file. Files of skops are checked against the
+same list of classes, since skops' own list does not have this package's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import ModelFileError
 
-#: Subpackages whose classes hold data alone, and are loaded without being named as trusted.
+#: Subpackages whose classes hold data only, and are loaded without being listed as trusted.
 _TRUSTED_SUBPACKAGES = (
     "calibration", "cluster", "compose", "compression", "conformal", "decomposition",
     "ensemble",
@@ -35,7 +35,7 @@ _TRUSTED_SUBPACKAGES = (
     "ps.shard_state",
     "recommender", "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
-#: Classes and functions of scikit-learn and NumPy that hold data alone, and that skops does not
+#: Classes and functions of scikit-learn and NumPy that hold data only, and that skops does not
 #: trust by itself.
 _TRUSTED_NAMES = frozenset(
     (
@@ -64,7 +64,7 @@ _SPLITTERS = "sklearn.model_selection._split."
 
 
 def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
-    """Return the sorted names of a file's types; raise where one is neither known nor trusted."""
+    """Return the sorted names of a file's types; raise if one is neither known nor trusted."""
     types = sorted(types)
     if unknown := [one for one in find_untrusted(types) if one not in given]:
         raise ModelFileError(
@@ -77,12 +77,12 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
 
 
 def find_untrusted(types: Iterable[str]) -> list[str]:
-    """Return the sorted names of types that are loaded only if the user names them as trusted."""
+    """Return the sorted names of types that are loaded only if the user trusts them by name."""
     return sorted(one for one in types if not _is_known(one))
 
 
 def check_findable(types: Iterable[str], name: str) -> None:
-    """Raise where a class from outside this package could not be imported when a file is read."""
+    """Raise if a class from outside this package could not be imported when a file is read."""
     for one in find_untrusted(types):
         if not _can_be_found(one):
             raise ModelFileError(
@@ -102,7 +102,7 @@ def _can_be_found(name: str) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    """Return whether a type is known to hold data alone."""
+    """Return whether a type is known to hold data only."""
     ours = any(name.startswith(f"daskml_dist.{room}.") for room in _TRUSTED_SUBPACKAGES)
     return (
         ours
@@ -122,24 +122,24 @@ def _list_score_functions() -> frozenset[str]:
     return frozenset(f"{one.__module__}.{one.__qualname__}" for one in functions)
 
 
-#: Key of the mappings that stand for values without a form in JSON.
+#: Key of the mappings for values without a form in JSON.
 _KIND = "$"
 _PACKAGE = "daskml_dist"
 #: Error handler of UTF-8: names of columns and labels may hold lone surrogates.
 _SURROGATES = "surrogatepass"
-#: Bytes that an array of texts may always take, and further bytes for each byte of its texts in the
+#: Bytes that any array of texts may have, and additional bytes for each byte of its texts in the
 #: file: a forged dtype could otherwise fill the memory.
 _MIN_TEXT_BYTES, _MAX_TEXT_EXPANSION = 2**20, 1000
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Writer:
-    """Encoder of objects as JSON and arrays, which are named by the path of attributes to them.
+    """Encoder of objects as JSON and arrays, named by the path of attributes to them.
 
     Parameters
     ----------
     replaced : mapping of int to object
-        Objects to encode in place of others, which are given by their ``id``.
+        Objects to encode in place of others, by the ``id`` of these.
 
     Attributes
     ----------
@@ -150,13 +150,15 @@ class Writer:
     def __init__(self, replaced: Mapping[int, Any] | None = None) -> None:
         self.tensors: dict[str, NDArray[Any]] = {}
         self._replaced = dict(replaced or {})
-        # JSON of each array by its `id`; the array is kept alive, so that no other gets this `id`.
+        # JSON of each array by its `id`; the array is kept alive, so that no other gets the same
+        # `id`.
         self._names: dict[int, tuple[str, Any]] = {}
 
     def of(self, value: Any, name: str) -> Any:
         """Return the JSON of an attribute's value; `name` is the path of attributes to it."""
         value = self._replaced.get(id(value), value)
-        # Types are compared exactly: a subclass, such as an enum of integers, would not come back.
+        # Types are compared exactly: a subclass, such as an enum of integers, would be lost in
+        # JSON.
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
@@ -177,7 +179,7 @@ class Writer:
         return self._object(value, name)
 
     def _mapping(self, value: dict[Any, Any], name: str) -> Any:
-        """Return the JSON of a dict: an object of JSON where all keys are texts, else pairs."""
+        """Return the JSON of a dict: a JSON object if all keys are texts, else pairs."""
         if all(type(key) is str for key in value) and _KIND not in value:
             return {key: self.of(one, f"{name}.{key}") for key, one in value.items()}
         pairs = [
@@ -191,10 +193,10 @@ class Writer:
         kind = type(value)
         ours = any(one.__module__.partition(".")[0] == _PACKAGE for one in kind.__mro__)
         state = value.__getstate__() if ours else None
-        # Objects of other packages, with slots, or of a class within another have no form.
+        # Not supported: objects of other packages, with slots, or of a nested class.
         if not ours or not isinstance(state, dict | None) or "." in kind.__qualname__:
             raise _cannot_write(value, name)
-        # Cached properties are computed again when they are asked for.
+        # Cached properties are computed again at their next use.
         kept = {
             n: v
             for n, v in (state or {}).items()
@@ -207,7 +209,7 @@ class Writer:
         }
 
     def _array(self, value: NDArray[Any], name: str) -> Any:
-        """Return the JSON of an array, which is added to the tensors where it is not there yet."""
+        """Return the JSON of an array, which is added to the tensors if it is not there yet."""
         if id(value) in self._names:
             return self._names[id(value)][0]
         found = self._add_array(value, name)
@@ -217,8 +219,8 @@ class Writer:
     def _add_array(self, value: NDArray[Any], name: str) -> Any:
         """Add an array to the tensors by its kind; return its JSON."""
         encoded: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
-        # Numbers as they are, dates as integers, texts as UTF-8 with the end of each, and arrays of
-        # other objects as lists.
+        # Numbers are stored unchanged, dates as integers, texts as UTF-8 with the end of each, and
+        # arrays of other objects as lists.
         if value.dtype.kind in "biuf" and value.itemsize <= 8:
             if value.flags.f_contiguous and not value.flags.c_contiguous:
                 encoded["order"] = "F"
@@ -238,7 +240,7 @@ class Writer:
         return encoded
 
     def _add(self, name: str, value: NDArray[Any]) -> None:
-        """Add a tensor; two paths may give one name, as keys of dicts may hold dots."""
+        """Add a tensor; two paths may give one name, since keys of dicts may contain dots."""
         if name in self.tensors:
             raise ModelFileError(f"Two arrays have the name {name}. Save the model as .skops.")
         self.tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
@@ -248,7 +250,7 @@ def is_number_type(value: Any) -> bool:
     """Return whether a value is a class of NumPy's scalars, such as a parameter `dtype`."""
     if not (isinstance(value, type) and issubclass(value, np.generic)):
         return False
-    # Not object, whose values are any, nor abstract classes such as np.floating.
+    # Not object, whose values have any type, nor abstract classes such as np.floating.
     return value is not np.object_ and np.dtype(value).type is value
 
 
@@ -263,7 +265,7 @@ def list_classes(encoded: Any) -> set[str]:
 
 
 def _cannot_write(value: Any, name: str) -> ModelFileError:
-    """Return the error of a value that has no form here."""
+    """Return the error for a value that has no form here."""
     return ModelFileError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which .safetensors "
         "cannot store. Create the estimator without it, or save it as .skops."
@@ -277,7 +279,7 @@ class Reader:
     ----------
     tensors : mapping of str to ndarray
     trusted : collection of str
-        Names of further classes, besides those known to hold data alone, that may be made.
+        Names of classes that may be made besides those known to hold data only.
     name : str
         Name of the file, for errors.
     """
@@ -319,7 +321,7 @@ class Reader:
         return self._arrays[name]
 
     def _make_array(self, name: str, encoded: dict[str, Any]) -> NDArray[Any]:
-        """Return a new array from its tensors; raise where its JSON does not fit them."""
+        """Return a new array from its tensors; raise if its JSON does not fit them."""
         dtype = np.dtype(encoded["dtype"])
         if encoded[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
@@ -338,24 +340,24 @@ class Reader:
             raise ValueError(f"{name} as {dtype}, which no array of a file is")
         found = self._tensors[name]
         found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
-        # A writable copy, in the memory order of the fit, by which BLAS rounds products.
+        # A writable copy, in the memory order of the fit, which affects how BLAS rounds products.
         return np.array(found, order=encoded.get("order", "C"))
 
     def _objects(self, encoded: dict[str, Any]) -> NDArray[Any]:
-        """Return an array of objects; assigned, as NumPy would look into lists among them."""
+        """Return an array of objects; assigned, since NumPy would unpack lists among them."""
         found: NDArray[Any] = np.empty(len(encoded["items"]), object)
         found[:] = [self.of(one) for one in encoded["items"]]
         return found.reshape(encoded["shape"])
 
     def _object(self, encoded: dict[str, Any]) -> Any:
-        """Return an object with its attributes set, without a call of its class's code."""
+        """Return an object with its attributes set, without running code of its class."""
         found: Any = object.__new__(self._class(encoded["class"]))
         vars(found).update({name: self.of(one) for name, one in encoded["state"].items()})
         return found
 
     def _class(self, name: str) -> type:
-        """Return a trusted class; raise where it is not trusted, or the name is of no class."""
-        # A module may have another object under the name, or import the class from elsewhere.
+        """Return a trusted class; raise if it is not trusted, or the name is not a class."""
+        # The name in a module may be another object, or a class imported from elsewhere.
         check_trusted([name], self._trusted, self._name)
         module, _, short = name.rpartition(".")
         kind = getattr(import_module(module), short, None)

@@ -1,9 +1,9 @@
 """Model files in the safetensors format.
 
 Arrays become tensors named after the estimator's attributes. The metadata of the file holds two
-JSON texts: the manifest (class, versions, checksums) and the state (all attributes that are no
-arrays, and where each array belongs). Classes and functions are not saved, and are given to `read`
-again.
+JSON texts: the manifest (class, versions, checksums) and the state (all attributes that are not
+arrays, and the place of each array). Classes and functions are not saved: the caller of `read`
+passes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write(estimator: Any) -> bytes:
             "can be saved as .safetensors. Save it as .skops."
         )
     writer = Writer(find_replacements(estimator))
-    # A copy: attributes that a file does not hold are taken out of it, not of the estimator.
+    # A copy: attributes that a file does not hold are removed from it, not from the estimator.
     state: dict[str, Any] = {**estimator.__getstate__()}  # type: ignore[dict-item]
     # A torch module's parameters and buffers go into the file under their own names.
     module_tensors = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
@@ -98,7 +98,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
                 f"{name} is of {manifest['estimator']}, which is not a public estimator of this "
                 "daskml_dist. Install the version that wrote it."
             )
-        # Parameters that are code come from the caller, all else from the file.
+        # Parameters that are code come from the caller, all others from the file.
         _check_given(payload["left_out"], given, name)
         state = Reader(tensors, trusted, name).of(payload["state"])
         # The state is that of a checked, fitted estimator: `__init__` is not called.
@@ -115,7 +115,7 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Return the classes and functions among the parameters, which `read` needs to be given."""
+    """Return the classes and functions among the parameters, which `read` needs as arguments."""
     params = estimator.get_params(deep=False)
     return {name: value for name, value in sorted(params.items()) if _is_code(value)}
 
@@ -161,7 +161,7 @@ def _find_public_class(name: str) -> type | None:
     from sklearn.base import BaseEstimator
 
     package, _, rest = name.partition(".")
-    # Nothing but a public name of a public subpackage is imported: the name is read from a file.
+    # Only a public name of a public subpackage is imported: the name is read from a file.
     room, _, class_name = rest.partition(".")
     if package != "daskml_dist" or not room.isidentifier() or room.startswith("_"):
         return None
@@ -177,7 +177,7 @@ def _find_public_class(name: str) -> type | None:
 
 def _compute_checksums(tensors: Mapping[str, NDArray[Any]], state_json: str) -> dict[str, str]:
     """Return the checksum of each tensor (dtype, shape and bytes), and of the state's JSON text."""
-    # Of dtype and shape too, since the same bytes may be another array.
+    # Also of dtype and shape, since the same bytes may be another array.
     checksums = {
         f"tensor {name}": compute_checksum(
             f"{array.dtype.str}{list(array.shape)}".encode() + array.tobytes()
@@ -215,7 +215,7 @@ def read_parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, N
 
 
 def _load_safetensors() -> Any:
-    """Return the module `safetensors.numpy`; raise with a remedy where it is not installed."""
+    """Return the module `safetensors.numpy`; raise with a remedy if it is not installed."""
     try:
         import safetensors.numpy
     except ImportError as error:

@@ -1,9 +1,9 @@
 """Model files in the format of skops.
 
-Where scikit-learn has an equal estimator (the twin, `to_sklearn`), the file is that of the twin,
-which plain ``skops.io.load`` reads, with the estimator itself as an archive within it. Large arrays
-are in both; those of the inner archive are left out of it, and put back from the twin's when it is
-read. Without a twin the file is the estimator's own. The manifest is a further member.
+If scikit-learn has an equal estimator (the twin, `to_sklearn`), the file is that of the twin, which
+plain ``skops.io.load`` can read, with the estimator itself as an archive within it. Large arrays
+that both have are stored only in the twin's part, and are put back into the inner archive when the
+file is read. Without a twin the file is the estimator's own. The manifest is an additional member.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from daskml_dist.inference.saved.objects import check_findable, check_trusted, f
 SUFFIX = ".skops"
 #: Position in the list of model formats: tried, and named in errors, first.
 RANK = 0
-#: Member that holds the estimator where the file itself is of its twin.
+#: Member that holds the estimator if the file is its twin's.
 _INNER = "daskml_dist/estimator.skops"
 
 
@@ -42,7 +42,7 @@ def write(estimator: Any) -> bytes:
     """Return a fitted estimator serialized as a file of skops."""
     sio = _load_skops()
     own = _dump_with_skops(sio, estimator)
-    # Errors of reading are found now, while the estimator can still be saved otherwise.
+    # Errors of reading are found now, while the estimator can still be saved in another way.
     types = sio.get_untrusted_types(data=own)
     check_findable(types, type(estimator).__name__)
     if others := find_untrusted(types):
@@ -55,7 +55,7 @@ def write(estimator: Any) -> bytes:
     if twin is None:
         return pack(own, {}, manifest)
     own, same = take_out_arrays(own, twin)
-    # Readers of format 1 know no shared arrays, and refuse format 2.
+    # Readers of format 1 do not support shared arrays, and refuse format 2.
     if same:
         manifest |= {"format": 2, "shared": same}
     return pack(twin, {_INNER: own}, manifest)
@@ -71,15 +71,15 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
     own = _find_own_archive(manifest, members, data, name)
-    # In this order: bounds before skops visits the parts, types before it makes any.
+    # The order matters: limits before skops visits the parts, types before it makes any.
     with explain_old_versions(manifest, name):
         check_references(own, name)
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
         with warnings.catch_warnings():
-            # Of each part; of the file there is one warning.
+            # The warnings of each part are replaced by one for the file.
             warnings.simplefilter("ignore", InconsistentVersionWarning)
             found = sio.loads(own, types)
-    # A manifest may be of another file: its checksums are not of itself.
+    # The manifest may belong to another file: its checksums do not include itself.
     stated = manifest.get("estimator")
     if str(stated).rpartition(".")[2] != type(found).__name__:
         raise ModelFileError(
@@ -95,7 +95,7 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
 
 
 def code_of(estimator: Any) -> dict[str, Any]:
-    """Return the parameters that `read` needs to be given: none."""
+    """Return the parameters that `read` needs as arguments: none."""
     return {}
 
 
@@ -108,15 +108,16 @@ def types_asked(data: bytes) -> list[str]:
 def _find_own_archive(
     manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str
 ) -> bytes:
-    """Return the archive of the estimator itself: the one within the twin's file, or the file."""
+    """Return the estimator's own archive: the one within the twin's file, or the file itself."""
     if not manifest.get("twin") or _INNER not in members:
         return data
     return put_back_arrays(members[_INNER], manifest.get("shared", {}), members, name)
 
 
 def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
-    """Return an estimator as skops writes it, without the parts that files leave out."""
-    # `find_replacements` is a memo of deepcopy's: by `id`, what a part is copied to.
+    """Return an estimator in skops' format, without the parts that files leave out."""
+    # deepcopy's memo maps the `id` of a part to its copy: `find_replacements` returns such a
+    # mapping.
     try:
         data: bytes = sio.dumps(copy.deepcopy(estimator, find_replacements(estimator)))
     except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
@@ -129,7 +130,7 @@ def _dump_with_skops(sio: Any, estimator: Any) -> bytes:
 
 
 def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
-    """Raise where objects of other packages' classes were written, and cannot be read again."""
+    """Raise if objects of other packages' classes were written, but cannot be read again."""
     try:
         sio.loads(data, types)
     except Exception as error:  # of whatever their classes raise
@@ -140,7 +141,7 @@ def _check_readable(sio: Any, data: bytes, types: list[str], others: list[str], 
 
 
 def _load_skops() -> Any:
-    """Return the module `skops.io`; raise with a remedy where it is not installed."""
+    """Return the module `skops.io`; raise with a remedy if it is not installed."""
     try:
         import skops.io
     except ImportError as error:

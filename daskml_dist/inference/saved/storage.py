@@ -1,7 +1,7 @@
-"""Bytes of model files, local or on any file system that fsspec knows; written whole or not at all.
+"""Bytes of model files, local or on any file system of fsspec; written completely or not at all.
 
-A local file is written beside its place, flushed to the disk, and renamed, which is atomic. Object
-stores show a file only once it is whole.
+A local file is written under another name in the same folder, flushed to the disk, and renamed,
+which is atomic. Object stores show a file only once it is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from daskml_dist.errors import InvalidTypeError, ModelFileError
 
 
 def path_to_text(path: Any) -> str:
-    """Return a path as text; raise where it is neither a text nor a path."""
+    """Return a path as text; raise if it is neither a text nor a path."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidTypeError(
             f"path is a {type(path).__name__}. Pass the name of a file: a str, a path or a URL."
@@ -25,7 +25,7 @@ def path_to_text(path: Any) -> str:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a file; a reader finds the file before or this one, never a part."""
+    """Write a file; a reader finds the previous file or this one, never a part."""
     fs, name, is_local = _open_file_system(path)
     try:
         if not is_local:
@@ -37,7 +37,7 @@ def write_bytes(path: str, data: bytes) -> None:
         new = f"{name}.{uuid.uuid4().hex[:12]}.new"
         try:
             with open(new, "xb") as file:
-                # The permissions of the file before, if there is one.
+                # Keep the permissions of the previous file, if there is one.
                 with suppress(OSError, AttributeError):  # Windows has no fchmod
                     os.fchmod(file.fileno(), stat.S_IMODE(os.stat(name).st_mode))
                 file.write(data)
