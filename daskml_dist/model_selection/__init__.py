@@ -1,4 +1,4 @@
-"""Model selection: splits of rows, scores of splits, and searches, on Dask collections too."""
+"""Model selection: splits of rows, cross-validation and searches, on Dask collections too."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 A pass over the rows of Dask collections costs far more than the arithmetic of one linear model.
 `fit_batched` therefore trains the models of all candidates on all splits as columns of one matrix
 of coefficients: each pass computes the scores of a row in all columns by one matrix product, and
-the row's code says which columns train on it. `_fit_batched_pipelines` does so with the last steps
-of pipelines, by one batched fit for each split, since the rows differ once transformers are fitted.
+the row's code determines which columns train on it. `_fit_batched_pipelines` does so with the last
+steps of pipelines, with one batched fit for each split, since fitted transformers make the rows of
+each split different.
 
-The batch scores all columns at once too, as long as it holds the rows: scores that are functions of
-sums over rows (accuracy, R^2, log loss), of the weights of pairs of a true and a predicted label
-(F1), or of the order of the rows by their scores (ROC AUC). For other scores `BatchedScorer` reads
-the rows of a side once more, for each column.
+The batch also scores all columns at once while it holds the rows: scores that are functions of sums
+over rows (accuracy, R^2, log loss), of the weights of pairs of a true and a predicted label (F1),
+or of the order of the rows by their scores (ROC AUC). For other scores `BatchedScorer` reads the
+rows of a side again for each column.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ _OWN_SCORES: dict[Any, str] = {inspect.unwrap(BaseClassifier.score): "accuracy",
 
 
 def can_fit_batched(estimators: Sequence[Any]) -> bool:
-    """Return whether estimators can be fitted as one batch, as far as parameters tell."""
+    """Return whether estimators can be fitted as one batch, judged by their parameters."""
     return can_batch(estimators) or group_step_estimators(estimators) is not None
 
 
@@ -103,14 +104,14 @@ def fit_batched(
 ) -> tuple[list[list[SplitFit]], int] | None:
     """Fit and score candidates as batched fits; return a list of fits each, and the batch count.
 
-    None where candidates cannot be fitted as one. `scoring` holds the user's scores by name, and
-    `scorers` the functions that they stand for.
+    None if candidates cannot be fitted as one. `scoring` holds the user's scores by name, and
+    `scorers` the scoring functions for them.
     """
     if not splits.can_batch or has_several_columns(splits.inputs[1]):
         return None
     by_rounds = can_batch(estimators)
-    # Two kinds: rounds of a solver, which all models make together, or gradient steps, in a batch
-    # for each set of like settings.
+    # Two kinds: rounds of a solver, which all models make together, or gradient steps, with one
+    # batch for each set of equal settings.
     by_steps = None if by_rounds else group_step_estimators(estimators)
     if not by_rounds and by_steps is None:
         return None
@@ -175,8 +176,8 @@ def _fit_step_batches(
 def can_batch_pipelines(estimators: Sequence[Any]) -> bool:
     """Return whether estimators are pipelines whose last steps can be fitted as one batch."""
     for one in estimators:
-        # Of this package, with transformers, and none cached: a cache would be asked and filled by
-        # the pipeline's own fit alone.
+        # Steps must be of this package, with transformers and without a cache: only the pipeline's
+        # own fit would read and fill a cache.
         if not isinstance(one, Pipeline) or len(one.steps) < 2 or one.memory is not None:
             return False
         if not takes_dask_collections(one):
@@ -195,7 +196,7 @@ def fit_batched_or_pipelines(
 ) -> tuple[list[list[SplitFit]], int] | None:
     """Fit and score estimators or pipelines by batched fits; None where these are impossible.
 
-    Scores count the weights of rows. Returns and arguments are those of :func:`fit_batched`.
+    Scores use the weights of rows. Returns and arguments are those of :func:`fit_batched`.
     """
     fit = _fit_batched_pipelines if can_batch_pipelines(estimators) else fit_batched
     try:
@@ -205,8 +206,8 @@ def fit_batched_or_pipelines(
     except (InvalidParameterError, InvalidDataError):
         if error_score == "raise":
             raise
-        # One bad candidate fails the whole batch. Fits one by one tell which have failed, and give
-        # scores to the others.
+        # One bad candidate fails the whole batch. Fits one by one find the failed candidates, and
+        # score the others.
         return None
 
 
@@ -232,7 +233,7 @@ def _fit_batched_pipelines(
     by_number: dict[int, list[SplitFit]] = {}
     n_batches = 0
     groups = _group_pipelines(estimators)
-    # Rows are kept, since the fit of each group and split reads and transforms them anew.
+    # Rows are kept, since the fit of each group and split reads and transforms them again.
     with splits.kept() as splits:
         begin = time.perf_counter()
         heads, splits = _fit_transformers([estimators[numbers[0]] for numbers in groups], splits)
@@ -242,7 +243,7 @@ def _fit_batched_pipelines(
                 rows = splits.take_split(split, head.transform(splits.inputs[0]))
                 last_steps = [clone(estimators[number].steps[-1][1]) for number in numbers]
                 result = fit_batched(last_steps, rows, scoring, scorers, **options)
-                # One group that cannot be batched leaves all candidates to fits one by one.
+                # If one group cannot be batched, all candidates are fitted one by one.
                 if result is None:
                     return None
                 n_batches += result[1]
@@ -267,8 +268,9 @@ def _fit_transformers(
     """
     report_phase(f"fits of the transformers of {splits.n_splits} splits")
     heads = [[clone(Pipeline(p.steps[:-1])) for _ in range(splits.n_splits)] for p in pipelines]
-    # Each fit is a generator that yields reductions over rows and is sent their results. In lock
-    # step all generators' reductions share their passes, so a block is read once for all splits.
+    # Each fit is a generator that yields reductions over rows and receives their results. All
+    # generators advance together, so that their reductions share passes, and a block is read once
+    # for all splits.
     works: list[PassGenerator[Any]] = [
         splits.count_trained(pipelines[0].steps[-1][1]._classification)
     ]
@@ -290,7 +292,8 @@ def _group_pipelines(estimators: Sequence[Any]) -> list[list[int]]:
     """Return the numbers of pipelines, in groups with the same transformers and parameters."""
     groups: dict[str, list[int]] = {}
     for number, pipeline in enumerate(estimators):
-        # By values of parameters, not by identity: each candidate has transformers of its own.
+        # Compared by values of parameters, not by identity: each candidate has its own
+        # transformers.
         key = [
             (name, type(step), step if isinstance(step, str) else step.get_params())
             for name, step in pipeline.steps[:-1]
@@ -312,14 +315,15 @@ def name_scores(scoring: Any) -> dict[str, Any] | None:
 
 
 def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
-    """Return a score as a function of a batched fit's sums; None where it has to read rows.
+    """Return a score as a function of a batched fit's sums; None if it needs the rows.
 
     `given` is the user's: a name, a scorer, or None for the estimator's own score.
     """
     if given is None:
         given = _OWN_SCORES.get(inspect.unwrap(type(estimator).score))
     kind = "classifier" if estimator._classification else "regressor"
-    # The sums hold the loss that the fit minimises: the log loss only if it is that one.
+    # The sums hold the loss that the fit minimises: this is the log loss only for a fit that
+    # minimises it.
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
     if isinstance(given, str) and given in CANDIDATE_SCORES[kind]:
@@ -337,23 +341,23 @@ def find_batched_score(estimator: Any, given: Any) -> BatchedScore | None:
 
 
 def _score_by_ranking(fit: BatchedFit, role: int, name: str) -> float:
-    """Return a ranking score, such as ROC AUC; NaN where rows have to be read for it."""
-    # Average precision takes the label 1 for the positive one, and the batched fit the larger one.
+    """Return a ranking score, such as ROC AUC; NaN if the rows must be read for it."""
+    # Average precision treats the label 1 as the positive one, and the batched fit the larger one.
     if name == "average_precision" and fit.estimator.classes_[-1] != 1:
         return np.nan
     return fit.ranking(name, role)
 
 
 def _score_by_top_k(fit: BatchedFit, role: int, n_best: int) -> float:
-    """Return the share of rows whose label is among the `n_best`; NaN where rows are needed."""
+    """Return the share of rows whose label is among the `n_best`; NaN if rows are needed."""
     return fit.among(n_best, role)
 
 
 def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
     """Return a score of predicted labels from the confusion matrix, each cell a weighted row."""
     classes, weights = fit.estimator.classes_, fit.label_pairs(role).ravel()
-    # An empty cell is left out: as a row of weight 0 it would show the scorer a label that no
-    # row has, which counts in a mean over labels.
+    # Empty cells are left out: as a row of weight 0 a cell would give the scorer a label that no
+    # row has, and a mean over labels would count it.
     filled = weights > 0
     y_true, y_pred = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
     return scorer.score_answers(
@@ -362,7 +366,7 @@ def _score_by_pairs(fit: BatchedFit, role: int, scorer: Scorer) -> float:
 
 
 def _score_with_weight(score: BatchedScore, fit: BatchedFit, role: int, split: int) -> float:
-    """Return a score; raise an error where the weights of a split's rows sum to zero."""
+    """Return a score; raise an error if the weights of a split's rows sum to zero."""
     check_weighed({split: fit.sums[role][0]})
     return score(fit, role=role)
 
@@ -395,10 +399,10 @@ class BatchedScorer:
         self, estimator: Any, splits: Splits, collection: Collection, scoring: Mapping[str, Any],
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
-        # Scores as functions of the sums that a batch makes of its rows; None: rows are read.
+        # Scores as functions of the sums that a batch computes from its rows; None: rows are read.
         known = {name: find_batched_score(estimator, given) for name, given in scoring.items()}
         self._known, self._error_score = known, error_score
-        # The batch makes only the sums that some score needs.
+        # The batch computes only the sums that some score needs.
         kinds = {score.func for score in known.values() if isinstance(score, partial)}
         self.parts = ScoreParts(
             pairs=_score_by_pairs in kinds,
@@ -420,13 +424,13 @@ class BatchedScorer:
         }
         self.roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
-        # A side of a split is taken once for all columns.
+        # A side of a split is selected once for all columns.
         self._side = cache(splits.select_side)
 
     def collect_fits(
         self, batch: BatchedSteps, columns: Sequence[StepCandidate]
     ) -> list[BatchedFit | FailedCandidate]:
-        """Return the fit of each column, with the sums that its scores are made of."""
+        """Return the fit of each column, with the sums for its scores."""
         # Now, while the batch holds the rows: later each score would have to read them again.
         sums = {role: batch.scores(columns, role, self.parts) for role in self.roles}
         ranks = {role: batch.rankings(columns, role) for role in self.roles if self.parts.ranks}
@@ -437,7 +441,7 @@ class BatchedScorer:
             try:
                 estimator = batch.make_fitted(column)
             except DivergedError as error:
-                # A column that diverges leaves the others as they are.
+                # A column that diverges does not affect the others.
                 fits.append(FailedCandidate(error, column.seconds))
             else:
                 fits.append(BatchedFit(estimator, column_sums, column.seconds, column_ranks))
@@ -455,7 +459,8 @@ class BatchedScorer:
         begin, scores = time.perf_counter(), []
         for role in self.roles:
             of_role = {name: score(fit, role, split) for name, score in self._sum_scorers.items()}
-            # Rows are read for scores without sums, and for rankings that the sums leave open.
+            # Rows are read for scores without sums, and for rankings that the sums do not
+            # determine.
             left = [name for name in self._known if name not in of_role]
             left += [name for name in self._ranked if np.isnan(of_role[name])]
             if left:
@@ -473,9 +478,9 @@ class BatchedScorer:
 def align_targets(
     splits: Splits, classification: bool, *, multi_output: bool = False, class_weight: Any = None
 ) -> tuple[Collection, Any]:
-    """Return the rows as a batched fit reads them, and the labels of a classifier.
+    """Return the rows in the form that a batched fit reads, and the labels of a classifier.
 
-    The targets of the collection have a last column of the rows' codes. With `class_weight` the
+    The targets of the collection have the rows' codes as the last column. With `class_weight` the
     weights of rows are multiplied by those of their labels.
     """
     check_one_role_each(splits.by_roles)
@@ -496,7 +501,8 @@ def align_targets(
         parts = [(rows, join(targets, splits.codes), weigh(targets, given))]
     else:
         lazily = delayed(join, pure=False)
-        # Without class weights the given ones stay as they are: None, say, and not a task.
+        # Without class weights the given ones are passed on unchanged: for example None, which is
+        # no task.
         weighed = delayed(weigh, pure=False) if factors is not None else weigh
         parts = [
             (rows, lazily(targets, codes), weighed(targets, given))
@@ -504,7 +510,7 @@ def align_targets(
                 collection.parts, splits.rows.code_parts, strict=True
             )
         ]
-    # By now a target is two columns of numbers: the encoded label, and the code.
+    # At this point a target is two columns of numbers: the encoded label, and the code.
     return replace(
         collection, parts=parts, multi_output=True, classification=False,
         inputs=(X, None, weight[0] if weight else None),
@@ -514,7 +520,7 @@ def align_targets(
 def weigh_classes_by_sums(
     class_weight: Any, classes: NDArray[Any], sums: Callable[[], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return one weight a class from "balanced" or a dict of labels.
+    """Return one weight for each class, from "balanced" or a dict of labels.
 
     `sums` computes the summed weights of the rows of each class.
     """
@@ -562,13 +568,13 @@ def _multiply_weights(classes: Any, factors: Any, targets: Any, given: Any) -> A
 
 
 def _find_labels(splits: Splits, collection: Collection) -> NDArray[Any]:
-    """Return the sorted labels, without another pass where a splitter has counted them."""
+    """Return the sorted labels, without another pass if a splitter has counted them."""
     if collection.kind == "memory":
         labels = np.unique(np.asarray(collection.parts[0][1]))
     elif splits.trained is not None and splits.trained.labels is not None:
         labels = splits.trained.labels
     else:
-        # A stratified splitter has found the labels, by which it orders the rows.
+        # A stratified splitter has found the labels, since it orders the rows by them.
         codes = splits.rows.codes
         codes = codes.codes if isinstance(codes, ThinnedCodes) else codes
         known = codes.order.labels if isinstance(codes, FoldsByPlace | FoldsByRange) else None

@@ -1,13 +1,13 @@
 """Training of candidates pass by pass, for searches that stop most candidates early.
 
-A *bracket* is one run of successive halving: a plan of *rungs*, each a number of candidates and the
-number of passes over the rows that these have made when they are scored. The best of a rung are
-trained on, from where they stopped, to the next one. Hyperband [1] runs several brackets, which
-hedge between many candidates with few passes and few candidates with many.
+A *bracket* is one run of successive halving: a plan of *rungs*, each with a number of candidates
+and the number of passes over the rows after which they are scored. The training of the best of a
+rung continues to the next one. Hyperband [1] runs several brackets, which cover the range from many
+candidates with few passes to few candidates with many.
 
 Candidates are trained in one of three ways. As columns of batched fits (`BatchedTraining`) or by
 ``partial_fit`` one after the other, each on the whole cluster (`PartialFitTraining`), all of a rung
-are scored before any is promoted. As tasks on the workers (`AsyncTraining`) a candidate is promoted
+are scored before any is promoted; as tasks on the workers (`AsyncTraining`) a candidate is promoted
 as soon as it is among the best 1/eta of the scores known at its rung, so that no worker waits for
 the slowest candidate: asynchronous successive halving (ASHA, [2], Algorithm 2).
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-#: Function of the values of arguments of ``fit`` that are split, which returns all arguments.
+#: Function from those values of arguments of ``fit`` that are split to all arguments.
 _MakeParams = Callable[[Sequence[Any]], dict[str, Any]]
 
 
@@ -102,21 +102,23 @@ class Bracket:
 
 
 def plan_brackets(max_iter: int, factor: float) -> list[Bracket]:
-    """Return Hyperband's brackets for at most `max_iter` passes, the one of most candidates first.
+    """Return Hyperband's brackets for at most `max_iter` passes, first that of most candidates.
 
     `factor` is eta of the paper: one in `factor` candidates is kept, for `factor` times the passes.
     """
-    # Algorithm 1 of [1] with R = max_iter and s = number. The 1e-9 makes up for roundings of logs
-    # and powers, which would make 3 of log(27) / log(3) a 2 and an int too small.
+    # Algorithm 1 of [1] with R = max_iter and s = number. The 1e-9 corrects rounding of logs and
+    # powers, which would turn log(27) / log(3) = 3 into 2, and an int into one too small.
     s_max = int(np.log(max_iter) / np.log(factor) + 1e-9)
     brackets = []
     for number in range(s_max, -1, -1):
-        # All brackets get about the same passes in all: n = ceil((s_max + 1) / (s + 1) * eta^s).
+        # All brackets have about the same number of passes in total: n = ceil((s_max + 1) / (s + 1)
+        # * eta^s).
         n = int(np.ceil((s_max + 1) / (number + 1) * factor**number - 1e-9))
         rungs: list[tuple[int, int]] = []
         for rung in range(number + 1):
             n_kept = max(1, int(n * factor**-rung + 1e-9))
-            # r_i = R * eta^(i - s): all passes at the rung's end, those of earlier rungs included.
+            # r_i = R * eta^(i - s): total passes at the rung's end, including those of earlier
+            # rungs.
             passes = max(1, round(max_iter * factor ** (rung - number)))
             if rungs and passes <= rungs[-1][1]:
                 continue  # with a factor near 1 rungs are rounded to the same pass
@@ -126,7 +128,7 @@ def plan_brackets(max_iter: int, factor: float) -> list[Bracket]:
 
 
 def plan_decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every: int) -> Bracket:
-    """Return a bracket with a rung after each `every` passes, of ever fewer candidates.
+    """Return a bracket with a rung after each `every` passes, with ever fewer candidates.
 
     Rung k has ``n_models * (1 + k)**-decay_rate`` candidates, as in dask-ml's inverse decay.
     """
@@ -166,14 +168,15 @@ class CandidateTraining(ABC):
 
     @abstractmethod
     def advance(self, candidates: Sequence[int], last: int) -> int:
-        """Train candidates until they have made `last` passes; return the passes made, of a split.
+        """Train candidates until they have made `last` passes; return the number of passes made.
 
-        The passes of all these candidates are summed; splits, which train alike, are not.
+        The passes of all these candidates are summed; those of the splits, which are equal, are
+        counted once.
         """
 
     @abstractmethod
     def score(self, candidates: Sequence[int]) -> list[list[SplitFit]]:
-        """Return the scores of candidates as they are: for each a list of one a split."""
+        """Return the current scores of candidates: for each a list with one for each split."""
 
     def __enter__(self) -> Self:
         return self
@@ -213,11 +216,11 @@ class BatchedTraining(CandidateTraining):
         with ExitStack() as opened:
             for numbers, batch in self._batches:
                 columns = opened.enter_context(batch.open_candidates(self._collection))
-                # A candidate's columns, one for each split, follow each other.
+                # A candidate's columns, one for each split, are adjacent.
                 n_splits = len(columns) // len(numbers)
                 for k, number in enumerate(numbers):
                     self._columns[number] = batch, columns[k * n_splits : (k + 1) * n_splits]
-            # All are open: from here on __exit__ closes them, where an error above does at once.
+            # All are open: from now on __exit__ closes them; an error above closes them at once.
             self._open_batches = opened.pop_all()
 
     def __exit__(self, *error: object) -> None:
@@ -229,7 +232,7 @@ class BatchedTraining(CandidateTraining):
         def count_passes() -> int:
             return sum(max(c.n_iter for c in self._columns[i][1]) for i in candidates)
 
-        # Counted, not computed: by the estimator's own stopping rule columns may end earlier.
+        # Counted, not computed: the estimator's own stopping rule may end columns earlier.
         before = count_passes()
         for batch, of_batch in self._group_by_batch(candidates):
             batch.advance([column for i in of_batch for column in self._columns[i][1]], last)
@@ -248,7 +251,7 @@ class BatchedTraining(CandidateTraining):
         return [scores[i] for i in candidates]
 
     def _group_by_batch(self, candidates: Sequence[int]) -> list[tuple[BatchedSteps, list[int]]]:
-        """Return the batched fits that hold any of some candidates, each with these."""
+        """Return the batched fits that hold any of the given candidates, with those candidates."""
         wanted = set(candidates)
         groups = [(batch, [i for i in numbers if i in wanted]) for numbers, batch in self._batches]
         return [(batch, of_batch) for batch, of_batch in groups if of_batch]
@@ -258,7 +261,7 @@ def begin_batched_training(
     estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> BatchedTraining | None:  # fmt: skip
-    """Return candidates as columns of open batched fits; None where they cannot be batched."""
+    """Return candidates as columns of open batched fits; None if they cannot be batched."""
     if not splits.can_batch or (of_steps := group_step_estimators(estimators)) is None:
         return None
     collection, classes = align_targets(splits, estimators[0]._classification)
@@ -272,7 +275,7 @@ def begin_batched_training(
     training = BatchedTraining(batches, collection, scorer)
     try:
         training.open()
-    # Only the rows tell: the training rows of a split may lack a label.
+    # Known only from the rows: the training rows of a split may lack a label.
     except NotBatchableError:
         return None
     return training
@@ -296,7 +299,7 @@ class PartialFitTraining(CandidateTraining):
     splits : SplitSides
     scorers : mapping of str to callable
     classes : ndarray or None
-        All labels, which the first ``partial_fit`` of a classifier must be told.
+        All labels, which the first ``partial_fit`` of a classifier needs as an argument.
     train_score : bool
     error_score : "raise" or float
     """
@@ -334,7 +337,7 @@ class PartialFitTraining(CandidateTraining):
 
     def _score(self, model: ResumableModel, train: Any, test: Any) -> SplitFit:
         if model.error is not None:
-            # It has not made all passes, so that its scores could not be compared.
+            # It has not made all passes, so its scores could not be compared.
             names = list(self._scorers)
             return score_failed_model(model, names, self._train_score, self._error_score)
         return model.score(self._scorers, train, test, train_score=self._train_score)
@@ -347,8 +350,8 @@ def _persist_side(side: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any, dict
     lazy = [value for value in inputs if is_dask(value)]
     if not lazy:
         return side
-    # Not optimised: fused tasks would have keys that fits and scores submit unfused, and the
-    # scheduler may never forget the tasks of a key that has come with two graphs.
+    # Not optimised: fusion would submit other tasks under keys that fits and scores submit unfused,
+    # and the scheduler may never release the tasks of a key that came with two graphs.
     kept = iter(persist(*lazy, optimize_graph=False))
     X, y, *values = (next(kept) if is_dask(value) else value for value in inputs)
     return X, y, dict(zip(params, values, strict=True))
@@ -369,7 +372,7 @@ class ResumableModel:
     seconds : float
         Time of these passes.
     error : Exception or None
-        Error that ended the training; None while it goes well.
+        Error that ended the training; None if there was none.
     """
 
     estimator: Any
@@ -442,9 +445,9 @@ class PromotionLadder:
         self._promoted: list[set[int]] = [set() for _ in bracket.rungs]
 
     def find_next(self) -> tuple[int, int] | None:
-        """Return the next candidate to train and the rung to train it to; None: none for now."""
+        """Return the next candidate to train and its rung; None if there is none at present."""
         # get_job of the paper: rungs from the top, since a promotion to a higher rung is nearer to
-        # a result; only where none is possible, a new candidate starts at the bottom.
+        # a result; a new candidate starts at the bottom only if no promotion is possible.
         for rung in range(len(self.rungs) - 2, -1, -1):
             known, promoted = self._scores[rung], self._promoted[rung]
             numbers = sorted(known)
@@ -455,15 +458,15 @@ class PromotionLadder:
             # A candidate that failed has the score NaN and is never promoted.
             best = [numbers[k] for k in find_best_scores(scores, n_best) if not np.isnan(scores[k])]
             for i in best:
-                # The best change with each score, so more may have been among them than the
-                # bracket's next rung has room for. (In the paper rungs are not bounded.)
+                # The best change with each score, so more candidates may have been among them than
+                # the bracket's next rung has room for. (In the paper rungs have no limit.)
                 if i not in self._stopped and i not in promoted and len(promoted) < n_next:
                     promoted.add(i)
                     return i, rung + 1
         return (self._new.pop(0), 0) if self._new else None
 
     def add_score(self, candidate: int, rung: int, score: float) -> None:
-        """Add the score of a candidate at a rung, and ask whether training it on is of use."""
+        """Add the score of a candidate at a rung, and check whether to stop it."""
         self._scores[rung][candidate] = score
         if self._stops is None:
             return
@@ -490,7 +493,7 @@ class AsyncTraining:
     scorers : mapping of str to callable
         A single score.
     classes : ndarray or None
-        All labels, which the first ``partial_fit`` of a classifier must be told.
+        All labels, which the first ``partial_fit`` of a classifier needs as an argument.
     train_score : bool
     error_score : "raise" or float
 
@@ -517,9 +520,9 @@ class AsyncTraining:
         self._train_score, self._error_score = train_score, error_score
         self._rows: list[Future[Any]] = []
         self._models: dict[int, list[Future[Any]]] = {}
-        #: Ladder, candidate, rung and split of each score that is still to come.
+        #: Ladder, candidate, rung and split of each score that has not arrived yet.
         self._pending: dict[Future[Any], tuple[int, int, int, int]] = {}
-        #: For each candidate the scores of its current rung that have come, by split.
+        #: For each candidate the scores of its current rung that have arrived, by split.
         self._by_split: dict[int, dict[int, SplitFit]] = {}
         self.fits: dict[int, list[SplitFit]] = {}
         self.history: list[dict[str, Any]] = []
@@ -531,8 +534,8 @@ class AsyncTraining:
 
         n_splits, jobs = self._splits.n_splits, as_completed()
         gathered = [self._splits.rows.gather_split(split) for split in range(n_splits)]
-        # Two for each thread keep all threads at work while scores travel here. With more, new
-        # candidates would start where a promotion should come first.
+        # Two for each thread keep all threads busy while scores are sent to the client. With more,
+        # new candidates would start before promotions that have priority.
         max_pending = 2 * max(1, sum(self._client.nthreads().values()))
         try:
             self._rows = self._client.compute(gathered)
@@ -544,7 +547,7 @@ class AsyncTraining:
                     return
                 self._take_score(next(jobs))
         finally:
-            # Released, not cancelled: a task that others depend on is wanted until they are done.
+            # Released, not cancelled: a task that others depend on is needed until they are done.
             models = (future for row in self._models.values() for future in row)
             for future in [*self._pending, *self._rows, *models]:
                 future.release()
@@ -565,7 +568,7 @@ class AsyncTraining:
         self._by_split[candidate], self._models[candidate] = {}, []
         submit, jobs = self._client.submit, []
         for split, rows in enumerate(self._rows):
-            # The model of the rung before is a future: models stay on the workers.
+            # The model of the previous rung is a future: models stay on the workers.
             given = self._estimators[candidate] if before is None else before[split]
             train = given, rows, params, self._classes, passes
             model = submit(_train_candidate, *train, pure=False)
@@ -614,7 +617,7 @@ def _train_candidate(
     given: Any, rows: Any, params: _MakeParams, classes: Any, last: int
 ) -> ResumableModel:
     """Return a model that has made `last` passes, continuing a `ResumableModel` if given one."""
-    # A copy: Dask may run the task again after a loss, and its argument must be as it was.
+    # A copy: Dask may run the task again after a loss of data, and its argument must be unchanged.
     model = deepcopy(given) if isinstance(given, ResumableModel) else ResumableModel(clone(given))
     train, _ = _make_sides(rows, params)
     train_by_passes(model, *train, classes, last)

@@ -1,7 +1,7 @@
 """Scores and predictions of an estimator by cross-validation, and curves of such scores.
 
 For rows in memory each function calls scikit-learn's of the same name, except that the two curves
-use batched fits where they can. For Dask collections `Splits` assigns the rows to splits; fits of
+use batched fits if possible. For Dask collections `Splits` assigns the rows to splits; fits of
 linear models are batched, so that all splits (of a curve: all points, too) are trained in the same
 passes over the rows, and other fits are made one by one or as tasks.
 """
@@ -69,10 +69,10 @@ def cross_validate(
 ) -> dict[str, Any]:
     """Fit an estimator on the training rows of each split, and score it on the test rows.
 
-    Rows in memory are left to scikit-learn. Rows of Dask collections stay where they are; a code
-    for each row tells its fold. All splits of a linear model are fitted in one batched fit, as in a
-    search (the last step of a pipeline: once its transformers are fitted to a split's rows), unless
-    `params` are given or fitted estimators are asked for; other fits read the rows of their folds.
+    Rows in memory are left to scikit-learn. Rows of Dask collections are not moved; a code for each
+    row gives its fold. All splits of a linear model are fitted in one batched fit, as in a search
+    (for a pipeline, its last step, once the transformers are fitted to a split's rows), unless
+    `params` are given or fitted estimators are requested; other fits read the rows of their folds.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def cross_validate(
     -------
     dict of str to ndarray of shape (n_splits,)
         ``test_score`` (or ``test_NAME`` for each of several), ``fit_time``, ``score_time``, and
-        other results that were asked for.
+        other results that were requested.
 
     Raises
     ------
@@ -129,8 +129,8 @@ def cross_validate(
     with report_operation("cross_validate", verbose):
         splits = Splits(estimator, X, y, groups, fit_params, cv)
         weigh = resolve_score_weights(estimator, scorers, fit_params, False)
-        # Scores of batched fits count the weights of rows, which scores here do only where routed;
-        # and estimators of batched fits lack the history that fits by themselves have.
+        # Scores of batched fits use the weights of rows, but scores here do so only if the weights
+        # are routed; and estimators of batched fits lack the history of separate fits.
         if names is not None and not fit_params and not return_estimator:
             batched = fit_batched_or_pipelines(
                 [estimator], splits, names, scorers, train_score=return_train_score,
@@ -235,21 +235,21 @@ def cross_val_predict(
     estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch
         As in :func:`cross_validate`. Every row is in the test rows of one split.
     method : str, default="predict"
-        Of the estimator.
+        Argument of the estimator's method.
 
     Returns
     -------
     ndarray, or lazy dask Array where an input is a Dask collection; or a list of them
-        Of shape (n_rows,) or (n_rows, n_outputs); a list has an item for each label, where the
-        method returns one. For a label that a fit has not met, its probability is 0, its decision
-        value or log probability the lowest number of the dtype.
+        Of shape (n_rows,) or (n_rows, n_outputs); a list with an item for each label if the method
+        returns one. For a label that was not in a fit's rows, the probability is 0, and the
+        decision value or log probability is the lowest number of the dtype.
 
     Raises
     ------
     InvalidParameterError
         Splits are no partition of the rows; raised when the predictions are computed.
     InvalidDataError
-        A fit has met only two of more labels, and its decision function is asked for.
+        The rows of a fit had only two of more labels, and its decision function is requested.
 
     Examples
     --------
@@ -270,8 +270,8 @@ def cross_val_predict(
         )  # fmt: skip
     resolve_score_weights(estimator, {}, fit_params, False)  # checks what metadata is requested
     splits = Splits(estimator, X, y, groups, fit_params, cv)
-    # No scorers: the fitted estimators are all that is needed. Without one of them its rows would
-    # have no prediction, so a failed fit is an error.
+    # No scorers: only the fitted estimators are needed. Without one of them its rows would have no
+    # prediction, so a failed fit is an error.
     (fits,) = splits.fit_splits([estimator], {}, train_score=False, error_score="raise")
     return _predict_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)
 
@@ -279,23 +279,24 @@ def cross_val_predict(
 # --- predictions of test rows ------------------------------------------------------------------
 
 
-#: Methods that return a column for each class, one of which a fit may not have met.
+#: Methods that return a column for each class; a fit may have seen fewer classes.
 _CLASS_METHODS = frozenset({"predict_proba", "decision_function", "predict_log_proba"})
 
 
 def _predict_out_of_fold(
     rows: RowsOfSplits, fitted: list[Any], method: str
 ) -> da.Array | list[da.Array]:
-    """Return for each row, lazily, the prediction of the fit that has not seen it."""
+    """Return for each row, lazily, the prediction of the fit that was not trained on it."""
     classes = _find_every_class(fitted, method)
     if takes_dask_collections(fitted[0]):  # the first of equals: fits are clones of one estimator
         sample = rows.inputs[0]
     else:
-        # A row of X itself, since a made-up one may be refused: X may hold texts, say.
+        # A real row of X, since a made-up one may be refused: X may hold texts, for example.
         sample = _find_first_row([part[0] for part in rows.columns.parts])
-    # A trial prediction: a lazy array has to know its dtype and number of columns.
+    # A trial prediction: a lazy array must know its dtype and number of columns.
     answer = getattr(fitted[0], method)(sample)
-    # A forest, say, returns a list of arrays for a target of several labels: one for each label.
+    # A forest, for example, returns a list of arrays for a target of several labels: one for each
+    # label.
     several = isinstance(answer, list)
     arrays = [a if is_dask(a) else np.asarray(a) for a in (answer if several else [answer])]
     empty = [
@@ -314,20 +315,21 @@ def _predict_out_of_fold(
 
 
 def _take_only_predictions(none: Any, X: Any, predictions: list[Any]) -> Any:
-    """Return the predictions of the only estimator; `none`, without rows, for a block of none."""
+    """Return the predictions of the only estimator; `none`, without rows, for an empty block."""
     return predictions[0] if predictions else none
 
 
 def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
-    """Return the labels that any fit has met; None where all have met the same, or have none."""
+    """Return the labels that any fit has seen; None if all have seen the same, or have none."""
     known: list[Any] = [getattr(one, "classes_", None) for one in fitted]
-    # Not of several outputs either, whose `classes_` are a list of arrays.
+    # Nor for several outputs, whose `classes_` are a list of arrays.
     if method not in _CLASS_METHODS or not all(isinstance(labels, np.ndarray) for labels in known):
         return None
     if all(np.array_equal(labels, known[0]) for labels in known):
         return None
     classes: NDArray[Any] = np.unique(np.concatenate(known))
-    # The decision function of two labels is one column, which fits no two columns of the others'.
+    # The decision function of two labels is one column, which cannot be placed among columns of
+    # classes.
     if method == "decision_function" and min(map(len, known)) <= 2:
         raise InvalidDataError(
             f"A fit has seen only two of {len(classes)} labels, so its decision function has no "
@@ -345,7 +347,7 @@ def _find_every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None
 
 
 def _find_first_row(parts: Sequence[Any]) -> Any:
-    """Return a row of the first block that has any; a block at a time is computed."""
+    """Return a row of the first block that has any; one block at a time is computed."""
     take = delayed(lambda rows: rows.iloc[:1] if hasattr(rows, "iloc") else rows[:1], pure=False)
     for part in parts:
         row = take(part).compute()
@@ -379,7 +381,7 @@ def validation_curve(
     error_score: Any = np.nan,
     params: dict[str, Any] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return training and test scores for values of a parameter, by batched fits where possible.
+    """Return training and test scores for values of a parameter, by batched fits if possible.
 
     Parameters
     ----------
@@ -424,7 +426,7 @@ def validation_curve(
     candidates = [clone(estimator).set_params(**{param_name: value}) for value in param_range]
     if not candidates:
         raise InvalidParameterError("param_range is empty. Name at least one value.")
-    # By the first: if others cannot join its batch, all are fitted one by one below.
+    # Decided by the first: if others cannot join its batch, all are fitted one by one below.
     if _is_for_sklearn(candidates[:1], scoring, fit_params, X, y, groups):
         found: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
@@ -524,17 +526,17 @@ def learning_curve(
             params=fit_params or None,
         )  # fmt: skip
         return found
-    # Codes tell folds, and not which rows of a fold come first: so here the client gets numbers
-    # of rows.
+    # Codes contain the fold of a row, but not the order of rows in a fold: so here the client gets
+    # row numbers.
     folds = _list_fold_rows(Splits(estimator, X, y, groups, fit_params, cv))
-    # As in scikit-learn shares are of the first split's training rows, for all splits.
+    # As in scikit-learn, shares refer to the first split's training rows, for all splits.
     sizes = _resolve_train_sizes(np.asarray(train_sizes), len(folds[0][0]))
     if shuffle:
         rng = check_random_state(random_state)
         folds = [(rng.permutation(train), test) for train, test in folds]
-    # Each size of each fold is a split of its own, so that one batched fit trains them all.
+    # Each size of each fold becomes a split, so that one batched fit trains them all.
     sized = [(train[:size], test) for train, test in folds for size in sizes]
-    # Groups have done their part in `folds`.
+    # `folds` already reflects the groups.
     splits = Splits(estimator, X, y, None, fit_params, sized)
     (fits,) = _fit_and_score_both([estimator], splits, scoring, fit_params, error_score)
 
@@ -558,9 +560,9 @@ def _is_for_sklearn(
     """Return whether scikit-learn does the work: rows are in memory, and fits not batchable."""
     if any(map(is_dask, (*given, *params.values()))):
         return False
-    # Several scores are an error of scikit-learn's: the curves have room for one.
+    # Several scores are an error of scikit-learn's: the curves support only one.
     several = isinstance(scoring, list | tuple | set | dict)
-    # Nor are fits with `params` batched (`_fit_and_score_both`).
+    # Fits with `params` are not batched either (`_fit_and_score_both`).
     return several or bool(params) or not can_fit_batched(estimators)
 
 
@@ -568,13 +570,13 @@ def _fit_and_score_both(
     estimators: Sequence[Any], splits: Splits, scoring: Any, params: Mapping[str, Any],
     error_score: Any,
 ) -> list[list[SplitFit]]:  # fmt: skip
-    """Return the fits of each estimator with scores of both sides, batched where possible."""
+    """Return the fits of each estimator with scores of both sides, batched if possible."""
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
         raise InvalidParameterError(f"scoring={scoring!r}: only one score is allowed. Name one.")
     scorers = get_scorers(estimators[0], scoring)
     weigh = resolve_score_weights(estimators[0], scorers, params, False)
     options = {"train_score": True, "error_score": error_score}
-    # Without weights: scores of batched fits would count them, which scikit-learn's do not.
+    # Without weights: scores of batched fits would use them, but scikit-learn's do not.
     if not params:
         found = fit_batched(estimators, splits, {"score": scoring}, scorers, **options)
         if found is not None:
@@ -586,7 +588,7 @@ def _list_fold_rows(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.i
     """Return the numbers of the training and test rows of each split, computed if lazy."""
     if splits.codes is not None:
         return [(np.asarray(train), np.asarray(test)) for train, test in splits.indices]
-    # An integer for each row, and nothing else of it, is computed.
+    # Of each row only an integer is computed.
     codes = np.concatenate(compute(*splits.rows.code_parts))
     roles = [splits.roles.assign_roles(codes, split) for split in range(splits.n_splits)]
     return [(np.flatnonzero(one == TRAIN), np.flatnonzero(one == TEST)) for one in roles]
@@ -603,7 +605,7 @@ def _resolve_train_sizes(given: NDArray[Any], n_train: int) -> NDArray[np.int64]
             raise InvalidParameterError(
                 f"train_sizes={given.tolist()}: shares of the training rows must be within (0, 1]."
             )
-        # A share that is less than a row is a row, as in scikit-learn.
+        # A share of less than a row becomes one row, as in scikit-learn.
         given = np.clip((given * n_train).astype(np.int64), 1, n_train)
     elif given.min() <= 0 or given.max() > n_train:
         raise InvalidParameterError(

@@ -1,16 +1,17 @@
-"""Codes of rows, which tell the side of each row in each split of a cross-validation.
+"""Codes of rows, which encode the side of each row in each split of a cross-validation.
 
 A splitter of Dask collections plans two things. `FoldCodes` make an integer code for each row of a
 block, from the row's place among all rows, its label or its group, so that tasks make the codes of
-their own blocks and no table of all rows exists. A `FoldAssignment` maps each code to a role in
-each split: trained on, tested, or neither. For k folds there are k codes: the number of the fold.
+their own blocks, without a table of all rows. A `FoldAssignment` maps each code to a role in each
+split: trained on, tested, or neither. For k folds there are k codes: the number of the fold.
 
 *Places* number all rows from 0 to n - 1. Without a shuffle they follow the order of the collection.
-A shuffle permutes rows within their blocks only; since each block's rows are dealt out to the folds
-in turn, every fold still gets its share of every block. For stratified folds rows are placed by
-label first, so that the rows of a label have consecutive places and dealing them out is stratified.
+A shuffle permutes rows within their blocks only; since each block's rows are assigned to the folds
+in turn, every fold still gets its share of every block. For stratified folds places are ordered by
+label first, so that the rows of a label have consecutive places, and assigning them in turn is
+stratified.
 
-`RowsOfSplits` holds the inputs with their codes, and takes the rows of a side lazily.
+`RowsOfSplits` holds the inputs with their codes, and selects the rows of a side lazily.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class TableRoles(FoldAssignment):
 class DigitRoles(FoldAssignment):
     """Assignment by the digits of a code in base 3, one for each split: the splits' roles.
 
-    For splits independent of each other, where a table would have up to 3**n_splits rows.
+    For splits independent of each other, for which a table would have up to 3**n_splits rows.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class DigitRoles(FoldAssignment):
 
 @dataclass(frozen=True, eq=False)
 class _ThinnedRoles(FoldAssignment):
-    """Assignment of the codes of `ThinnedCodes`: 0 has no role, others are codes of `each` plus 1.
+    """Assignment of the codes of `ThinnedCodes`: 0 has no role; others are codes of `each` plus 1.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ class _ThinnedRoles(FoldAssignment):
 
     def assign_roles(self, codes: Ints, split: int) -> NDArray[np.int8]:
         """Return the role of each code in a split."""
-        # Rows that are left out are looked up as any others, and overruled.
+        # Rows that are left out are looked up like all others, and overwritten.
         roles = self.each.assign_roles(np.maximum(codes - 1, 0), split)
         return np.where(codes > 0, roles, np.int8(NEITHER))
 
@@ -156,15 +157,16 @@ class RowOrder:
     first_of: Ints | None = None
 
     def find_places(self, index: int, column: Any, n_rows: int, more: int = 0) -> Ints:
-        """Return the places of a block's rows; each value of `more` is another shuffle."""
+        """Return the places of a block's rows; each value of `more` gives another shuffle."""
         within = np.arange(n_rows)
         if self.seed is not None:
-            # Seeded by the block's number: tasks draw alike in any order, and when run again.
+            # Seeded by the block's number: tasks draw the same numbers in any order, and when run
+            # again.
             within = np.random.default_rng((self.seed, more, index)).permutation(n_rows)
         if self.labels is None or self.first_of is None:
             return np.asarray(self.first[index] + within, np.int64)
-        # The place is the least one of the block's rows of this label, plus the row's rank among
-        # them: sort by label and position, then number the rows of each label from 0.
+        # The place is the smallest place of the block's rows of this label, plus the row's rank
+        # among them: sort by label and position, then number the rows of each label from 0.
         code = _encode_labels(self.labels, column)
         places = np.empty(n_rows, np.int64)
         by_label = np.lexsort((within, code))
@@ -179,8 +181,8 @@ class RowOrder:
         Starts and stops of shape (n_blocks, n_labels); without labels of shape (n_blocks, 1).
         """
         starts = self.first[:, np.newaxis] if self.first_of is None else self.first_of
-        # The ranges follow each other label by label and, within a label, block by block: each
-        # stops where the next one starts.
+        # The ranges are ordered by label and, within a label, by block: each stops where the next
+        # one starts.
         stops = np.append(starts.T.ravel()[1:], n_rows).reshape(starts.T.shape).T
         return starts, stops
 
@@ -201,20 +203,20 @@ class FoldCodes(ABC):
         """Return the codes; `column` holds the labels or groups of the rows, if there are any."""
 
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
-        """Return how many rows of each block have a role; None where it depends on the rows."""
+        """Return how many rows of each block have a role; None if it depends on the rows."""
         return None
 
 
 def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np.int8]:
     """Return the roles of places, `n_test` tested and `n_train` trained on, evenly spread."""
-    # Places are spread as Bresenham's line spreads its steps: place p is tested where the number of
-    # tested places before it, p * n_test // n, grows from p to p + 1. So each place tells its role
-    # by itself, exactly `n_test` are tested, and every range of places has its share, to within 1.
-    # Products fit int64 up to 3 billion rows.
+    # Places are spread as in Bresenham's line algorithm: place p is tested if the number of tested
+    # places before it, p * n_test // n, grows from p to p + 1. So the role of a place follows from
+    # its number alone, exactly `n_test` are tested, and every range of places has its share, to
+    # within 1. Products fit int64 up to 3 billion rows.
     n_tested_before = places * n_test // n
     is_tested = (places + 1) * n_test // n > n_tested_before
-    # The same among the places that are left. At a tested place the result is of the next one left,
-    # and is overruled below.
+    # The same for the places that are left. At a tested place the result is that of the next one
+    # left, and is overwritten below.
     left, n_left = places - n_tested_before, max(n - n_test, 1)
     is_trained = (left + 1) * n_train // n_left > left * n_train // n_left
     roles = np.where(is_trained, TRAIN, NEITHER)
@@ -223,7 +225,7 @@ def _spread_roles(places: Ints, n: int, n_test: int, n_train: int) -> NDArray[np
 
 @dataclass(frozen=True, eq=False)
 class FoldsByPlace(FoldCodes):
-    """Folds dealt out in turn: the code is the row's place modulo the number of folds.
+    """Folds assigned in turn: the code is the row's place modulo the number of folds.
 
     Parameters
     ----------
@@ -247,9 +249,9 @@ class FoldsByRange(FoldCodes):
     ----------
     order : RowOrder
     stops : ndarray of int64 of shape (n_ranges - 1,)
-        End of each range but the last, which goes to the last row.
+        End of each range but the last, which extends to the last row.
     n_codes : int
-        Of stratified folds the ranges of each label begin again with the code 0.
+        For stratified folds the ranges of each label begin again with the code 0.
     n_rows : int, optional
         Number of all rows, if rows of roles are to be counted.
     """
@@ -301,9 +303,9 @@ class FoldsByGroup(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class SpreadSplits(FoldCodes):
-    """Splits that each draw `n_test` and `n_train` rows anew, evenly from all blocks.
+    """Splits that each draw `n_test` and `n_train` rows independently, evenly from all blocks.
 
-    Each split shuffles the rows within their blocks, and takes the same places of the new order
+    Each split shuffles the rows within their blocks, and selects the same places of the new order
     (`_spread_roles`). The code holds a row's roles in all splits.
 
     Parameters
@@ -332,7 +334,8 @@ class SpreadSplits(FoldCodes):
     def count_roles(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
         """Return how many rows of each block have a role: `_spread_roles` over its places."""
 
-        # Rows with the role among the first `places`; `_spread_roles` tells of a single place.
+        # Number of rows with the role among the first `places`; `_spread_roles` covers single
+        # places only.
         def count_tested(places: Ints) -> Ints:
             return places * self.n_test // self.n_rows
 
@@ -343,7 +346,8 @@ class SpreadSplits(FoldCodes):
         count = {TEST: count_tested, TRAIN: count_trained}.get(role)
         if count is None:
             return None
-        # A block's rows fill ranges of places whatever the shuffle, which is within the block.
+        # A block's rows fill the same ranges of places in any shuffle, since it is within the
+        # block.
         starts, stops = self.order.find_block_ranges(self.n_rows)
         sizes: Ints = (count(stops) - count(starts)).sum(axis=1)
         return sizes
@@ -351,7 +355,7 @@ class SpreadSplits(FoldCodes):
 
 @dataclass(frozen=True, eq=False)
 class GivenCodes(FoldCodes):
-    """Codes that are known already, of splits that another package's splitter made.
+    """Codes that are already known, for splits of another package's splitter.
 
     Parameters
     ----------
@@ -400,7 +404,8 @@ class RowsOfSplits:
     Parameters
     ----------
     inputs : tuple
-        X, y and other inputs of as many rows, as the user gave them; None where one is absent.
+        X, y and other inputs with the same number of rows, in the user's containers; None if one is
+        absent.
     columns : Collection
         X, and the column that codes are made of (labels, groups), if any.
     codes : FoldCodes
@@ -422,10 +427,10 @@ class RowsOfSplits:
         return replace(self, inputs=(X, *self.inputs[1:]), columns=columns, roles=roles)
 
     def persist_rows(self) -> RowsOfSplits:
-        """Return the same rows, kept in the cluster's memory for as long as the result lives."""
+        """Return the same rows, kept in the cluster's memory as long as the result exists."""
         inputs_pieces = [self._cut(value) if is_dask(value) else [] for value in self.inputs]
         columns = [part[1] for part in self.columns.parts]
-        # In one call, so that the blocks of X, y and others that one task reads are read once.
+        # In one call, so that blocks of X, y and others that one task reads are read once.
         kept = iter(persist(*(piece for one in (*inputs_pieces, columns) for piece in one)))
         *kept_inputs, kept_columns = (
             [next(kept) for _ in pieces] for pieces in (*inputs_pieces, columns)
@@ -445,7 +450,7 @@ class RowsOfSplits:
 
     @cached_property
     def code_parts(self) -> list[Delayed]:
-        """Return the codes of each block, lazy: one task a block, for all sides of all splits."""
+        """Return the codes of each block, lazy: one task for each block, for all splits."""
         # Cached: another call would add tasks that make the same codes again.
         make = delayed(partial(_make_codes, self.codes), pure=False)
         return [make(i, X, column) for i, (X, column, _) in enumerate(self.columns.parts)]
@@ -480,8 +485,8 @@ class RowsOfSplits:
     def make_mask(self, split: int, role: int) -> Any:
         """Return a lazy mask of the rows that have a role in a split, chunked as X is."""
         frame = self.inputs[0]
-        # A Series, by which Dask indexes a DataFrame partition by partition where it knows the
-        # divisions. Where it does not it would match the index by a shuffle: an Array then.
+        # A Series, because Dask indexes a DataFrame with it partition by partition if it knows the
+        # divisions. If it does not, it would match the index by a shuffle: then an Array.
         if is_dask_frame(frame) and frame.known_divisions:
             if frame.npartitions == len(self.columns.parts):
                 return self._make_frame_mask(split, role)
@@ -502,11 +507,11 @@ class RowsOfSplits:
         return dd.from_delayed(parts, meta=meta, divisions=frame.divisions, verify_meta=False)
 
     def _cut(self, value: Any) -> list[Any]:
-        """Return the blocks of an input, of the same rows as the blocks of codes."""
+        """Return the blocks of an input, with the same rows as the blocks of codes."""
         X = self.inputs[0]
         if value is X:
             return [part[0] for part in self.columns.parts]
-        # Beside X, to whose blocks those of the input are aligned.
+        # Together with X, so that its blocks are aligned to those of X.
         options = {"numeric": False, "multi_output": True, "any_shape": True}
         return [part[1] for part in as_collection(X, value, **options).parts]
 
@@ -527,7 +532,7 @@ def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
         [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
     )
     if sizes is not None:
-        # Set as `compute_chunk_sizes` sets them: `concatenate` drops blocks that it knows to be
+        # Set in the way of `compute_chunk_sizes`: `concatenate` drops blocks that it knows to be
         # empty, and the blocks of X and y would no longer be aligned.
         joined._chunks = (tuple(sizes.tolist()), *joined.chunks[1:])
     return joined
@@ -578,7 +583,7 @@ def _gather_sides(
 
 
 def count_labels_by_block(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], Ints]:
-    """Return the labels, and how many rows of each block have each, in one pass.
+    """Return the labels, and the number of rows of each label in each block, in one pass.
 
     Labels, of shape (n_labels,), are sorted, or in the order in which rows show them first; counts
     are of shape (n_blocks, n_labels).
@@ -599,7 +604,7 @@ class TrainedRows:
     Parameters
     ----------
     labels : ndarray of shape (n_labels,), or None
-        Sorted; None where targets are numbers.
+        Sorted; None if targets are numbers.
     weights : ndarray of float64 of shape (n_splits, n_labels) or (n_splits, 1)
         Number of training rows of each label.
     """
@@ -620,7 +625,7 @@ def count_training_rows(
     (counts,) = yield [ReductionPass(blocks, count, _add_counts_by_label)]
     labels = np.unique(list(counts)) if classification else None
     keys = [None] if labels is None else labels.tolist()
-    # NaN, a missing label, equals no key. It counts as 0 here, and the fit that follows refuses it.
+    # NaN, a missing label, equals no key. It counts as 0 here, and the following fit refuses it.
     absent = np.zeros(roles.n_splits)
     return TrainedRows(labels, np.stack([counts.get(key, absent) for key in keys], axis=1))
 
@@ -648,14 +653,14 @@ def _add_counts_by_label(
 
 
 def _count_block_labels(index: int, X: Any, column: Any, weight: Any) -> list[dict[Any, int]]:
-    """Return the number of rows by label, in the order in which the block shows them."""
+    """Return the number of rows by label, in the order of the labels' first rows in the block."""
     values, first, counts = np.unique(np.asarray(column), return_index=True, return_counts=True)
     order = np.argsort(first)
     return [dict(zip(values[order].tolist(), counts[order].tolist(), strict=True))]
 
 
 def thin_rows(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:
-    """Return splits of a random share of the rows, which each block gives its share of."""
+    """Return splits of a random share of the rows, the same share of each block."""
     counts = count_rows(rows.columns)
     first = counts.cumsum() - counts
     codes = ThinnedCodes(rows.codes, RowOrder(first, seed), fraction)

@@ -1,4 +1,4 @@
-"""Searches that train candidates pass by pass, and stop most of them early: Hyperband and others.
+"""Searches that train candidates pass by pass, and stop most of them early, such as Hyperband.
 
 These classes draw the candidates and plan the brackets. How brackets are made and candidates are
 trained on is in `_candidate_training.py`.
@@ -56,10 +56,10 @@ class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
     """Search by Hyperband: brackets of successive halving over passes.
 
     The first bracket has the most candidates and stops most of them after few passes; the last
-    trains few candidates to the end. Candidates are trained on from where they stopped. Those of
+    trains few candidates to the end. A candidate's training continues from its last state. Those of
     :class:`~daskml_dist.linear_model.SGDClassifier` and
-    :class:`~daskml_dist.linear_model.SGDRegressor` are trained in one batched fit, all brackets
-    side by side. Others with ``partial_fit`` are trained one after the other if they take Dask
+    :class:`~daskml_dist.linear_model.SGDRegressor` are trained in one batched fit with all brackets
+    together. Others with ``partial_fit`` are trained one after the other if they take Dask
     collections, and else as tasks on the workers: these are promoted as soon as they are among the
     best of their rung (ASHA), so that no worker waits.
 
@@ -73,20 +73,20 @@ class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
     max_iter : int, default=27
         Passes of a candidate at most; with `factor` it determines the number of candidates.
     factor : float, default=3
-        One in `factor` candidates of a rung goes on, to `factor` times the passes; > 1.
+        One in `factor` candidates of a rung is promoted, to `factor` times the passes; > 1.
     scoring : str, callable or None
         One score.
     cv : int, splitter, iterable of (train, test) row numbers, or None
         None: 5 folds, stratified for a classifier.
     refit : bool, default=True
-        Fit the best to all rows, for as many passes as it was scored after.
+        Fit the best to all rows, for the number of passes after which it was scored.
     random_state : int, RandomState or None
         Seed of the draw of candidates.
     error_score : "raise" or float, default=nan
         Score of a failed fit; "raise" raises its error.
     return_train_score : bool, default=False
     patience : int or False, default=False
-        A candidate is stopped at a rung where its score has not risen for `patience` passes.
+        A candidate is stopped at a rung if its score has not risen for `patience` passes.
     tol : float, default=0.001
         Rise of the score within `patience` passes below which it counts as not risen.
     verbose : int, default=0
@@ -101,7 +101,7 @@ class HyperbandSearchCV(DaskSearch, model_selection.RandomizedSearchCV):
 multimetric_
         scikit-learn's. The best candidate has the best score, after any number of passes.
     stacks_ : int
-        Number of batched fits that trained all candidates; absent where each had its own fits.
+        Number of batched fits that trained all candidates; absent if each had its own fits.
     metadata_ : dict
         ``n_models`` (candidates), ``partial_fit_calls`` (passes of all candidates, of one split),
         and ``brackets``.
@@ -152,7 +152,7 @@ multimetric_
         random_state: Any = None,
         error_score: Any = np.nan,
         return_train_score: bool = False,
-        # Stops a candidate that no longer improves, beside the brackets.
+        # Stops a candidate that no longer improves, in addition to the brackets.
         patience: Any = False,
         tol: float = 0.001,
         verbose: int = 0,
@@ -190,7 +190,7 @@ multimetric_
 
     @property
     def _promotion_factor(self) -> float | None:
-        """Return the `factor` of `PromotionLadder`: one in so many is promoted."""
+        """Return the `factor` of `PromotionLadder`: one in `factor` candidates is promoted."""
         return float(self.factor)
 
     def _stops_at(self, scores: Mapping[int, float]) -> bool:
@@ -203,11 +203,11 @@ multimetric_
             check_count("patience", self.patience, also="or False")
 
     def _can_batch(self) -> bool:
-        """Return True: scikit-learn has no such search, so rows in memory are not left to it."""
+        """Return True: scikit-learn has no such search, not even for rows in memory."""
         return True
 
     def _check_refit(self) -> None:
-        """Raise an error for several scores, by which brackets cannot keep candidates."""
+        """Raise an error for several scores: brackets keep candidates by one score."""
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: Hyperband keeps candidates by one score. Name one."
@@ -215,7 +215,8 @@ multimetric_
 
     def _list_candidates(self) -> Sequence[Mapping[str, Any]]:
         """Return the parameters of the candidates of all brackets, in the order of these."""
-        # One draw for all brackets: of lists of values none is drawn twice while others are left.
+        # One draw for all brackets: from lists of values, no combination is drawn twice until all
+        # have been.
         n = sum(bracket.n_models for bracket in self._plan_brackets())
         with warnings.catch_warnings():
             # A grid with fewer candidates than the brackets need: some are repeated below.
@@ -230,7 +231,7 @@ multimetric_
     def _make_candidate(self, params: Mapping[str, Any]) -> Any:
         estimator = super()._make_candidate(params)
         if takes_dask_collections(estimator) and "max_iter" in estimator.get_params(deep=False):
-            # A schedule of learning rates depends on the number of passes: one for all rungs.
+            # A schedule of learning rates depends on the number of passes: the same for all rungs.
             estimator.set_params(max_iter=int(self.max_iter))
         return estimator
 
@@ -241,7 +242,8 @@ multimetric_
                 "param_distributions names max_iter, which Hyperband decides. Leave it out."
             )
         self._check_learns_by_passes()
-        # The first partial_fit has to be told all labels: a block may not hold each of them.
+        # The first partial_fit needs all labels as an argument: a block may not contain each of
+        # them.
         self._classes = splits.find_labels() if is_classifier(self.estimator) else None
         # Brackets with the numbers of their candidates, which are consecutive.
         assigned, first = [], 0
@@ -285,8 +287,8 @@ multimetric_
     ) -> dict[int, list[SplitFit]]:  # fmt: skip
         """Return the fits of each candidate after its last pass, one for each split.
 
-        In a batched fit where that is possible, else as tasks if estimators need gathered rows and
-        there is a cluster, else one after the other.
+        In a batched fit if possible, else as tasks if estimators need gathered rows and there is a
+        cluster, else one after the other.
         """
         estimators = [self._make_candidate(params) for params in candidates]
         options = {"train_score": bool(self.return_train_score), "error_score": self.error_score}
@@ -330,7 +332,8 @@ multimetric_
         fits: dict[int, list[SplitFit]] = {}
         self.history_, self._calls = [], 0
         # At each number of passes at which any bracket has a rung, candidates of all brackets are
-        # trained so far, so that a batched fit trains as many as there are in each of its passes.
+        # trained up to it, so that each pass of a batched fit trains as many candidates as
+        # possible.
         for passes in sorted({passes for bracket, _ in brackets for _, passes in bracket.rungs}):
             in_training = [i for candidates in left.values() for i in candidates]
             if not in_training:
@@ -343,7 +346,7 @@ multimetric_
                 if left[bracket.number] and any(passes == p for _, p in bracket.rungs)
             ]
             scored = [i for bracket in at_rung for i in left[bracket.number]]
-            # In place of the fits of earlier rungs: those after a candidate's last pass remain.
+            # Replaces the fits of earlier rungs: those after a candidate's last pass remain.
             fits.update(zip(scored, training.score(scored), strict=True))
             for bracket in at_rung:
                 left[bracket.number] = self._drop_candidates(
@@ -354,7 +357,7 @@ multimetric_
     def _drop_candidates(
         self, bracket: Bracket, passes: int, candidates: list[int], fits: dict[int, list[SplitFit]]
     ) -> list[int]:
-        """Record the scores of a rung's candidates, and return the best, which are trained on."""
+        """Record the scores of a rung's candidates; return the best, which continue training."""
         scores = [float(np.mean([fit.test["score"] for fit in fits[i]])) for i in candidates]
         records = []
         for i, score in zip(candidates, scores, strict=True):
@@ -362,7 +365,7 @@ multimetric_
             self.history_.append({**facts, "passes": passes, "mean_test_score": score})
             records.append({**facts, "resource": passes, "score": score})
         report_rung(f"bracket {bracket.number} at pass {passes}", records)
-        # top_k of Hyperband's algorithm 1. Past a bracket's last rung none goes on.
+        # top_k of Hyperband's algorithm 1. After a bracket's last rung no candidate continues.
         later = [n for n, more in bracket.rungs if more > passes]
         best = find_best_scores(np.array(scores), later[0] if later else 0)
         # From the whole history, since `patience` may span several rungs.
@@ -374,9 +377,9 @@ multimetric_
         return [i for i in kept if not self._stops_at(so_far[i])]
 
     def _refit_best(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
-        """Set `best_estimator_`, trained on all rows for as many passes as it was scored after."""
+        """Set `best_estimator_`, trained on all rows for the passes after which it was scored."""
         begin = time.perf_counter()
-        # With other passes it would be another model than the one that had the best score.
+        # With another number of passes it would not be the model that had the best score.
         passes = int(self.cv_results_["partial_fit_calls"][self.best_index_])
         estimator = self._make_candidate(self.best_params_)
         if hasattr(self, "stacks_"):
@@ -385,7 +388,7 @@ multimetric_
         elif takes_dask_collections(estimator) or not any(map(is_dask, (X, y, *params.values()))):
             fitted = _train_to_pass(estimator, X, y, dict(params), self._classes, passes)
         else:
-            # As an argument of a task a Dask collection is computed, and gathered in one place.
+            # A Dask collection as an argument of a task is computed, and gathered in one place.
             task = delayed(_train_to_pass, pure=False)
             fitted = task(estimator, X, y, dict(params), self._classes, passes).compute()
         self.best_estimator_ = fitted
@@ -410,9 +413,9 @@ multimetric_
 class IncrementalSearchCV(HyperbandSearchCV):
     """Search that trains candidates in parallel, and continues with fewer and fewer of them.
 
-    After every `fits_per_score` passes candidates are scored, and the best go on, by `decay_rate`
-    ever fewer; one whose score has not risen for `patience` passes is stopped. Candidates are
-    trained as by :class:`HyperbandSearchCV`, which needs neither choice.
+    Candidates are scored after every `fits_per_score` passes, and the best continue, their number
+    falling by `decay_rate`; one whose score has not risen for `patience` passes is stopped.
+    Candidates are trained as by :class:`HyperbandSearchCV`, without a choice of brackets.
 
     Parameters
     ----------
@@ -464,7 +467,7 @@ refit_time_, multimetric_, stacks_, metadata_, history_
     n_initial_parameters: int
     decay_rate: float | None
     fits_per_score: int
-    #: Candidates decay from rung to rung, not by one factor.
+    #: The number of candidates falls from rung to rung, not by one factor.
     _promotion_factor = None
 
     def __init__(
@@ -472,10 +475,10 @@ refit_time_, multimetric_, stacks_, metadata_, history_
         estimator: Any,
         param_distributions: Any,
         *,
-        # Candidates, and how fast their number falls.
+        # Number of candidates, and how fast it falls.
         n_initial_parameters: int = 10,
         decay_rate: float | None = 1.0,
-        # When one of them is stopped, or scored.
+        # When a candidate is stopped, or scored.
         patience: Any = False,
         tol: float = 0.001,
         fits_per_score: int = 1,

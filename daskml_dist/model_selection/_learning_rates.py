@@ -1,8 +1,8 @@
 """Range test of learning rates: short fits to a sample of the rows, one for each rate.
 
 After L. N. Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3,
-but that rates do not rise within a single fit, in which a step at one rate begins where all smaller
-rates have led. Here each rate starts from the same parameters. Short fits of linear models are
+except that rates do not rise within a single fit, in which each step starts from the result of all
+smaller rates. Here each rate starts from the same parameters. Short fits of linear models are
 columns of one batched fit, whose passes train all rates.
 """
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 #: Rates that are tried by default: three in each power of ten, from 1e-7 to 100.
 _DEFAULT_RATES = np.logspace(-7, 2, 28)
-#: Least number of steps of each short fit: passes over the sample are added until there are.
+#: Minimum number of steps of each short fit: passes over the sample are added until it is reached.
 _MIN_STEPS = 32
-#: Least fall of the loss, as a share of the loss at the smallest rate, for a suggestion at all.
+#: Smallest decrease of the loss, as a share of the loss at the smallest rate, for any suggestion.
 _LEAST_GAIN = 1e-3
-#: Share of the best fall of the loss that suffices: the smallest rate with it is suggested, being
-#: farther from the rates that diverge.
+#: Share of the best decrease of the loss that is enough: the smallest rate with it is suggested,
+#: since it is farther from the rates that diverge.
 _GAIN_SHARE = 0.9
-#: Parameter of most estimators; those with scikit-learn's `learning_rate_init` keep the schedule
-#: in the parameter of this name.
+#: Parameter of most estimators; those with scikit-learn's `learning_rate_init` use this name for
+#: the schedule.
 _RATE_PARAMETER = "learning_rate"
 
 
@@ -63,13 +63,13 @@ class LearningRates:
     rates : ndarray of float64 of shape (n_rates,)
         In ascending order.
     losses : ndarray of float64 of shape (n_rates,)
-        Mean training loss of the last pass over the sample, where each batch counts with its loss
-        before its step; infinite where the fit diverged.
+        Mean training loss of the last pass over the sample, with each batch's loss before its step;
+        infinite if the fit diverged.
     suggestion : float or None
         Smallest rate whose loss is below that of the smallest rate by nine tenths of the best
-        difference. None where no loss is below it by a thousandth of it.
+        difference. None if no loss is below it by a thousandth of it.
     parameter : str
-        Name of the estimator's parameter that takes the rate.
+        Name of the estimator's parameter for the rate.
     batch_size, n_rows : int
         Number of rows of a step, as in a fit to all rows, and of the sample.
 
@@ -119,11 +119,11 @@ def learning_rate_range(
 ) -> LearningRates:
     """Try learning rates on a sample of the rows, and suggest one.
 
-    The client gets a random sample of all rows. Each rate then has a short fit of its own, from the
+    The client gets a random sample of all rows. Each rate then has a separate short fit, from the
     same initial parameters and over the same batches, whose size is that of a step of the fit to
-    all rows. (Smith raises the rate within one fit, in which each step begins where smaller rates
-    have led; separate fits show the effect of each rate alone.) Fits of linear models are batched
-    where possible, with the same losses.
+    all rows. (Smith raises the rate within one fit, in which each step starts from the result of
+    smaller rates; separate fits show the effect of each rate alone.) Fits of linear models are
+    batched if possible, with the same losses.
 
     Parameters
     ----------
@@ -205,13 +205,13 @@ def _draw_sample(
     estimator: Any, X: Any, y: Any, sample_weight: Any, max_rows: int, client: Any
 ) -> tuple[Block, int, int]:
     """Return a sample of the rows, the rows of a step of the fit to all rows, and its seed."""
-    # Without a search of the rate, by which learning_rate="auto" begins a fit.
+    # Without a search of the rate, which is the first part of a fit with learning_rate="auto".
     settings = replace(estimator._check_settings(None), auto_rate=False)
     collection = estimator._make_collection(X, y, sample_weight, reset=True)
     with FitJob(collection, client, settings.run) as job:
         weighted = collection.is_weighted
         rows = job.rows = estimator._dataset_info(job, None, settings.class_weight, weighted)
-        # Planned, and not trained: the plan knows how many rows a step of the fit would take.
+        # Planned, but not trained: the plan contains the number of rows of a step of the fit.
         fit = estimator._plan_fit(job, settings, estimator._model(rows, None), None)
         job.lay_out_lanes(1)
         block = draw_sample_rows(job.engine, job.lanes, max_rows, settings.seed, 0.0)
@@ -222,8 +222,8 @@ def _make_short_fit(
     estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int
 ) -> Any:
     """Return an unfitted estimator of a short fit by a rate: one lane, plain steps, no stopping."""
-    # Overridden are parameters that would change the rate on the way, stop the fit early, or give
-    # other batches to each rate; of these the ones that the estimator has.
+    # Replaced are parameters that would change the rate during the fit, stop it early, or give
+    # other batches to each rate, if the estimator has them.
     fixed = {
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
@@ -238,7 +238,7 @@ def _make_short_fit(
 
 
 def _fit_to_loss(short: Any, block: Block) -> float:
-    """Return the mean training loss of a short fit's last pass; infinite where it diverged."""
+    """Return the mean training loss of a short fit's last pass; infinite if it diverged."""
     try:
         with _ignore_fit_warnings():
             short.fit(block.rows, block.y, block.sample_weight, client="inline")
@@ -261,8 +261,8 @@ def _ignore_fit_warnings() -> Iterator[None]:
 
 
 def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float | None:
-    """Return the smallest rate with nearly the best fall of the loss; None if none is enough."""
-    # Measured from the smallest rate's loss, at which a short fit hardly moves.
+    """Return the smallest rate with nearly the best decrease of the loss; None without any."""
+    # Measured from the smallest rate's loss, at which a short fit hardly changes.
     gains = losses[0] - losses
     if not (np.isfinite(losses[0]) and gains.max() > _LEAST_GAIN * abs(losses[0])):
         return None
@@ -275,7 +275,7 @@ def _suggest_rate(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> fl
 def _fit_batched_to_losses(
     shorts: Sequence[Any], block: Block, passes: int
 ) -> NDArray[np.float64] | None:
-    """Return the losses of short fits made as one batch; None where they cannot be batched."""
+    """Return the losses of short fits made as one batch; None if they cannot be batched."""
     batches = group_step_estimators(shorts)
     if batches is None or len(batches) != 1 or block.y is None or block.y.ndim > 1:
         return None
@@ -290,7 +290,7 @@ def _fit_batched_to_losses(
     )
     try:
         with batch.open_candidates(collection, client="inline") as columns:
-            # The last pass is made by itself, so that its losses are recorded alone.
+            # The last pass is made separately, so that only its losses are recorded.
             batch.advance(columns, passes - 1)
             batch.advance(columns, passes)
     except NotBatchableError:
@@ -299,7 +299,7 @@ def _fit_batched_to_losses(
 
 
 def _read_last_loss(column: StepCandidate, passes: int) -> float:
-    """Return the mean training loss of the last pass; infinite where the fit diverged."""
+    """Return the mean training loss of the last pass; infinite if the fit diverged."""
     state = [column.w, *column.opt_state.values()]
     if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in state):
         return math.inf

@@ -1,9 +1,9 @@
 """Out-of-fold predictions: each row is predicted by the fit that was not trained on it.
 
-`cross_val_predict` returns them, and stacking trains its last estimator on them, which would trust
-the members that overfit if it saw their predictions of their own training rows (D. H. Wolpert,
-"Stacked generalization", Neural Networks 5, 1992). A block's rows are grouped by the split that
-tests them, so that each row is predicted once, however many splits there are.
+`cross_val_predict` returns them, and stacking trains its final estimator on them: with predictions
+of the members' own training rows, it would rely on members that overfit (D. H. Wolpert, "Stacked
+generalization", Neural Networks 5, 1992). A block's rows are grouped by the split that tests them,
+so that each row is predicted once for any number of splits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from daskml_dist.models.batched import TEST, FoldAssignment
 
 @dataclass(frozen=True, eq=False)
 class OutOfFoldPredictor:
-    """Predictions of several estimators for rows, each by the fit that has not seen the row.
+    """Predictions of several estimators for rows, each by the fit that was not trained on the row.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class OutOfFoldPredictor:
     methods : list of str
         Prediction method of each estimator.
     classes : ndarray of shape (n_classes,), or None
-        All labels, sorted: predictions but those of ``predict`` get a column for each, though a fit
-        may lack some. None: predictions are returned as they are.
+        All labels, sorted: predictions except those of ``predict`` get a column for each, though a
+        fit may lack some. None: predictions are returned unchanged.
     """
 
     fits: list[list[Any]]
@@ -95,7 +95,7 @@ def _predict_block(
             for fitted, at in zip(fits, tested, strict=True)
             if len(at)
         ]
-        # Joined by concatenate, which finds the dtype that holds all: texts differ in width.
+        # Joined by concatenate, which finds a dtype for all: texts differ in width.
         if isinstance(found[0], list):  # an array for each label of a multilabel target
             predictions.append([np.concatenate(one)[order] for one in zip(*found, strict=True)])
         else:
@@ -117,13 +117,13 @@ def predict_all_classes(
     known = np.asarray(getattr(fitted, "classes_", ()))
     if classes is None or method == "predict" or len(known) == len(classes):
         return predictions
-    # One column stands for two labels, and has no place among the columns of several.
+    # A single column for two labels has no place among the columns of several labels.
     if predictions.ndim == 1:
         raise InvalidDataError(
             f"{method} of a split was fitted to only {len(known)} of {len(classes)} labels. Use "
             "StratifiedKFold, or fewer folds."
         )
-    # As scikit-learn's cross_val_predict: a probability of 0, and otherwise the lowest score.
+    # As in scikit-learn's cross_val_predict: a probability of 0, and otherwise the lowest score.
     fill = 0.0 if method == "predict_proba" else np.finfo(predictions.dtype).min
     filled = np.full((len(predictions), len(classes)), fill, predictions.dtype)
     filled[:, np.searchsorted(classes, known)] = predictions

@@ -1,9 +1,9 @@
 """Searches for the best parameters of an estimator: over a grid, drawn, and by successive halving.
 
-Over Dask collections `DaskSearch` fits all candidates on all splits as one batch where the
-estimator allows it (`_batched_fits.py`), and otherwise one by one or as tasks. Rows in memory are
-left to scikit-learn's search, from which each class here derives, except that candidates which can
-be batched are batched for them too.
+Over Dask collections `DaskSearch` fits all candidates on all splits as one batch if the estimator
+allows it (`_batched_fits.py`), and otherwise one by one or as tasks. Rows in memory are left to
+scikit-learn's search, from which each class here derives, except that candidates which can be
+batched are batched for them too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Candidates = Sequence[Mapping[str, Any]]
 
 
 class DaskSearch(EstimatorMixin):
-    """Base class of searches over Dask collections, with batched fits where candidates allow them.
+    """Base class of searches over Dask collections, with batched fits if candidates allow them.
 
     Precedes one of scikit-learn's searches among the bases, which searches over rows in memory.
     """
@@ -82,7 +82,7 @@ class DaskSearch(EstimatorMixin):
     error_score: Any
     return_train_score: bool
     verbose: Any
-    #: Whether scikit-learn has a search of this kind, to which rows in memory can be left.
+    #: Whether scikit-learn has a search of this kind, which can do the search of rows in memory.
     _has_sklearn_peer: ClassVar[bool] = True
     #: Whether the search itself keeps both sides of each split in the workers' memory.
     _keeps_sides: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class DaskSearch(EstimatorMixin):
         """
         X, y, groups, params = prepare_inputs(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
-        # Routed metadata and scikit-learn's callbacks are known to scikit-learn's fits alone.
+        # Only scikit-learn's fits support routed metadata and scikit-learn's callbacks.
         needs_sklearn = self._has_sklearn_peer and (
             is_routing_metadata(params) or has_sklearns_callbacks(self)
         )
@@ -137,9 +137,9 @@ class DaskSearch(EstimatorMixin):
             report_phase("splitting rows")
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
-            # Each of this package's fits reads the rows, so the cluster keeps them for all fits if
-            # it has room. A batched fit holds the rows itself, and rows for other packages' fits
-            # are gathered once.
+            # Each fit of this package reads the rows, so the cluster keeps them for all fits if its
+            # memory allows it. A batched fit holds the rows itself, and rows for other packages'
+            # fits are gathered once.
             reads_once = (
                 self._keeps_sides
                 or can_fit_batched([self.estimator])
@@ -174,7 +174,7 @@ class DaskSearch(EstimatorMixin):
         raise NotImplementedError
 
     def _check_candidates(self) -> list[Mapping[str, Any]]:
-        """Return the parameters to try, checked as scikit-learn does."""
+        """Return the parameters to try, checked as by scikit-learn."""
         with translate_parameter_errors():
             return list(self._list_candidates())
 
@@ -187,7 +187,7 @@ class DaskSearch(EstimatorMixin):
     def _fit_candidates(
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[SplitFit]]:
-        """Return one fit for each candidate and split, batched where this is possible."""
+        """Return one fit for each candidate and split, batched if possible."""
         report_phase(f"fits of {len(candidates)} candidates")
         estimators = [self._make_candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
@@ -201,7 +201,7 @@ class DaskSearch(EstimatorMixin):
                 fits, self.stacks_ = batched
                 return fits
         return splits.fit_splits(
-            # `fit` has refused scorers that do not count weights.
+            # `fit` has refused scorers that do not support weights.
             estimators, dict(scorers), train_score=train_score,
             error_score=self.error_score, weigh_scores=True,
         )  # fmt: skip
@@ -218,7 +218,7 @@ class DaskSearch(EstimatorMixin):
         )
 
     def _check_refit(self) -> None:
-        """Raise an error where `refit` does not say by which of several scores to choose."""
+        """Raise an error if `refit` does not name the score that selects the best of several."""
         several = isinstance(self.scoring, list | tuple | set | dict)
         names = list(self.scoring) if several else []
         chooses = self.refit is False or callable(self.refit) or self.refit in names
@@ -229,16 +229,17 @@ class DaskSearch(EstimatorMixin):
             )
 
     def _choose_best(self) -> None:
-        """Set the attributes of the best candidate; not of several scores without a refit."""
+        """Set the attributes of the best candidate; none for several scores without a refit."""
         results = self.cv_results_
         if not self.refit and self.multimetric_:
             return
         name = self.refit if self.multimetric_ else "score"
         if callable(self.refit):
-            # A function names a candidate, no score: there is no `best_score_`, as in scikit-learn.
+            # A function selects a candidate, not a score: there is no `best_score_`, as in
+            # scikit-learn.
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
-            # argmin takes the first of candidates with equal scores.
+            # argmin returns the first of candidates with equal scores.
             self.best_index_ = int(results[f"rank_test_{name}"].argmin())
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
         self.best_params_ = results["params"][self.best_index_]
@@ -260,7 +261,7 @@ class DaskSearch(EstimatorMixin):
 def _make_best_method(name: str) -> Any:
     """Return a method that calls the best estimator's, lazily for Dask collections.
 
-    Also where the best estimator is of another package, whose own method would compute the rows.
+    Also if the best estimator is of another package, whose own method would compute the rows.
     """
 
     def method(self: Any, X: Any) -> Any:
@@ -273,7 +274,7 @@ def _make_best_method(name: str) -> Any:
         try:
             getattr(super(DaskSearch, self), name)
         except AttributeError as error:
-            # The cause is scikit-learn's error that tells why the method is missing.
+            # The cause is scikit-learn's error with the reason why the method is missing.
             raise (error.__cause__ or error) from None
         return True
 
@@ -292,7 +293,7 @@ def _make_best_method(name: str) -> Any:
     return available_if(is_there)(method)
 
 
-# Set after the class, which their calls of `super(DaskSearch, self)` name.
+# Set after the class, since their calls of `super(DaskSearch, self)` need its name.
 for _name in ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform"):
     setattr(DaskSearch, _name, _make_best_method(_name))
 
@@ -389,9 +390,9 @@ refit_time_, multimetric_
 class _HalvingSearch(DaskSearch):
     """Base class of searches by successive halving.
 
-    A rung scores its candidates on a budget of resources (rows, or a parameter such as `max_iter`),
-    and one in `factor` of them goes on to the next rung, with `factor` times the resources. Each
-    rung is a search of its own, one batched fit if candidates allow it.
+    A rung scores its candidates with a budget of resources (rows, or a parameter such as
+    `max_iter`), and one in `factor` of them is promoted to the next rung, with `factor` times the
+    resources. Each rung is a separate search, with one batched fit if candidates allow it.
 
     References
     ----------
@@ -410,7 +411,7 @@ class _HalvingSearch(DaskSearch):
 
     @taking_client
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
-        """Score ever fewer candidates on ever more resources, and fit the best to all rows.
+        """Score ever fewer candidates with ever more resources, and fit the best to all rows.
 
         Parameters
         ----------
@@ -452,7 +453,7 @@ class _HalvingSearch(DaskSearch):
         tried: list[dict[str, Any]] = []
         fits: list[list[SplitFit]] = []
         columns: dict[str, list[int]] = {"iter": [], "n_resources": []}
-        # The numbers of candidates that are left, by which records of rungs name them.
+        # Numbers of the remaining candidates, which identify them in the records of rungs.
         n_batches, numbers = 0, list(range(len(candidates)))
         n_rows = splits.count_rows() if self.resource == "n_samples" else 0
         for rung in range(self.n_iterations_):
@@ -472,15 +473,15 @@ class _HalvingSearch(DaskSearch):
             tried, fits = tried + candidates, fits + rung_fits
             columns["iter"] += [rung] * len(candidates)
             columns["n_resources"] += [n_resources] * len(candidates)
-            # NaN (the default `error_score`) where the fit of any split has failed.
+            # NaN (the default `error_score`) if the fit of any split has failed.
             scores = np.mean([[fit.test["score"] for fit in row] for row in rung_fits], axis=1)
             facts = {"bracket": 0, "resource": n_resources}
             scored = zip(numbers, scores, strict=True)
             report_rung(name, [facts | {"candidate": i, "score": float(s)} for i, s in scored])
-            # argsort puts NaN, the scores of failed fits, last; rolled to the front they are the
-            # first to be dropped. scikit-learn keeps the same candidates in the same order.
+            # argsort puts NaN, the scores of failed fits, last; rolled to the front they are
+            # dropped first. scikit-learn keeps the same candidates in the same order.
             order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))
-            # Karnin et al. keep a half of them, which is a factor of 2.
+            # Karnin et al. keep half of them, which is a factor of 2.
             n_kept = ceil(len(candidates) / self.factor)
             self.n_remaining_candidates_ = n_kept
             candidates = [candidates[i] for i in order[-n_kept:]]
@@ -493,12 +494,13 @@ class _HalvingSearch(DaskSearch):
     def _choose_best(self) -> None:
         """Set the attributes of the best candidate of the last rung."""
         results = self.cv_results_
-        # Scores of earlier rungs are of fewer resources, and not comparable.
+        # Scores of earlier rungs are from fewer resources, and not comparable.
         last = np.flatnonzero(results["iter"] == np.max(results["iter"]))
         scores = results["mean_test_score"][last]
         best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))  # NaN: a failed fit
         if callable(self.refit):
-            # A function names a candidate, no score: there is no `best_score_`, as in scikit-learn.
+            # A function selects a candidate, not a score: there is no `best_score_`, as in
+            # scikit-learn.
             self.best_index_ = check_best_index(self.refit(results), len(results["params"]))
         else:
             self.best_index_ = int(last[best])
@@ -506,15 +508,15 @@ class _HalvingSearch(DaskSearch):
         self.best_params_ = results["params"][self.best_index_]
 
     def _check_halving_options(self, y: Any) -> None:
-        """Raise scikit-learn's errors for parameters that halving cannot go by."""
+        """Raise scikit-learn's errors for parameters that halving cannot use."""
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: halving keeps candidates by one score. Name one."
             )
-        # A splitter that shuffles anew each time would score the rungs on different folds.
+        # A splitter that shuffles again at each call would score the rungs on different folds.
         cv = check_splitter(self.cv, self.estimator, y)
-        # A splitter without `random_state` is taken to split alike each time, as one that does not
-        # shuffle.
+        # A splitter without `random_state` is assumed to give the same splits at each call, like
+        # one that does not shuffle.
         fixed = isinstance(getattr(cv, "random_state", 0), Integral)
         if not fixed and getattr(cv, "shuffle", True):
             raise InvalidParameterError(
@@ -540,7 +542,7 @@ class _HalvingSearch(DaskSearch):
         if least in ("smallest", "exhaust"):
             least = 1
             if self.resource == "n_samples":
-                # scikit-learn's rule: two rows for each split and, of a classifier, each label.
+                # scikit-learn's rule: two rows for each split and, for a classifier, each label.
                 least = 2 * splits.n_splits
                 least *= len(splits.find_labels()) if is_classifier(self.estimator) else 1
         self.min_resources_ = least
@@ -556,12 +558,12 @@ class _HalvingSearch(DaskSearch):
     def _plan_rungs(self, n_candidates: int) -> None:
         """Set the numbers of rungs that candidates require and resources allow.
 
-        As scikit-learn does, whose attributes these are.
+        As in scikit-learn, whose attributes they are.
         """
         # As many rungs as leave at most `factor` candidates at the last one.
         self.n_required_iterations_ = 1 + floor(log(n_candidates, self.factor))
         if self.min_resources == "exhaust":
-            # Raised so that the last rung uses nearly all resources.
+            # Increased so that the last rung uses nearly all resources.
             last = self.n_required_iterations_ - 1
             self.min_resources_ = max(
                 self.min_resources_, int(self.max_resources_ // self.factor**last)
@@ -573,7 +575,7 @@ class _HalvingSearch(DaskSearch):
             self.n_iterations_ = min(self.n_possible_iterations_, self.n_required_iterations_)
 
     def _count_resources(self, rung: int) -> int:
-        """Return the resources of a rung: the least, times `factor` to the rung's number."""
+        """Return the resources of a rung: the least, times `factor` to the power of its number."""
         power = rung
         if self.aggressive_elimination:
             # If more rungs are required than resources allow, the first ones all use the least.
@@ -599,7 +601,7 @@ n_iterations_, n_possible_iterations_, n_required_iterations_
 refit_time_, multimetric_
         scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
     stacks_ : int
-        Rungs that were one fit each; absent where none was.
+        Number of rungs that were one fit each; absent if there was none.
 
     Examples
     --------
@@ -639,7 +641,7 @@ n_iterations_, n_possible_iterations_, n_required_iterations_
 refit_time_, multimetric_
         scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
     stacks_ : int
-        Rungs that were one fit each; absent where none was.
+        Number of rungs that were one fit each; absent if there was none.
 
     Examples
     --------
@@ -687,7 +689,7 @@ def make_cv_results(
     train_score: bool,
     more: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return the scores of candidates, laid out as scikit-learn's ``cv_results_``.
+    """Return the scores of candidates in the layout of scikit-learn's ``cv_results_``.
 
     `fits` holds a list for each candidate, one fit for each split; `more` holds further columns.
     """
@@ -714,7 +716,7 @@ def make_cv_results(
     return table
 
 
-#: Stands for a parameter that a candidate does not set.
+#: Placeholder for a parameter that a candidate does not set.
 _ABSENT_VALUE = object()
 
 
@@ -743,7 +745,7 @@ def _make_param_column(values: list[Any]) -> Any:
     mask = np.array([value is _ABSENT_VALUE for value in values])
     given = [value for value in values if value is not _ABSENT_VALUE]
     dtype: Any = object
-    # bool is an int to Python, but a column of True and 0.5 would be of floats.
+    # bool is an int in Python, but a column of True and 0.5 would become floats.
     if given and all(
         isinstance(v, int | float | np.number) and not isinstance(v, bool) for v in given
     ):

@@ -56,7 +56,7 @@ class DaskSplitter(NamedParameters):
         super().__init_subclass__(**more)
         translate_sklearn_errors(cls)
 
-    #: Argument of `split` that decides a row's code: "y", "groups", or None for its place alone.
+    #: Argument of `split` that determines a row's code: "y", "groups", or None for only its place.
     _column: str | None = None
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -72,9 +72,9 @@ class DaskSplitter(NamedParameters):
         Yields
         ------
         train, test : ndarray of int64
-            Numbers of rows. Where an input is a Dask collection: lazy masks of bool of shape
-            (n_rows,) in the chunks of X, such that ``X[train]`` are the rows: a dask Series for a
-            dask DataFrame of known divisions, else a dask Array.
+            Row numbers. If an input is a Dask collection: lazy boolean masks of shape (n_rows,) in
+            the chunks of X, such that ``X[train]`` are the rows: a dask Series for a dask DataFrame
+            of known divisions, else a dask Array.
 
         Raises
         ------
@@ -121,8 +121,8 @@ class KFold(DaskSplitter, model_selection.KFold):
     """Splitter into k consecutive or shuffled folds, each of which is held out once.
 
     Parameters are scikit-learn's. With ``shuffle=True`` rows of Dask collections are shuffled
-    within their blocks and dealt out in turn, so that folds differ by one row at most, and each
-    gets its share of every block.
+    within their blocks and assigned to the folds in turn, so that folds differ by one row at most,
+    and each gets its share of every block.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class KFold(DaskSplitter, model_selection.KFold):
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
-        # As scikit-learn: the first n % k folds have one row more.
+        # As in scikit-learn: the first n % k folds have one row more.
         sizes = np.full(k, n // k)
         sizes[: n % k] += 1
         return FoldsByRange(order, sizes.cumsum()[:-1], k), roles
@@ -174,10 +174,11 @@ class StratifiedKFold(DaskSplitter, model_selection.StratifiedKFold):
         roles = TableRoles.from_folds(k)
         if self.shuffle:
             return FoldsByPlace(order, k), roles
-        # scikit-learn's allocation, without the rows. It counts, among rows sorted by label, the
-        # rows of each label at the places i, i + k, i + 2k, ... for fold i: ceil((p - i) / k) such
-        # places lie before place p. Then it gives each label's rows, in their order in the data,
-        # to fold 0 until that has its count, to fold 1, and so on: a range of places each.
+        # scikit-learn's allocation, without the rows. Among rows sorted by label, it counts for
+        # fold i the rows of each label at the places i, i + k, i + 2k, ...: ceil((p - i) / k) such
+        # places are before place p. Then it gives each label's rows, in their order in the data, to
+        # fold 0 until that has its count, then to fold 1, and so on: each fold gets a range of
+        # places.
         first = of_label.cumsum() - of_label
         fold = np.arange(k)[:, None]
         counts = (first + of_label - fold + k - 1) // k - (first - fold + k - 1) // k
@@ -214,12 +215,13 @@ class GroupKFold(DaskSplitter, model_selection.GroupKFold):
         if self.shuffle:
             shuffled = check_random_state(self.random_state).permutation(len(groups))
             folds = np.empty(len(groups), np.int64)
-            # As many groups in each fold, to within 1, whatever their sizes: scikit-learn's choice.
+            # The same number of groups in each fold, to within 1, for any group sizes:
+            # scikit-learn's choice.
             for fold, part in enumerate(np.array_split(shuffled, k)):
                 folds[part] = fold
             return FoldsByGroup(groups, folds), TableRoles.from_folds(k)
-        # Longest processing time first: the largest fold exceeds the least possible by a third at
-        # most (Graham 1969). Of groups of one size the last goes first, as in scikit-learn.
+        # Longest processing time first: the largest fold exceeds the optimum by a third at most
+        # (Graham 1969). Of groups of equal size the last comes first, as in scikit-learn.
         loads, folds = np.zeros(k), np.empty(len(groups), np.int64)
         for group in np.argsort(sizes, kind="stable")[::-1]:
             folds[group] = lightest = int(np.argmin(loads))
@@ -258,7 +260,7 @@ class TimeSeriesSplit(DaskSplitter, model_selection.TimeSeriesSplit):
         begins = np.zeros(k, np.int64)
         if self.max_train_size:
             begins = np.maximum(0, trains - self.max_train_size)
-        # Cut the rows wherever a side of any split begins or ends. Between two neighbouring cuts
+        # Cut the rows at each begin and end of a side of any split. Between two neighbouring cuts
         # all rows have the same role in every split, so each such range gets a code.
         stops = np.unique(np.concatenate([begins, trains, tests, tests + size, [n]]))
         stops = stops[stops > 0]
@@ -331,7 +333,7 @@ class StratifiedShuffleSplit(_ShuffledSplitter, model_selection.StratifiedShuffl
 
     def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         order, counts = _order_by_label(columns, _draw_seed(self))
-        # Of every label each side needs a row.
+        # Each side needs a row of every label.
         if counts.sum(axis=0).min() < 2:
             raise InvalidDataError(
                 "The least populated classes in y have only 1 member, which is too few: the "
@@ -364,17 +366,17 @@ def train_test_split(
         Shares or numbers of rows; a quarter of them by default.
     random_state : int, RandomState or None
     shuffle : bool, default=True
-        Whether rows are drawn; False takes the last ones as test rows. Every block of a Dask
-        collection gives its share of test rows, and rows keep their order.
+        Whether rows are drawn; False: the last rows are test rows. Every block of a Dask collection
+        contributes its share of test rows, and rows keep their order.
     stratify : like a target, or str, or None
-        Labels, whose shares are the same on both sides; or the name of a column of the first array,
-        a dataframe, that holds them.
+        Labels, whose shares are the same on both sides; or the name of the column with them in the
+        first array, a dataframe.
 
     Returns
     -------
     list
-        Training rows and test rows of each array; lazy where an array is. Dask Arrays among them
-        know their chunk sizes.
+        Training rows and test rows of each array; lazy if an array is. Dask Arrays among them know
+        their chunk sizes.
 
     Raises
     ------
@@ -420,7 +422,7 @@ def train_test_split(
     else:
         splitter = StratifiedShuffleSplit(1, random_state=random_state, **sizes)
         rows = splitter.assign_rows(arrays, stratify)
-    # As scikit-learn: training rows and test rows of the first array, then of the second, ...
+    # As in scikit-learn: training rows and test rows of the first array, then of the second, ...
     sides = rows.take_side(0, TRAIN), rows.take_side(0, TEST)
     return [side[i] for i in range(len(arrays)) for side in sides]
 
@@ -456,7 +458,8 @@ def resolve_sizes(
             )
     if test_size is None and train_size is None:
         test_size = default
-    # A share of test rows is rounded up, one of training rows down. What is not given is the rest.
+    # A share of test rows is rounded up, one of training rows down. A size that is not given is the
+    # rest.
     n_test = None if test_size is None else _count_rows_of_size(test_size, n, ceil)
     n_train = None if train_size is None else _count_rows_of_size(train_size, n, floor)
     n_test = n - n_train if n_test is None else n_test  # type: ignore[operator]

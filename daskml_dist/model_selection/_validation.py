@@ -1,13 +1,13 @@
 """Splits of rows for cross-validation, and fits and scores of estimators on both sides of each.
 
 A split has two sides, training and test rows. `Splits` assigns the rows of arrays in memory or of
-Dask collections to the sides once, for any number of fits (`Splits.fits`), each of which results
-in a `SplitFit`. Rows in memory are taken by their numbers, as scikit-learn does. Rows of a Dask
-collection get an integer code each (`_fold_rows.py`), from which every task tells the sides of its
-own block, so that no row moves and the client never holds row numbers.
+Dask collections to the sides once, for any number of fits (`Splits.fits`), each of which results in
+a `SplitFit`. Rows in memory are selected by their numbers, as in scikit-learn. Rows of a Dask
+collection get an integer code each (`_fold_rows.py`), from which every task derives the sides of
+its own block, so that no row is moved and the client never holds row numbers.
 
-The checks of the arguments of cross-validation, the report of failed fits and scikit-learn's
-metadata routing stand here too.
+This module also checks the arguments of cross-validation, reports failed fits, and implements
+scikit-learn's metadata routing.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ from daskml_dist.models.batched import NEITHER, TEST, TRAIN, FoldAssignment, Sin
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.sklearn_internals import take_rows_or_columns
 
-#: Share of the workers' memory that the rows of a search may take for all of its fits. The fit at
-#: work keeps copies of its own, up to `Run.memory_budget`, and Dask spills from 0.6 of the memory.
+#: Share of the workers' memory that the rows of a search may use for all of its fits. The running
+#: fit has its own copies, up to `Run.memory_budget`, and Dask spills from 0.6 of the memory.
 _KEPT_MEMORY_SHARE = 0.2
-#: Blocks of which one is measured, at most, before rows are kept: the measurement reads them from
-#: the source, once more than the fits do.
+#: At most one in this number of blocks is measured before rows are kept: the measurement reads it
+#: from the source, in addition to the fits.
 _BLOCKS_PER_SAMPLE = 4
 
 
@@ -88,11 +88,11 @@ class SplitFit:
     Parameters
     ----------
     test, train : dict of str to float
-        Scores by name; `train` is empty unless it was asked for.
+        Scores by name; `train` is empty unless it was requested.
     fit_time, score_time : float
         Seconds.
     estimator : estimator or None
-        Fitted; None where the fit failed.
+        Fitted; None if the fit failed.
     error : str or None
         Message of the failure.
     """
@@ -148,11 +148,11 @@ class Splits:
     cut : tuple of str
         Names of the arguments of ``fit`` that are split, in the order of `inputs`.
     plain : dict
-        Arguments of ``fit`` that every fit gets as they are.
+        Arguments of ``fit`` that every fit gets unchanged.
     by_roles : bool
         Whether every row is at most once on one side of a split, so that `roles` and `codes`
-        describe the splits. Always True for Dask collections; False for rows in memory that a
-        bootstrap draws several times, say.
+        describe the splits. Always True for Dask collections; False, for example, for rows in
+        memory that a bootstrap draws several times.
     roles : FoldAssignment
         Side of each code in each split.
     codes : ndarray of int64 of shape (n_rows,), or None
@@ -182,7 +182,7 @@ class Splits:
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
-            # Raises for the client of an event loop, which cannot be waited for here.
+            # Raises for the client of an event loop, for which this function cannot wait.
             get_computing_client("cross-validation")
             self._rows = _assign_folds(splitter, self.inputs, y, groups)
             self.roles: FoldAssignment = self._rows.roles
@@ -192,13 +192,13 @@ class Splits:
         self.n_splits = self.roles.n_splits
 
     def _encode_indices(self) -> None:
-        """Set the codes of rows in memory; all alike where codes cannot describe the splits."""
+        """Set the codes of rows in memory; all 0 if codes cannot describe the splits."""
         n_rows = count_rows_of_block(self.inputs[0])
         self.by_roles = _have_one_role_each(self.indices, n_rows)
         if self.by_roles:
             self.codes, self.roles = _encode_splits(self.indices, n_rows)
         else:
-            # Only fits split by split are possible then, and these take rows by `indices`.
+            # Then only fits split by split are possible, and these select rows by `indices`.
             self.codes = np.zeros(n_rows, np.int64)
             self.roles = TableRoles(np.full((1, len(self.indices)), NEITHER, np.int8))
 
@@ -216,7 +216,7 @@ class Splits:
     def select_side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Return the rows, targets and arguments of ``fit`` of one side (TRAIN or TEST) of a split.
 
-        Lazy where the inputs are.
+        Lazy if the inputs are.
         """
         if self._rows is not None:
             X, y, *cut = self._rows.take_side(split, role)
@@ -232,13 +232,13 @@ class Splits:
         return merge_fit_params(self.plain, self.cut, cut)
 
     def count_rows(self) -> int:
-        """Return the number of rows of X, in one pass where Dask does not know it."""
+        """Return the number of rows of X, in one pass if Dask does not know it."""
         if self.codes is not None:
             return count_rows_of_block(self.inputs[0])
         return int(count_rows(self.rows.columns).sum())
 
     def find_labels(self) -> NDArray[Any]:
-        """Return the sorted labels of the targets, in one pass over them where they are lazy."""
+        """Return the sorted labels of the targets, in one pass over them if they are lazy."""
         X, y, *_ = self.inputs
         if self.codes is not None:
             return np.unique(np.asarray(y))
@@ -252,7 +252,7 @@ class Splits:
         return labels
 
     def count_trained(self, classification: bool) -> PassGenerator[TrainedRows]:
-        """Count the training rows of each split, of a classifier by their labels."""
+        """Count the training rows of each split; for a classifier by their labels."""
         y = self.inputs[1]
         if self._rows is None:
             work = count_training_rows("memory", [(y, self.codes)], self.roles, classification)
@@ -264,9 +264,9 @@ class Splits:
     def thin(self, fraction: float, random_state: Any) -> Splits:
         """Return splits of a random share of the training and of the test rows of each split.
 
-        Of rows in memory the ones that scikit-learn's halving draws. Of Dask collections each block
-        gives its share; a larger share contains a smaller one, but for a row or so of each block,
-        by which shares are rounded.
+        For rows in memory those that scikit-learn's halving draws. For Dask collections each block
+        contributes its share; a larger share contains a smaller one, except for about one row in
+        each block, due to the rounding of shares.
         """
         thinned = copy.copy(self)
         if self.codes is None:
@@ -278,8 +278,8 @@ class Splits:
             tuple(draw(side, n_samples=int(fraction * len(side))) for side in split)
             for split in self.indices
         ]
-        # Batched fits pass over all rows of the inputs, whatever their sides. Where at most half of
-        # the rows are drawn, these are copied, so that no fit reads the others.
+        # Batched fits pass over all rows of the inputs on any side. If at most half of the rows are
+        # drawn, these are copied, so that no fit reads the others.
         used = np.unique(np.concatenate([side for split in indices for side in split]))
         if 2 * len(used) <= self.count_rows():
             thinned.inputs = tuple(
@@ -311,8 +311,9 @@ class Splits:
         limits = (float(facts["memory_limit"] or np.inf) for facts in workers)  # 0: no limit
         max_bytes = _KEPT_MEMORY_SHARE * sum(limits)
         columns = self.rows.columns
-        # Sizes are estimated from a sample spread over the collection, before anything is kept: of
-        # one block for each thread, which takes as long as a single block, and of few blocks.
+        # Sizes are estimated from a sample spread over the collection, before any block is kept:
+        # one block for each thread, which takes as long as a single block, but only a share of the
+        # blocks.
         n_threads = sum(int(facts["nthreads"]) for facts in workers)
         step = max(-(-len(columns.parts) // max(n_threads, 1)), _BLOCKS_PER_SAMPLE)
         sample = columns.parts[::step]
@@ -326,7 +327,7 @@ class Splits:
         kept.inputs = kept._rows.inputs
         futures = futures_of((kept.inputs, kept._rows.columns.parts))
         try:
-            # The sample may have missed the large blocks. To count also waits for the rows.
+            # The sample may have missed the large blocks. Counting also waits for the rows.
             with report_reading("the rows"):
                 has_room = _count_all_bytes(kept._rows.columns) <= max_bytes
             if has_room:
@@ -357,12 +358,12 @@ class Splits:
     ) -> list[list[SplitFit]]:  # fmt: skip
         """Fit clones of estimators on the training rows of each split, and score them.
 
-        Estimators that take Dask collections are fitted one after the other, each on the whole
+        Estimators that accept Dask collections are fitted one after the other, each on the whole
         cluster; others in parallel tasks, each on rows that are gathered on one worker.
-        `weigh_scores` says whether scorers get the weights of rows too.
+        `weigh_scores` determines whether scorers also get the weights of rows.
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
-        # In the order in which the results are cut into a list for each estimator below.
+        # In this order the results are cut into a list for each estimator below.
         jobs = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(takes_dask_collections, estimators)):
             fits: list[SplitFit] = []
@@ -408,7 +409,7 @@ def _count_all_bytes(columns: Collection) -> int:
 
 
 def _count_block_bytes(index: int, X: Any, *others: Any) -> list[int]:
-    # Targets and weights are small beside X.
+    # Targets and weights are small compared with X.
     return [int(sizeof(X))]
 
 
@@ -424,7 +425,7 @@ def _fit_gathered(
     try:
         return _fit_and_score(estimator, train, lambda: test, scorers, **options)
     except Exception as error:
-        # Not raised, so that `_compute_fits` can tell it from an error of the cluster.
+        # Not raised, so that `_compute_fits` can distinguish it from an error of the cluster.
         return error
 
 
@@ -457,7 +458,7 @@ def score_fitted(
     scorers: Mapping[str, Any], fitted: Any, test: tuple[Any, Any, dict[str, Any]],
     train: tuple[Any, Any, dict[str, Any]] | None, fit_time: float, *, weigh: bool = True,
 ) -> SplitFit:  # fmt: skip
-    """Return the scores of a fitted estimator on its test side, and on its training side if given.
+    """Return a fitted estimator's scores on its test side, and on its training side if given.
 
     A side consists of rows, targets and arguments of ``fit``.
     """
@@ -478,10 +479,9 @@ def score_sides(
     scorers: Mapping[str, Any], estimator: Any, X: Any, y: Any, params: dict[str, Any], *,
     weigh: bool,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the scores of an estimator on one side of a split, weighted by `sample_weight` if so.
+    """Return the scores of an estimator on one side of a split, weighted if `weigh` is set.
 
-    `weigh` says whether scorers get `sample_weight`, if it is among `params`, the arguments of
-    ``fit``.
+    With `weigh`, scorers get `sample_weight`, if it is among `params`, the arguments of ``fit``.
     """
     more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
     given = (X,) if y is None else (X, y)
@@ -500,7 +500,7 @@ def prepare_inputs(
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Return rows, targets, groups and arguments of ``fit`` in supported containers.
 
-    Where X is in memory, all others are computed, and a target given by its name is taken out of X.
+    If X is in memory, all others are computed, and a target given by its name is removed from X.
     """
     X, y, groups = convert_foreign(X, y, groups)
     converted = {name: convert_foreign(value) for name, value in (params or {}).items()}
@@ -513,7 +513,7 @@ def prepare_inputs(
 
 
 def _compute_value(value: Any) -> Any:
-    # A list of delayed blocks is a Dask collection too, and has no `compute`.
+    # A list of delayed blocks is also a Dask collection, but has no `compute`.
     return value.compute() if is_dask(value) and hasattr(value, "compute") else value
 
 
@@ -524,9 +524,9 @@ def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
         return is_dask(value)
     if name.endswith("sample_weight"):  # also of a pipeline's step: svc__sample_weight
         return True
-    # As scikit-learn: any other argument that is as long as X.
+    # As in scikit-learn: any other argument with the length of X.
     has_length = hasattr(value, "__len__") or hasattr(value, "shape")
-    # NaN: Dask does not know how many rows X has.
+    # NaN: Dask does not know the number of rows of X.
     knows_rows = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
     return (
         has_length
@@ -540,19 +540,19 @@ def _has_value_per_row(name: str, value: Any, X: Any) -> bool:
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
-    """Return the splitter that `cv` stands for, by the rules of scikit-learn's `check_cv`."""
+    """Return the splitter for `cv`, by the rules of scikit-learn's `check_cv`."""
     check_cv(cv)
     cv = 5 if cv is None else cv
     if isinstance(cv, Integral):
-        # Rows of several labels each have no single label to be stratified by.
+        # Rows with several labels each have no single label for stratification.
         stratified = y is not None and is_classifier(estimator) and not has_several_columns(y)
         return (StratifiedKFold if stratified else KFold)(int(cv))
     if hasattr(cv, "split"):
         ours = getattr(_splitters, type(cv).__name__, None)
         if isinstance(cv, DaskSplitter) or ours is None or type(cv) not in ours.__mro__:
             return cv
-        # A splitter of scikit-learn, which cannot split Dask collections, becomes the one of the
-        # same name here. Not for subclasses of it, whose own `split` would be lost.
+        # A splitter of scikit-learn, which cannot split Dask collections, is replaced by the one of
+        # the same name here; but not a subclass of it, whose own `split` would be lost.
         converted = ours.__new__(ours)
         converted.__dict__.update(vars(cv))
         return converted
@@ -561,7 +561,7 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
 
 def check_cv(cv: Any) -> None:
     """Raise an error unless `cv` is a number of folds, a splitter, some splits, or None."""
-    # True is an Integral too, and no number of folds.
+    # True is an Integral too, but no number of folds.
     if isinstance(cv, Integral) and not isinstance(cv, bool):
         if cv < 2:
             raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
@@ -575,7 +575,7 @@ def check_cv(cv: Any) -> None:
 
 
 def check_target(estimator: Any, y: Any) -> None:
-    """Raise an error where the estimator is a class, or lacks the target that it requires."""
+    """Raise an error if the estimator is a class, or lacks the target that it requires."""
     if isinstance(estimator, type):
         raise InvalidParameterError(
             f"estimator={estimator.__name__}:{suggest_nearest(estimator, ())}"
@@ -588,7 +588,7 @@ def check_target(estimator: Any, y: Any) -> None:
 
 
 def has_several_columns(y: Any) -> bool:
-    """Return whether targets have several columns: several outputs, or several labels a row."""
+    """Return whether targets have several columns: several outputs, or several labels for a row."""
     shape: tuple[int, ...] = getattr(y, "shape", ())
     return len(shape) == 2 and shape[1] != 1
 
@@ -600,7 +600,7 @@ def takes_dask_collections(estimator: Any) -> bool:
     if isinstance(estimator, Pipeline):
         steps = [step for _, step in estimator.steps if not isinstance(step, str)]
         return all(map(takes_dask_collections, steps))
-    # By the bases, so that a user's subclass counts as its base class does.
+    # By the bases, so that a user's subclass counts like its base class.
     return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
 
 
@@ -666,7 +666,7 @@ def _encode_splits(splits: list[tuple[Any, Any]], n_rows: int) -> tuple[Any, Fol
     if len(splits) <= DigitRoles.most:
         roles = DigitRoles(len(splits))
         return roles.encode(list(table.T)), roles
-    # A number of more digits than that is not exact. Each distinct row of the table is a code then.
+    # A number with more digits would not be exact. Then each distinct row of the table is a code.
     rows, codes = np.unique(table, axis=0, return_inverse=True)
     return codes.ravel().astype(np.int64), TableRoles(rows)
 
@@ -679,7 +679,7 @@ def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
     failed = [error for error in errors if error is not None]
     if not failed:
         return
-    # Equal errors are named once, with the number of fits that they ended.
+    # Equal errors are listed once, with the number of fits that they ended.
     line = "-" * 80
     causes = "\n".join(
         f"{line}\n{n} fits failed with the following error:\n{error}"
@@ -702,14 +702,14 @@ def _report_failures(errors: Sequence[str | None], error_score: Any) -> None:
 
 
 def guard_scorers(scorers: Mapping[str, Any], error_score: Any) -> dict[str, Any]:
-    """Return scorers that warn of their failures, and score `error_score` where they fail."""
+    """Return scorers that warn of their failures, and return `error_score` for them."""
     return {name: partial(_score_or_warn, score, error_score) for name, score in scorers.items()}
 
 
 def _score_or_warn(
     scorer: Callable[..., Any], error_score: Any, /, *args: Any, **params: Any
 ) -> float:
-    """Return a scorer's score; where it fails warn and return `error_score`, unless "raise"."""
+    """Return a scorer's score; if it fails, warn and return `error_score`, unless "raise"."""
     try:
         score = scorer(*args, **params)
         if not isinstance(score, Mapping):
@@ -742,7 +742,7 @@ def is_routing_metadata(params: Mapping[str, Any]) -> bool:
 def resolve_score_weights(
     estimator: Any, scorers: Mapping[str, Any], params: Mapping[str, Any], default: bool
 ) -> bool:
-    """Return whether scores count the rows' weights: `default`, or as metadata routing says.
+    """Return whether scores use the rows' weights: `default`, or by metadata routing.
 
     Routed weights count if all scorers request them. Requests that differ from score to score are
     an error, since a batched fit sums all scores over the same weighted rows.
@@ -750,8 +750,8 @@ def resolve_score_weights(
     if not is_routing_metadata(params):
         return default
     given = {name: value for name, value in params.items() if value is not None}
-    # A router as scikit-learn's searches have it: the estimator, and each scorer under its name.
-    # For scorers without requests of their own those of the estimator's `score` count.
+    # A router like that of scikit-learn's searches: the estimator, and each scorer under its name.
+    # For scorers without requests of their own those of the estimator's `score` apply.
     own = MethodMapping().add(caller="fit", callee="fit")
     requesting = {name: s for name, s in scorers.items() if hasattr(s, "get_metadata_routing")}
     if len(requesting) < len(scorers):
