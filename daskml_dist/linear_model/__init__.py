@@ -1,4 +1,4 @@
-"""Linear models, by the names of scikit-learn."""
+"""Linear models, with scikit-learn's names."""
 
 from daskml_dist.linear_model._glm import GammaRegressor, PoissonRegressor, TweedieRegressor
 from daskml_dist.linear_model._ridge_cv import RidgeClassifierCV, RidgeCV

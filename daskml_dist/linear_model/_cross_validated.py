@@ -1,9 +1,9 @@
 """Cross-validation of penalties: splits of the rows, fits to all of them at once, and scores.
 
-`RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and their like have parameters `cv` and `scoring`,
-and call these functions in turn: `cut_into_splits` assigns rows to splits, `open_batched_splits`
-holds the rows for fits to the training rows of all splits at once (and to all rows, the last
-split), and `score_test_rows` scores what no sum over rows can.
+`RidgeCV`, `ElasticNetCV`, `LogisticRegressionCV` and similar estimators have parameters `cv` and
+`scoring`, and call these functions in order: `cut_into_splits` assigns rows to splits,
+`open_batched_splits` holds the rows for fits to the training rows of all splits at once (and to all
+rows, the last split), and `score_test_rows` computes scores that are no sums over rows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def open_batched_splits(
     from daskml_dist.model_selection._batched_fits import align_targets
 
     n_targets = _count_targets(splits.inputs[1])
-    # Several columns are several labels a row here, which have no class weights.
+    # Several columns mean several labels for a row, which have no class weights.
     collection, classes = align_targets(
         splits, estimator._classification,
         multi_output=estimator._multi_output,
@@ -123,10 +123,10 @@ def resolve_scorer(scoring: Any) -> Any:
 def score_test_rows(
     splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
 ) -> NDArray[np.float64]:
-    """Return the scores of fitted estimators on the test rows of their splits, a split a row."""
+    """Return the scores of fitted estimators on their splits' test rows, one row per split."""
     from daskml_dist.model_selection._validation import score_sides
 
-    # Splits in the outer loop: the test rows of a split are cut once for all its estimators.
+    # Splits in the outer loop: the test rows of a split are selected once for all its estimators.
     scores = []
     for split, of_split in estimators.items():
         test_rows = splits.select_side(split, TEST)
@@ -135,8 +135,8 @@ def score_test_rows(
 
 
 def set_history_of_splits(estimator: Any, batch: BatchedModels) -> None:
-    """Set `history_`, which holds the passes of all fits that a batch made."""
-    # A history is made of one fit: here the last one, with the records of all.
+    """Set `history_`, which holds the passes of all fits of a batch."""
+    # A history is made from one fit: here from the last one, with the records of all.
     fit, result = batch.last
     result.records = batch.records
     estimator.history_ = batch.job.make_history(fit, result)
@@ -163,7 +163,7 @@ def route_metadata(
         raise InvalidParameterError(str(error)) from error
     except TypeError as error:
         raise InvalidTypeError(str(error)) from error
-    # Without routing, as scikit-learn: groups go to the splitter, and weights to the scorer.
+    # Without routing, as in scikit-learn: groups go to the splitter, and weights to the scorer.
     groups = {name: given[name] for name in ("groups",) if name in given}
     weight = {name: given[name] for name in ("sample_weight",) if name in given}
     return Bunch(splitter=Bunch(split=groups), scorer=Bunch(score=weight))
@@ -177,8 +177,8 @@ def _ensure_shape(values: Any) -> Any:
 
 
 def _takes_three_arguments(score: Any) -> bool:
-    """Return whether a callable takes three positional arguments; True if it has no signature."""
-    # Bound and not called: (estimator, X, y).
+    """Return whether a callable accepts three positional arguments; True if it has no signature."""
+    # Arguments are bound, without a call: (estimator, X, y).
     try:
         signature(score).bind(None, None, None)
     except TypeError:

@@ -1,9 +1,9 @@
 """Generalised linear regressors: Poisson, gamma and Tweedie.
 
-The objective is half the mean unit deviance of the distribution, which is minus its log likelihood
-up to a factor and terms of the target alone, plus an l2 penalty (P. McCullagh and J. A. Nelder,
-"Generalized linear models", 1989). Gradient and Hessian are sums over rows, which L-BFGS or Newton
-steps ask for.
+The objective is half the mean unit deviance of the distribution, which equals minus its log
+likelihood up to a factor and to terms that depend only on the target, plus an l2 penalty (P.
+McCullagh and J. A. Nelder, "Generalized linear models", 1989). L-BFGS and Newton steps need its
+gradient and Hessian, which are sums over rows.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     Parameters
     ----------
     alpha : float, default=1.0
-        Strength of the penalty ``alpha / 2 * |coef|^2``, beside half the mean deviance. The
+        Strength of the penalty ``alpha / 2 * |coef|^2``, in addition to half the mean deviance. The
         intercept is not penalised.
     fit_intercept : bool, default=True
     solver : {"lbfgs", "newton-cholesky"}, default="lbfgs"
-        ``"newton-cholesky"`` takes few passes and suits many rows and few features: its sums
-        grow with the square of the number of features.
+        ``"newton-cholesky"`` needs few passes and suits many rows and few features: its sums grow
+        with the square of the number of features.
     max_iter : int, default=100
         Iterations of the solver at most.
     tol : float, default=1e-4
@@ -73,7 +73,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         max_iter: int = 100,
         tol: float = 1e-4,
         warm_start: bool = False,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -91,7 +91,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         self.callbacks = callbacks
 
     def __sklearn_tags__(self) -> Any:
-        # scikit-learn's checks draw negative targets unless a tag says that they are refused.
+        # scikit-learn's checks draw negative targets unless a tag declares that they are refused.
         tags = super().__sklearn_tags__()
         try:
             self._deviance().check_target(np.array([-1.0]))
@@ -132,12 +132,12 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
             raise InvalidParameterError(
                 f"solver={self.solver!r}: {type(self).__name__} has {list(self._solvers)}."
             )
-        # Called for its own checks: those of Tweedie's power and link.
+        # Called only for its checks: those of Tweedie's power and link.
         self._deviance()
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         summary, loss = rows.summary, self._loss()
-        # The range of each block's targets tells if one is outside of the distribution.
+        # The range of each block's targets shows whether one is outside of the distribution.
         loss.check_target(summary.target_range)
         model = LinearModel(loss, summary.n_features, 0, bool(self.fit_intercept))
         penalty = Penalty(0.0, float(self.alpha))
@@ -148,8 +148,8 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         last = self._find_warm_start(model)
         if last is not None or not self.fit_intercept:
             return last
-        # The optimum for coefficients of zero: from an intercept of 0, a log link would first have
-        # to climb to the scale of the targets.
+        # The optimum for coefficients of zero: from an intercept of 0, a model with a log link
+        # would first need many steps to reach the scale of the targets.
         w = np.zeros(model.shape)
         w[-1] = self._loss().constant(float(rows.summary.target_mean))
         return w
@@ -174,13 +174,13 @@ class _DevianceSums:
         weight = self.weight + other.weight
         if not weight > 0:
             return self
-        # The joint mean first: the parts' null deviances are moved to it.
+        # The joint mean first: the parts' null deviances are changed to refer to it.
         mean = self.mean + other.weight / weight * (other.mean - self.mean)
         null = self.null + other.null + self._null_between(mean) + other._null_between(mean)
         return _DevianceSums(self.loss, weight, mean, null, self.deviance + other.deviance)
 
     def _null_between(self, mean: float) -> float:
-        """Return what the null deviance grows by when it is taken about another mean."""
+        """Return the increase of the null deviance if it refers to another mean."""
         if not self.weight > 0 or self.mean == mean:
             return 0.0
         return self.weight * float(self.loss.half_deviance(np.array(self.mean), np.array(mean)))

@@ -1,7 +1,7 @@
 """Base class of linear models fitted by the Gram matrix, and the check of its memory.
 
-The moments of the rows (X'X, X'y, y'y and the means) are all that least squares need: one pass sums
-them, and every solver works with them, whose size is that of the features and not of the rows.
+Least squares needs only the moments of the rows (X'X, X'y, y'y and the means): one pass sums them,
+and every solver works with them. Their size depends on the number of features, not of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from daskml_dist.training.plan import make_target_shift
 
 #: Most copies of the Gram matrix in one process: sums of its lanes, sums in transit, and factors.
 _MAX_GRAM_COPIES = 8
-#: Features up to which memory is not checked: all copies of their Gram matrix are 1 GiB.
+#: Memory is not checked up to this number of features: all copies of their Gram matrix take 1 GiB.
 _FEW_FEATURES = 4096
 
 
@@ -33,7 +33,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
     _multi_output = True
     _keeps_single_column = True
-    #: Whether `coef_` has one dimension for y of one column, as in some classes of scikit-learn.
+    #: Whether `coef_` has one dimension for a y of one column, as in some classes of scikit-learn.
     _flat_column: ClassVar[bool] = True
 
     def _loss(self) -> Loss:
@@ -53,7 +53,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
             raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
         self.n_features_in_ = model.n_features
         # scikit-learn's shapes of least squares: the intercept of one target is a number, as is
-        # that of a fit without one.
+        # that of a fit without an intercept.
         coef = np.ascontiguousarray(w[: model.n_features].T)
         is_single = model.n_targets is None
         self.coef_ = coef[0] if is_single or (self._flat_column and len(coef) == 1) else coef
@@ -63,14 +63,14 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     """Return the model of least squares for the rows of a fit."""
     loss, summary = SquaredError(), rows.summary
-    # Sums of products with shifted targets lose no digits to a large mean.
+    # With shifted targets, sums of products lose no digits to a large mean.
     shift = make_target_shift(loss, fit_intercept, summary)
     return LinearModel(loss, summary.n_features, 0, fit_intercept, summary.n_targets, shift)
 
 
 def moments_of(rows: DatasetInfo) -> dict[str, Any]:
-    """Return the arguments that every solver by the Gram matrix takes from the rows."""
-    # Products of sparse rows are summed in float64, whatever their dtype.
+    """Return the arguments that every solver by the Gram matrix needs from the rows."""
+    # Products of sparse rows are summed in float64 for any dtype.
     sparse = rows.summary.any_sparse
     return {
         "eps": float(np.finfo(np.float64 if sparse else rows.summary.dtype).eps),
@@ -79,13 +79,13 @@ def moments_of(rows: DatasetInfo) -> dict[str, Any]:
 
 
 def _count_gram_bytes(n_features: int, n_problems: int) -> int:
-    """Return the bytes that the Gram matrices of all problems take in one process."""
+    """Return the bytes of the Gram matrices of all problems in one process."""
     return 8 * n_features**2 * _MAX_GRAM_COPIES * n_problems
 
 
 def gram_fits(n_features: int, n_problems: int = 1) -> bool:
     """Return whether the Gram matrices of `n_problems` problems fit in memory."""
-    # Small problems fit anywhere, and need no import of Dask to tell.
+    # Small problems always fit, and need no import of Dask for the check.
     if n_features**2 * n_problems <= _FEW_FEATURES**2:
         return True
     from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
@@ -94,7 +94,7 @@ def gram_fits(n_features: int, n_problems: int = 1) -> bool:
 
 
 def check_memory(n_features: int, n_problems: int = 1) -> None:
-    """Raise if the Gram matrices do not fit in memory, before any worker tries."""
+    """Raise if the Gram matrices do not fit in memory, before any worker allocates them."""
     if not gram_fits(n_features, n_problems):
         from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
 

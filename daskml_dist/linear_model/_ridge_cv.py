@@ -1,9 +1,9 @@
 """Ridge models whose penalty is chosen by leave-one-out in closed form, or by folds.
 
-One reduction of the rows gives a problem of the size of the features, whose singular value
+One reduction of the rows gives a problem with the size of the features, whose singular value
 decomposition solves ridge for every penalty. Leave-one-out needs no further fits: the error of a
-row by the model without it is its error by the model of all rows over 1 - its leverage (R. M.
-Rifkin and R. A. Lippert, "Notes on regularized least squares", 2007; here in
+row by the model without it is its error by the model of all rows divided by (1 - its leverage) (R.
+M. Rifkin and R. A. Lippert, "Notes on regularized least squares", 2007; here in
 `LeaveOneOutErrors`). With folds, the moments of each fold are summed in the same pass, and those of
 a split's training rows are sums of them.
 """
@@ -77,9 +77,9 @@ def _map_left_out_values(
     """Return leave-one-out predictions, or with `squares` the weighted squared errors.
 
     They have the shape (n_rows, n_targets, n_alphas), without the axis of targets if `y` has one
-    dimension, and are lazy where the rows are a Dask collection.
+    dimension, and are lazy if the rows are a Dask collection.
     """
-    # Tasks carry these facts alone: the summary in `rows` grows with the number of blocks.
+    # Tasks contain only these facts: the summary in `rows` grows with the number of blocks.
     compute_block = partial(
         _compute_block_values, left_out, model, rows.classes, rows.weight_scale,
         rows.class_weight, squares,
@@ -107,7 +107,7 @@ def _compute_block_values(
     assert block.y is not None
     backend = get_backend("cpu")
     y = model.encode(block.y, classes, np.float64)
-    # Leverages are by the weights of the fit, which have a mean of 1.
+    # Leverages use the weights of the fit, which have a mean of 1.
     weight = None
     if weight_scale is not None:
         weight = np.full(block.n_rows, weight_scale)
@@ -118,7 +118,8 @@ def _compute_block_values(
     X = backend.rows(block.rows, slice(0, block.n_rows))
     errors = left_out.errors(X, y, weight, backend)
     if squares:
-        # Errors count by the user's weights, not by those that the fit scaled to a mean of 1.
+        # Errors are weighted by the user's weights, not by those that the fit scaled to a mean of
+        # 1.
         values = errors**2
         if weight is not None:
             values *= (weight / weight_scale)[:, None, None]
@@ -129,8 +130,8 @@ def _compute_block_values(
     return np.ascontiguousarray(values.transpose(0, 2, 1))
 
 
-# Scorers take an estimator and rows, and leave-one-out has a prediction of each row by a model of
-# its own. These stand-ins take the predictions as "rows", and return them.
+# Scorers need an estimator and rows, but leave-one-out predicts each row by another model. These
+# stand-ins accept the predictions as "rows", and return them.
 
 
 class _PrecomputedRegressor(RegressorMixin, BaseEstimator):
@@ -195,14 +196,14 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     alpha_per_target: bool = False
     #: Whether rows have several labels.
     _several = False
-    #: Name of the score of folds where `scoring` is None.
+    #: Name of the score of folds if `scoring` is None.
     _default_scoring = "r2"
     #: Makes the linear model for the rows of a fit.
     _model: Callable[[DatasetInfo], LinearModel]
 
     @abstractmethod
     def _make_estimator(self, alpha: float) -> Any:
-        """Return an unfitted estimator of one penalty, to be scored."""
+        """Return an unfitted estimator with one penalty, for scoring."""
 
     @abstractmethod
     def _score_left_out(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
@@ -230,13 +231,13 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
     def _fit_left_out(self, X: Any, y: Any, sample_weight: Any, client: Any) -> None:
         """Fit by squared leave-one-out errors; with `scoring`, choose again by that score."""
         self._fit(X, y, sample_weight, client)
-        # Left by `_set_fitted`, which `_fit` calls; not to be pickled with the estimator.
+        # Set by `_set_fitted`, which `_fit` calls; not to be pickled with the estimator.
         left_out, model, rows = self._left_out_fit
         del self._left_out_fit
         scorer = resolve_scorer(self.scoring)
         if scorer is None and not self.store_cv_results:
             return
-        # Another reading of the rows: a score of the user's needs all predictions, not their sums.
+        # Another pass over the rows: a score of the user's needs all predictions, not their sums.
         X, y, weight = self._prepare_inputs(X, y, sample_weight)
         collection = self._align_inputs(X, y, weight)
         values = _map_left_out_values(collection, left_out, model, rows, squares=scorer is None)
@@ -250,14 +251,15 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             self.cv_results_ = np.asarray(values)  # computes a dask Array
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
-        # The fit scales weights to a mean of 1, and so the sum over rows: alphas are scaled alike.
+        # The fit scales weights to a mean of 1, and so the sum over rows: alphas are scaled in the
+        # same way.
         alphas = self._alphas * (rows.weight_scale or 1.0)
         return self._model(rows), LeaveOneOutRidge(alphas=alphas, **moments_of(rows))
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         left_out, squares = solution.extra["left_out"], solution.extra["squares"]
         self._left_out_fit = left_out, model, rows
-        # As in scikit-learn, the errors count by the user's weights, of which the fit's are
+        # As in scikit-learn, the errors are weighted by the user's weights, of which the fit's are
         # multiples, and are averaged over the rows.
         errors = squares / (rows.summary.n_rows * (rows.weight_scale or 1.0))
         scores = -errors if self.alpha_per_target else -errors.mean(axis=1)
@@ -270,7 +272,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         model: LinearModel,
         rows: DatasetInfo,
     ) -> None:
-        """Set the fitted attributes of the alpha of the best score.
+        """Set the fitted attributes for the alpha with the best score.
 
         Scores are of shape (n_alphas,), or (n_alphas, n_targets) for an alpha for each target;
         the parameters `w` are of shape (n_alphas, n_parameters, n_targets).
@@ -302,7 +304,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             check_memory(model.n_features, batch.roles.n_splits)
             alphas = self._alphas * (batch.rows.weight_scale or 1.0)
             moments = moments_of(batch.rows)
-            # 1. Sum the moments of each fold in one pass (more where digits would be lost).
+            # 1. Sum the moments of each fold in one pass (more passes if digits would be lost).
             reduction = batch(
                 batch.make_model(model),
                 FoldedReduction(l2=float(alphas.min()), of_mean=False, **moments),
@@ -334,7 +336,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
         """
         name, batched_model = self.scoring or self._default_scoring, batch.make_model(model)
         # Accuracy and the scores of squared or absolute errors are sums over the rows, which one
-        # pass makes for all fits. Other scores read the test rows once for each fit.
+        # pass computes for all fits. Other scores read the test rows once for each fit.
         if self._classification and name == "accuracy":
             hits = batch(batched_model, SinglePassSolver(PathHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
@@ -344,7 +346,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
             sums = batch(batched_model, SinglePassSolver(statistic)).w
             check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
             return PATH_SCORES[name](sums)
-        # Any other score: a fitted estimator for each split and penalty, as scorers take them.
+        # Any other score: scorers need a fitted estimator for each split and penalty.
         estimators = {
             split: [
                 self._make_fitted(alpha, w_of_alpha, model, batch.rows)
@@ -389,7 +391,7 @@ class BaseRidgeCV(BaseLinear, BaseRounds):
                     "Use numbers."
                 )
             value = float(alpha)
-            # Without a penalty the leverage of a row may be 1, and its left-out error 0 / 0.
+            # Without a penalty the leverage of a row may be 1, and its leave-one-out error 0 / 0.
             if not (value > 0 or (value == 0 and self.cv is not None)) or not value < np.inf:
                 least = ">= 0.0" if self.cv is not None else "> 0.0"
                 raise InvalidParameterError(
@@ -417,9 +419,10 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once.
     gcv_mode : {"auto", "svd", "eigen"} or None, default=None
-        Without effect: the rows are reduced in as many passes as the digits of the result need.
+        Without effect: the number of passes over the rows depends on the digits that the result
+        needs.
     alpha_per_target : bool, default=False
-        Whether each target has a penalty of its own; only without `cv`.
+        Whether each target has its own penalty; only without `cv`.
 
     Attributes
     ----------
@@ -446,7 +449,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
 
     def __init__(
         self,
-        # The candidates, and how they are compared, in scikit-learn's order.
+        # The candidates and their comparison, in scikit-learn's order.
         alphas: Any = (0.1, 1.0, 10.0),
         *,
         fit_intercept: bool = True,
@@ -455,7 +458,7 @@ class RidgeCV(BaseRidgeCV, BaseLeastSquares):
         gcv_mode: str | None = None,
         store_cv_results: bool = False,
         alpha_per_target: bool = False,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -504,13 +507,13 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
     Parameters
     ----------
     scoring : str, callable or None, default=None
-        Larger is better. None: without `cv` the negative mean squared error of the signs of
-        labels, with it the accuracy (for several labels a row: the share of rows whose labels are
-        all predicted).
+        Larger is better. None: without `cv` the negative mean squared error of the signs of labels,
+        with it the accuracy (for several labels in a row: the share of rows whose labels are all
+        predicted).
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once. A number of folds: stratified.
     class_weight : dict, "balanced" or None, default=None
-        Must be None where rows have several labels.
+        Must be None if rows have several labels.
 
     Attributes
     ----------
@@ -544,7 +547,7 @@ class RidgeClassifierCV(BaseRidgeCV, LinearClassifier):
         cv: Any = None,
         class_weight: Any = None,
         store_cv_results: bool = False,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",

@@ -1,10 +1,10 @@
 """Inference for linear models that are fitted without a penalty: `summary` of an estimator.
 
-One more pass over the rows sums what standard errors are made of, at the fitted coefficients: the
+One more pass over the rows computes the sums for standard errors, at the fitted coefficients: the
 triangular factor of the weighted design (by QR of blocks, merged by QR, which keeps twice the
 digits that the Gram matrix would), scores of rows and their products, deviances and moments of the
-target. A second pass is made only where a term depends on a sum of the first: leverages (HC2, HC3),
-and likelihoods that depend on the dispersion in no closed form.
+target. A second pass is made only if a term depends on a sum of the first: leverages (HC2, HC3),
+and likelihoods that depend on the dispersion without a closed form.
 
 With mean m of a row, link g(m) = x'b, variance function V and weight w, the score of a row is
 ``w (y - m) / (V(m) g'(m)) x``, the expected information of all rows ``X' W X`` with
@@ -40,21 +40,21 @@ Floats = NDArray[np.float64]
 
 #: Kinds of covariance that a user may choose.
 COVARIANCES = ("nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster")
-#: Entries of a piece of rows that is worked on at once (8 MiB in float64).
+#: Entries of a piece of rows that is processed at once (8 MiB in float64).
 _PIECE_ENTRIES = 2**20
 #: Diagonal of the triangular factor, as a share of a column's norm, below which columns count as
 #: dependent.
 _DEPENDENT = 1e-12
-#: Least eigenvalue of correlations of coefficients, as a share of the largest, that is none of
-#: rounding.
+#: Smallest eigenvalue of correlations of coefficients, as a share of the largest, that is not
+#: attributed to rounding.
 _SINGULAR = 1e-10
-#: Least difference of a row's leverage from 1 that HC2 and HC3 divide by.
+#: Smallest difference of a row's leverage from 1 that HC2 and HC3 divide by.
 _MIN_REST = 1e-10
-#: Newton step to the optimum, in standard errors, above which a fit counts as not finished.
+#: Newton step to the optimum, in standard errors, above which a fit counts as not converged.
 _MAX_STEP = 1e-2
 
 
-# --- families: what differs between models ----------------------------------------------------
+# --- families: the differences between models ---------------------------------------------------
 
 
 class _Family(ABC):
@@ -67,7 +67,7 @@ class _Family(ABC):
     fixed_scale : bool
         Whether the dispersion is 1; else it is estimated.
     uses_t : bool
-        Whether tests are by the t distribution where the covariance is not robust.
+        Whether tests use the t distribution if the covariance is not robust.
     is_canonical : bool
         Whether the observed information is the expected one.
     """
@@ -83,12 +83,12 @@ class _Family(ABC):
 
     @property
     def is_fixed_at_one(self) -> bool:
-        """Return whether the saturated likelihood is asked for at the dispersion 1 alone."""
+        """Return whether the saturated likelihood is needed only at the dispersion 1."""
         return self.fixed_scale
 
     def sum_null(self, y: Floats, weight: Floats, mean: float) -> float:
         """Return half the deviance of some rows from their mean."""
-        # Of counts that are all 0, the logarithm of the mean is infinite, and the deviance 0.
+        # For counts that are all 0, the logarithm of the mean is infinite, and the deviance 0.
         if mean == 0:
             return 0.0
         return float(weight @ self.half_deviance(y, np.full(len(y), mean)))
@@ -118,17 +118,17 @@ class _TweedieFamily(_Family):
 
     @property
     def fixed_scale(self) -> bool:  # type: ignore[override]
-        """Return whether the dispersion is 1, as Poisson's is."""
+        """Return whether the dispersion is 1, like Poisson's."""
         return self.loss.power == 1
 
     @property
     def is_canonical(self) -> bool:  # type: ignore[override]
-        """Return whether the link is the natural parameter's: of counts log, of numbers none."""
+        """Return whether the link is canonical: log for Poisson, identity for normal."""
         return self.loss.power == (0 if self.link == "Identity" else 1)
 
     @property
     def is_fixed_at_one(self) -> bool:
-        """Return whether the saturated likelihood is asked for at the dispersion 1 alone."""
+        """Return whether the saturated likelihood is needed only at the dispersion 1."""
         return self.loss.power in (0, 1)
 
     @property
@@ -146,7 +146,7 @@ class _TweedieFamily(_Family):
         """Return means, slopes of the log likelihood, observed and expected curvatures."""
         mean = self.loss.inverse_link(raw)
         _, gradient, observed = self.loss.value_gradient_hessian(y, raw)
-        # (dm/d raw)^2 / V(m): dm/d raw is 1 of the identity link, and m of the logarithm.
+        # (dm/d raw)^2 / V(m): dm/d raw is 1 for the identity link, and m for the logarithm.
         slope = np.ones_like(mean) if self.link == "Identity" else mean
         expected = observed if self.is_canonical else slope**2 / self.variance(mean)
         return mean, -gradient, observed, expected
@@ -175,7 +175,7 @@ class _TweedieFamily(_Family):
         return self._saturate_compound(y, phi)
 
     def _saturate_compound(self, y: Floats, phi: Floats) -> Floats:
-        """Return the same of a compound Poisson-gamma distribution, by Wright's Bessel function.
+        """Return the same for a compound Poisson-gamma distribution, by Wright's Bessel function.
 
         P. Dunn and G. Smyth, "Series evaluation of Tweedie exponential dispersion model densities",
         Statistics and Computing 15, 2005.
@@ -192,8 +192,8 @@ class _TweedieFamily(_Family):
 
 
 def _log_bessel(order: float, x: Floats) -> Floats:
-    """Return the logarithm of Wright's Bessel function, which itself soon overflows."""
-    # Of SciPy 1.14 and newer.
+    """Return the logarithm of Wright's Bessel function, which itself overflows early."""
+    # In SciPy 1.14 and newer.
     function = getattr(special, "log_wright_bessel", None)
     if function is not None:
         return np.asarray(function(order, 0, x))
@@ -201,7 +201,7 @@ def _log_bessel(order: float, x: Floats) -> Floats:
 
 
 class _LeastSquares(_TweedieFamily):
-    """Normal distribution whose tests are by t, as those of least squares are."""
+    """Normal distribution with tests by the t distribution, as for least squares."""
 
     title = "OLS Regression Results"
     model = "OLS"
@@ -235,7 +235,7 @@ class _BinaryLogit(_Family):
         return mean * (1 - mean)
 
     def saturated(self, y: Floats, weight: Floats, scale: float) -> Floats:
-        """Return 0: a label that is certain has the likelihood 1."""
+        """Return 0: a label with probability 1 has the likelihood 1."""
         return np.zeros(len(y))
 
 
@@ -250,14 +250,14 @@ class _FirstSums:
     weight: float
     #: Triangular factor of the rows times the square roots of their expected information.
     factor: Floats
-    #: Observed information, where it is not the expected one.
+    #: Observed information, if it differs from the expected one.
     observed: Floats | None
     score: Floats
-    #: Triangular factor of the rows' scores; the sum of their products is its square.
+    #: Triangular factor of the rows' scores; its square is the sum of their products.
     meat: Floats
     deviance: float
     pearson: float
-    #: Weighted mean of the targets, and half the deviance of all from it.
+    #: Weighted mean of the targets, and half the deviance of all targets from it.
     mean: float
     null: float
     #: Sums of the saturated log likelihood at the dispersion 1.
@@ -279,7 +279,7 @@ class _BlockSums:
     make_block : callable
     row_shape : tuple of int
     classes : ndarray or None
-        Labels of classification, of which the second counts as 1.
+        Labels of classification; the second counts as 1.
     """
 
     family: _Family
@@ -290,7 +290,7 @@ class _BlockSums:
     classes: Any
 
     def _iterate(self, index: int, X: Any, y: Any, w: Any) -> Any:
-        """Yield (slice, design, targets, weights) of some rows at a time."""
+        """Yield (slice, design, targets, weights, mask of rows with a weight) in pieces."""
         block: Block = self.make_block(index, X, y, w)
         n = block.n_rows
         if not n:
@@ -305,7 +305,7 @@ class _BlockSums:
             design = np.column_stack([np.ones(len(rows)), rows]) if self.intercept else rows
             given = block.sample_weight
             weight = np.ones(len(rows)) if given is None else given[at].astype(np.float64)
-            # A row without weight is no row of the likelihood.
+            # A row of weight 0 does not count in the likelihood.
             keep = weight > 0
             if not keep.any():
                 continue
@@ -350,7 +350,7 @@ class _BlockSums:
         self, index: int, X: Any, y: Any, w: Any, groups: Any = None, *, inverse: Floats,
         scale: float, power: float,
     ) -> tuple[Floats, float] | None:  # fmt: skip
-        """Return the factor of scores over leverages, and the saturated likelihood."""
+        """Return the factor of scores divided by leverages, and the saturated likelihood."""
         factors, saturated = [], 0.0
         for _, design, target, weight, _keep in self._iterate(index, X, y, w):
             _, slope, _, expected = self.family.evaluate(target, design @ self.params)
@@ -379,7 +379,7 @@ def _encode_labels(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _factorize(parts: list[Floats]) -> Floats:
-    """Return the triangular factor of rows one below the other."""
+    """Return the triangular factor of stacked rows."""
     found: Any = np.linalg.qr(np.concatenate(parts), mode="r")
     return np.asarray(found)
 
@@ -396,7 +396,8 @@ def _merge_first(family: _Family, parts: list[_FirstSums]) -> _FirstSums:
     """Merge the sums of several parts of the rows."""
     weight = sum(part.weight for part in parts)
     mean = sum(part.weight * part.mean for part in parts) / weight
-    # Deviances about the mean of all: those about the means of parts, and of these about it.
+    # Deviances from the common mean: those from the means of parts, plus those of these means from
+    # it.
     null = sum(
         part.null + part.weight * _compute_between(family, part.mean, mean) for part in parts
     )
@@ -425,7 +426,7 @@ def _merge_first(family: _Family, parts: list[_FirstSums]) -> _FirstSums:
 
 
 def _compute_between(family: _Family, mean: float, other: float) -> float:
-    """Return half the deviance of one mean from another; of labels, in units of a row."""
+    """Return half the deviance of one mean from another; for labels, per row."""
     if mean == other:
         return 0.0
     if isinstance(family, _BinaryLogit):
@@ -446,29 +447,28 @@ def _add_second(parts: list[tuple[Floats, float]]) -> tuple[Floats, float]:
 
 @dataclass(frozen=True, eq=False)
 class RegressionSummary:
-    """Standard errors and tests of the coefficients of a fit, and how well it fits.
+    """Standard errors and tests of the coefficients of a fit, and its goodness of fit.
 
     Its text is the table that statsmodels prints. Attributes have statsmodels' names.
 
     Attributes
     ----------
     names : list of str
-        Of the coefficients; ``"const"`` is the intercept, and comes first.
+        Names of the coefficients; ``"const"`` is the intercept, and comes first.
     params, bse, tvalues, pvalues : ndarray of float64 of shape (n_params,)
         Coefficients, standard errors, their ratio, and the probability of a larger one.
     covariance : ndarray of float64 of shape (n_params, n_params)
-        Of the coefficients.
+        Values of the coefficients.
     cov_type : str
     use_t : bool
-        Whether tests are by the t distribution; else by the normal.
+        Whether tests use the t distribution; else the normal.
     nobs, df_model, df_resid : int
     df_inference : int
         Degrees of freedom of tests: `df_resid`, or the number of clusters less 1.
     scale : float
         Dispersion; of least squares the variance of the errors.
     llf, llnull : float
-        Log likelihood of the fit, and of the intercept alone; NaN where the family has no closed
-        form.
+        Log likelihood of the fit, and of the intercept alone; NaN if the family has no closed form.
     deviance, null_deviance, pearson_chi2 : float
 
     Examples
@@ -507,7 +507,7 @@ class RegressionSummary:
 
     @property
     def tvalues(self) -> Floats:
-        """Coefficients in standard errors (z where the normal distribution is used)."""
+        """Coefficients divided by their standard errors (z if the normal distribution is used)."""
         return np.asarray(self.params / self.bse)
 
     @property
@@ -516,7 +516,7 @@ class RegressionSummary:
 
     @property
     def pvalues(self) -> Floats:
-        """Probabilities of larger ratios, of either sign, if a coefficient were 0."""
+        """Two-sided probabilities of larger ratios if a coefficient were 0."""
         return np.asarray(2 * self._distribution.sf(np.abs(self.tvalues)))
 
     def conf_int(self, alpha: float = 0.05) -> Floats:
@@ -560,7 +560,7 @@ class RegressionSummary:
 
     @property
     def rsquared(self) -> float:
-        """Share of the deviance that is explained; of least squares R^2."""
+        """Share of the deviance that is explained; for least squares R^2."""
         return 1 - self.deviance / self.null_deviance if self.null_deviance > 0 else float("nan")
 
     @property
@@ -581,14 +581,15 @@ class RegressionSummary:
         return float(stats.f.sf(value, rank, self.df_inference))
 
     def _test_slopes(self) -> tuple[float, int]:
-        """Return Wald's statistic of all coefficients but the intercept, and how many it tests."""
+        """Return Wald's statistic of all coefficients but the intercept, and their number."""
         at = slice(int(self.has_constant), None)
         ratios, errors = self.tvalues[at], self.bse[at]
         if not (errors > 0).all():
             return float("nan"), 0
         correlations = self.covariance[at, at] / np.outer(errors, errors)
-        # Of no more clusters than coefficients they are singular: Moore and Penrose's inverse tests
-        # as many combinations of coefficients as their rank, in units of the standard errors.
+        # With no more clusters than coefficients the correlations are singular: the Moore-Penrose
+        # inverse tests as many combinations of coefficients as their rank, in units of the standard
+        # errors.
         inverse, rank = linalg.pinvh(correlations, rtol=_SINGULAR, return_rank=True)
         return float(ratios @ inverse @ ratios / rank), int(rank)
 
@@ -604,9 +605,9 @@ class RegressionSummary:
 
     @property
     def prsquared(self) -> float:
-        """Pseudo R^2: McFadden's of labels, else that of Cox and Snell."""
+        """Pseudo R^2: McFadden's for labels, else that of Cox and Snell."""
         if isinstance(self.family, _BinaryLogit):
-            # Rows of one class alone are as likely as can be without features.
+            # Rows of one class only have the likelihood 1 without any features.
             return 1 - self.llf / self.llnull if self.llnull else float("nan")
         return float(1 - np.exp(-self.llr / self.nobs))
 
@@ -635,9 +636,9 @@ def summarize_fit(
     X, y, sample_weight
         The rows of the fit. Weights are inverse variances: a row counts once, whatever its weight.
     cov_type : {"nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster"}, default="nonrobust"
-        Covariance of the coefficients: as the model says, or robust to variances that it does not
-        describe (White; HC2 and HC3 divide by leverages, in a second pass), or to rows of a group
-        that depend on each other.
+        Covariance of the coefficients: by the model, or robust to variances that it does not
+        describe (White; HC2 and HC3 divide by leverages, in a second pass), or to dependence
+        between rows of a group.
     groups : array-like, dask Array or dask Series of shape (n_rows,), or None
         Group of each row, for ``cov_type="cluster"``.
     use_t : bool or None, default=None
@@ -682,7 +683,7 @@ def _finish_summary(
     estimator: Any, sums: _BlockSums, rows: Collection, first: _FirstSums, names: list[str],
     cov_type: str, use_t: bool | None,
 ) -> RegressionSummary:  # fmt: skip
-    """Return the summary of sums over all rows, after a second pass where one is needed."""
+    """Return the summary from sums over all rows, after a second pass if one is needed."""
     family, params, n, p = sums.family, sums.params, first.n_rows, len(sums.params)
     if n <= p:
         raise InvalidDataError(
@@ -712,7 +713,7 @@ def _finish_summary(
             meat = meat * np.sqrt(n / df_resid)
         elif cov_type == "cluster":
             meat = _scale_clusters(first.clusters, n, df_resid)
-        # Not the products of scores, of which dependent columns would leave half the digits.
+        # Not the products of scores: with dependent columns they would lose half the digits.
         if first.observed is None:
             half = meat @ inverse @ inverse.T
         else:
@@ -721,7 +722,7 @@ def _finish_summary(
     null = _find_null_deviance(first, sums, rows)
     if isinstance(family, _TweedieFamily) and family.loss.power == 0 and family.link == "Identity":
         # The likelihood at its own best variance; that of the intercept alone at the fit's scale.
-        # At the dispersion 1, `saturated` is what the weights and 2 pi add.
+        # At the dispersion 1, `saturated` holds the terms of the weights and of 2 pi.
         constant = first.saturated
         llf = constant - n / 2 * np.log(2 * first.deviance / n) - n / 2
         llnull = constant - n / 2 * np.log(scale) - null / scale
@@ -743,12 +744,12 @@ def _find_null_deviance(first: _FirstSums, sums: _BlockSums, rows: Collection) -
     """Return half the deviance of the model without features; without an intercept, of 0."""
     if sums.intercept or not isinstance(sums.family, _LeastSquares):
         return first.null
-    # R^2 without an intercept is of squares about 0, as statsmodels has it.
+    # Without an intercept R^2 uses squares about 0, as in statsmodels.
     return first.null + first.weight * first.mean**2 / 2
 
 
 def _invert_factor(factor: Floats, names: list[str]) -> Floats:
-    """Return the inverse of a triangular factor; raise where columns depend on each other."""
+    """Return the inverse of a triangular factor; raise if columns depend on each other."""
     norms = np.sqrt((factor**2).sum(axis=0))
     small = np.abs(np.diag(factor)) <= _DEPENDENT * norms if len(factor) == len(names) else True
     if np.any(small):
@@ -762,7 +763,7 @@ def _invert_factor(factor: Floats, names: list[str]) -> Floats:
 
 
 def _warn_unfinished(step: Floats, errors: Floats) -> None:
-    """Warn where the optimum is far from the coefficients, in standard errors."""
+    """Warn if the optimum is far from the coefficients, in standard errors."""
     far = float(np.max(np.abs(step) / errors))
     if far > _MAX_STEP:
         warnings.warn(
@@ -773,7 +774,7 @@ def _warn_unfinished(step: Floats, errors: Floats) -> None:
 
 
 def _scale_clusters(clusters: dict[Any, Floats], n: int, df_resid: int) -> Floats:
-    """Return the scores of clusters, with Stata's and statsmodels' correction for few of them."""
+    """Return the scores of clusters, with Stata's and statsmodels' correction for few clusters."""
     g = len(clusters)
     if g < 2:
         raise InvalidDataError(f"groups hold {g} group: clusters need two. Use cov_type='HC1'.")
@@ -782,7 +783,7 @@ def _scale_clusters(clusters: dict[Any, Floats], n: int, df_resid: int) -> Float
 
 
 def _add_groups(rows: Collection, X: Any, groups: Any) -> Collection:
-    """Return rows whose parts hold their groups too."""
+    """Return rows whose parts also hold their groups."""
     if groups is None:
         return rows
     beside = as_collection(X, groups, None, numeric=False, classification=True)
@@ -799,7 +800,7 @@ def _add_groups(rows: Collection, X: Any, groups: Any) -> Collection:
 
 
 def _find_family(estimator: Any) -> _Family:
-    """Return the family of a fitted estimator; raise where it is no maximum of a likelihood."""
+    """Return the family of a fitted estimator; raise if its fit does not maximize a likelihood."""
     params, name = estimator._all_params(), type(estimator).__name__
     remedy = ""
     if params.get("alpha"):
@@ -846,7 +847,7 @@ def _join_params(estimator: Any) -> tuple[Floats, bool]:
 
 
 def _name_params(estimator: Any, intercept: bool) -> list[str]:
-    """Return the names of the coefficients, as statsmodels has them."""
+    """Return the names of the coefficients, as in statsmodels."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         names = [f"x{j + 1}" for j in range(estimator.n_features_in_)]
@@ -926,6 +927,6 @@ def _join_columns(
 
 
 def _format(value: float, digits: int) -> str:
-    """Return a number as statsmodels writes it: decimals where these tell it, else an exponent."""
+    """Return a number in statsmodels' form: with decimals if these suffice, else an exponent."""
     is_told = value == 0 or 1e-4 <= abs(value) < 1e4
     return f"{value:.{digits}f}" if is_told else f"{value:.{digits}g}"

@@ -91,7 +91,7 @@ class ElasticNet(BaseLeastSquares):
         *,
         l1_ratio: float = 0.5,
         fit_intercept: bool = True,
-        # Coordinate descent; `precompute` and `copy_X` are without effect.
+        # Coordinate descent; `precompute` and `copy_X` have no effect.
         precompute: Any = False,
         max_iter: int = 1000,
         copy_X: bool = True,
@@ -100,7 +100,7 @@ class ElasticNet(BaseLeastSquares):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -177,7 +177,7 @@ class ElasticNet(BaseLeastSquares):
         check_count("max_iter", self.max_iter)
         if self.selection not in ("cyclic", "random"):
             raise InvalidParameterError(f'selection={self.selection!r}: use "cyclic" or "random".')
-        # scikit-learn's warning, in its words.
+        # The same words as scikit-learn's warning.
         if self.alpha == 0:
             warnings.warn(
                 "With alpha=0, this algorithm does not converge well. You are advised to use the "
@@ -187,7 +187,7 @@ class ElasticNet(BaseLeastSquares):
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         # The objective is a mean over the rows, whose weights the fit scales to a mean of 1: unlike
-        # that of `Ridge`, a sum, `alpha` needs no factor.
+        # the sum of `Ridge`, it needs no factor for `alpha`.
         model = self._model(rows)
         return model, CoordinateDescent(
             alpha=float(self.alpha),
@@ -202,7 +202,7 @@ class ElasticNet(BaseLeastSquares):
         )
 
     def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
-        # The optimum is the same from any start, found in fewer cycles from a near one.
+        # The optimum is the same from any start, but needs fewer cycles from a near one.
         return self._find_warm_start(model)
 
 
@@ -226,7 +226,7 @@ class Lasso(ElasticNet):
     array([0.6, 2. ])
     """
 
-    # Not a parameter here, so a class attribute: what `ElasticNet` reads as `self.l1_ratio`.
+    # A class attribute, not a parameter: `ElasticNet` reads it as `self.l1_ratio`.
     l1_ratio = 1.0
 
     def __init__(
@@ -243,7 +243,7 @@ class Lasso(ElasticNet):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",

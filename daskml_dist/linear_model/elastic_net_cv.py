@@ -1,9 +1,10 @@
 """Elastic nets and lassos whose penalty is chosen along regularisation paths of all folds.
 
-Paths run from the largest strength to the smallest, each fit starting at the one before it (J.
-Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models via
-coordinate descent", 2010, section 2.5). `_GramPaths` follows them on the Gram matrices, without
-the rows; `_QuasiNewtonPaths` makes passes over the rows, where there are too many features.
+Paths run from the largest strength to the smallest, and each fit starts from the solution of the
+previous one (J. Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear
+models via coordinate descent", 2010, section 2.5). `_GramPaths` computes them from the Gram
+matrices, without the rows; `_QuasiNewtonPaths` makes passes over the rows, if there are too many
+features.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ from daskml_dist.solvers.penalty_paths import (
     solve_elastic_path,
 )
 
-#: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): a bound
-#: on the client's memory.
+#: Most bytes of quasi-Newton history of the candidates that are solved together (1 GiB): limits the
+#: client's memory.
 _MAX_HISTORY_BYTES = 1 << 30
-#: Vectors of the parameters' size that a candidate keeps: ten pairs of L-BFGS, and its own.
+#: Vectors of the parameters' size that a candidate holds: ten pairs of L-BFGS, and its own.
 _VECTORS_PER_CANDIDATE = 24
 
 
 @dataclass(frozen=True)
 class _PathSettings:
-    """Settings of the paths, as :class:`ElasticNetCV` has them.
+    """Settings of the paths, as in :class:`ElasticNetCV`.
 
     Parameters
     ----------
@@ -131,8 +132,8 @@ class _GramPaths(_ElasticPaths):
 
     def __init__(self, batch: BatchedModels, model: LinearModel, settings: _PathSettings) -> None:
         self._model, self._settings, self._moments = model, settings, moments_of(batch.rows)
-        # 1. One pass gives the moments of all training sets. Where these are not exact enough for
-        # the smallest alpha (or for the grid's), further passes refine them.
+        # 1. One pass gives the moments of all training sets. If these are not exact enough for the
+        # smallest alpha (or for the grid's), further passes refine them.
         smallest_alpha_or_grid = settings.grid or float(settings.given[-1])
         reduction = FoldedReduction(l2=smallest_alpha_or_grid, of_mean=True, **self._moments)
         solution = batch(batch.make_model(model), reduction)
@@ -140,7 +141,7 @@ class _GramPaths(_ElasticPaths):
         *split_problems, self._full_problem = solution.extra["reduced"]
         n_rows = solution.extra["n_rows"]
         self._n_rows = n_rows[-1]
-        # 2. The grid follows from all rows, so that all splits have the same alphas.
+        # 2. The grid is computed from all rows, so that all splits have the same alphas.
         if settings.grid is None:
             self.alphas = np.tile(settings.given, (len(settings.ratios), 1))
         else:
@@ -150,7 +151,7 @@ class _GramPaths(_ElasticPaths):
             positive=settings.positive, selection=settings.selection,
             random_state=settings.random_state,
         )  # fmt: skip
-        # 3. Follow the paths of each split; the last number of rows is left over.
+        # 3. Compute the paths of each split; the last number of rows is not used.
         w, self.converged = [], True
         for problem, n in zip(split_problems, n_rows, strict=False):
             paths = [
@@ -181,10 +182,10 @@ class _GramPaths(_ElasticPaths):
 class _QuasiNewtonPaths(_ElasticPaths):
     """Paths by orthant-wise quasi-Newton steps (OWL-QN), for many features.
 
-    Candidates (an alpha on a split) are solved together, in chunks of as many consecutive alphas as
-    their history of steps fits in memory. All alphas of a chunk start from the solution of the last
-    alpha of the chunk before. OWL-QN is of G. Andrew and J. Gao, "Scalable training of
-    L1-regularized log-linear models", 2007.
+    Candidates (an alpha on a split) are solved together, in chunks of consecutive alphas whose
+    history of steps fits in memory. All alphas of a chunk start from the solution of the last alpha
+    of the previous chunk. OWL-QN is by G. Andrew and J. Gao, "Scalable training of L1-regularized
+    log-linear models", 2007.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ class _QuasiNewtonPaths(_ElasticPaths):
             )
         self._batch, self._model, self._settings = batch, model, settings
         self._n_rows = batch.sum_weights(model)
-        # The index after those of the splits stands for all rows.
+        # The index after those of the splits means all rows.
         self._all_rows = len(self._n_rows) - 1
         # At zero the gradient is -X'y: all coefficients are zero for the alphas above its largest
         # entry over n * l1_ratio, where the grid begins.
@@ -275,7 +276,7 @@ class _GradientAtZero(Solver):
     max_passes = 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Return the gradient in the place of the parameters."""
+        """Return the gradient in place of the parameters."""
         loss_and_gradient = sums(LossGradient(np.zeros(model.shape)))
         return Solution(np.array(loss_and_gradient[1:]).reshape(model.shape), 1)
 
@@ -299,8 +300,8 @@ class ElasticNetCV(LinearRegressor):
         coefficients are zero.
     fit_intercept : bool, default=True
     precompute, copy_X, n_jobs
-        Without effect: the Gram matrix is used wherever it fits in memory, rows are never changed,
-        and all folds are fitted at once.
+        Without effect: the Gram matrix is used if it fits in memory, rows are never changed, and
+        all folds are fitted at once.
     max_iter : int, default=1000
         Most cycles over the features (or quasi-Newton iterations) for each strength.
     tol : float, default=1e-4
@@ -316,10 +317,10 @@ class ElasticNetCV(LinearRegressor):
         Penalty of the smallest mean squared error, averaged over the folds.
     alphas_ : ndarray of shape (n_alphas,) or (n_l1_ratios, n_alphas)
     mse_path_ : ndarray of shape (n_alphas, n_folds) or (n_l1_ratios, n_alphas, n_folds)
-        Mean squared errors of the test rows, weighted where rows are.
+        Mean squared errors of the test rows, weighted if rows are.
     coef_, intercept_, dual_gap_, n_iter_
-        As in :class:`~daskml_dist.linear_model.ElasticNet`, of the fit to all rows. The gap is NaN
-        where the features are too many for a Gram matrix.
+        As in :class:`~daskml_dist.linear_model.ElasticNet`, for the fit to all rows. The gap is NaN
+        if the features are too many for a Gram matrix.
 
     Examples
     --------
@@ -331,7 +332,7 @@ class ElasticNetCV(LinearRegressor):
     (0.9, (2, 100))
     """
 
-    #: Whether `l1_ratio` is a parameter, and not fixed by the class.
+    #: Whether `l1_ratio` is a parameter, not fixed by the class.
     _has_ratio: ClassVar[bool] = True
     l1_ratio: Any
 
@@ -356,7 +357,7 @@ class ElasticNetCV(LinearRegressor):
         positive: bool = False,
         random_state: Any = None,
         selection: str = "cyclic",
-        # Beyond scikit-learn: where the fit runs, and what it reports.
+        # Beyond scikit-learn: where the fit runs, and its reports.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -383,7 +384,7 @@ class ElasticNetCV(LinearRegressor):
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         """Choose the penalty on the splits of `cv`, and set the fitted attributes."""
-        # One number for all rows changes nothing, as the objective is a mean: it is left out.
+        # One weight for all rows has no effect, as the objective is a mean: it is left out.
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = cut_into_splits(self, X, y, weight, groups)
         with open_batched_splits(self, splits, client) as batch:
@@ -432,7 +433,7 @@ class ElasticNetCV(LinearRegressor):
         best_ratio, best_alpha = np.unravel_index(int(mean.argmin()), mean.shape)
         self.mse_path_ = np.squeeze(path)
         self.alpha_, ratio = float(paths.alphas[best_ratio, best_alpha]), float(ratios[best_ratio])
-        # The alphas of a grid differ from ratio to ratio; those that the user gave do not.
+        # The alphas of a grid differ between ratios; those that the user gave do not.
         self.alphas_ = paths.alphas if grid is not None and len(ratios) > 1 else paths.alphas[0]
         if self._has_ratio:
             self.l1_ratio_ = ratio
@@ -457,7 +458,7 @@ class ElasticNetCV(LinearRegressor):
         check_count("max_iter", self.max_iter)
         for ratio in np.ravel(np.asarray(self.l1_ratio, dtype=object)):
             check_number("l1_ratio", ratio, lambda v: 0 <= v <= 1, "from 0 to 1")
-            # Without l1 no alpha makes all coefficients zero: a grid has no beginning.
+            # Without l1 no alpha makes all coefficients zero: a grid has no start.
             if ratio == 0 and isinstance(self.alphas, Integral):
                 raise InvalidParameterError(
                     "Automatic alpha grid generation is not supported for l1_ratio=0. Please "
@@ -493,7 +494,7 @@ class LassoCV(ElasticNetCV):
     """
 
     _has_ratio = False
-    # A class attribute instead of a parameter, so that the methods above find it.
+    # A class attribute instead of a parameter, which the inherited methods read.
     l1_ratio = 1.0
 
     def __init__(

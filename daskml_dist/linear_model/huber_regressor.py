@@ -54,7 +54,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     n_iter_ : int
         Iterations of the solver.
     outliers_ : ndarray of bool of shape (n_rows,) or (n_rows, n_targets), or None
-        Rows with a residual beyond ``epsilon * scale_``. None where the rows are a Dask collection:
+        Rows with a residual beyond ``epsilon * scale_``. None if the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
 
     Examples
@@ -83,7 +83,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         warm_start: bool = False,
         fit_intercept: bool = True,
         tol: float = 1e-05,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -103,7 +103,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
         self._fit(X, y, sample_weight, client)
-        # A mask of all rows is for rows in memory; of a Dask collection it would be as large as y.
+        # Only for rows in memory: for a Dask collection the mask of all rows would be as large as
+        # y.
         if not (is_dask(X) or is_dask(y)):
             predicted = self.predict(X)
             residual = np.reshape(np.asarray(y), predicted.shape) - predicted
@@ -131,7 +132,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         summary = rows.summary
         shape = summary.n_features + bool(self.fit_intercept), summary.n_targets or 1
-        # A warm start takes the last scales along with the coefficients, where both suit.
+        # A warm start also uses the last scales, if both scales and coefficients have the right
+        # shape.
         goes_on = (
             self.warm_start and hasattr(self, "coef_") and self._join_coefficients().shape == shape
         )
@@ -145,8 +147,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     ) -> tuple[LinearModel, Solver]:
         """Return the model and the solver of one target, which start from a scale."""
         fit_intercept = bool(self.fit_intercept)
-        # Targets are shifted by their median, as suits Huber's loss. The solver evaluates the joint
-        # objective of coefficients and scale itself; the model's squared error is not used.
+        # Targets are shifted by their median, which suits Huber's loss. The solver evaluates the
+        # joint objective of coefficients and scale itself; the model's squared error is not used.
         shift = make_target_shift(Huber(), fit_intercept, summary)
         model = LinearModel(self._loss(), summary.n_features, 0, fit_intercept, target_shift=shift)
         solver = HuberScale(

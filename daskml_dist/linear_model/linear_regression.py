@@ -32,7 +32,8 @@ class LinearRegression(BaseLeastSquares):
         workers have the threads that the cluster gives them.
     tol : float, default=1e-6
         Singular values below this share of the largest count as zero. For sparse rows, so do those
-        that one pass cannot tell from zero (about 1e-6 of the largest for a thousand features).
+        that one pass cannot distinguish from zero (about 1e-6 of the largest for a thousand
+        features).
     positive : bool, default=False
         No coefficient is negative (dense rows only).
 
@@ -62,13 +63,13 @@ class LinearRegression(BaseLeastSquares):
     def __init__(
         self,
         *,
-        # In scikit-learn's order; `copy_X` and `n_jobs` are without effect.
+        # In scikit-learn's order; `copy_X` and `n_jobs` have no effect.
         fit_intercept: bool = True,
         copy_X: bool = True,
         tol: float = 1e-6,
         n_jobs: int | None = None,
         positive: bool = False,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -90,13 +91,13 @@ class LinearRegression(BaseLeastSquares):
         return tags
 
     def _clear_fitted(self) -> None:
-        # Sparse rows and `positive` find no singular values: those of an earlier fit would stay.
+        # Sparse rows and `positive` give no singular values: those of an earlier fit would remain.
         for name in ("rank_", "singular_"):
             self.__dict__.pop(name, None)
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
-        # Only where the solver has found singular values, of dense rows without `positive`.
+        # Only if the solver has computed singular values: for dense rows without `positive`.
         if "rank" in solution.extra:
             self.rank_, self.singular_ = solution.extra["rank"], solution.extra["singular"]
 

@@ -39,14 +39,15 @@ from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Names of scikit-learn's solvers for which L-BFGS is used.
 _SERVED = ("liblinear", "newton-cg", "sag", "saga")
-#: scikit-learn's words for a lack of convergence, by solver: {0} is its name, {1} the iterations.
+#: scikit-learn's messages for a lack of convergence, by solver: {0} is its name, {1} the number of
+#: iterations.
 _FAILURES = {
     "liblinear": "Liblinear failed to converge, increase the number of iterations",
     "newton-cholesky": "Newton solver did not converge after {1} iterations",
     "sag": "The max_iter was reached which means the coef_ did not converge",
     "saga": "The max_iter was reached which means the coef_ did not converge",
 }
-#: Names among `_SERVED` that take no l1 penalty, as in scikit-learn.
+#: Names among `_SERVED` that support no l1 penalty, as in scikit-learn.
 _L2_ALONE = ("newton-cg", "sag")
 
 
@@ -59,8 +60,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     Parameters
     ----------
     penalty : {"auto", "l2", "l1", "elasticnet"} or None, default="auto"
-        ``"auto"`` is what `l1_ratio` says, as in scikit-learn (which calls it ``"deprecated"``);
-        the other names are those of its older versions. An l1 part needs a solver that handles it
+        ``"auto"`` follows `l1_ratio`, as in scikit-learn (which calls it ``"deprecated"``); the
+        other names are those of its older versions. An l1 part needs a solver that supports it
         (``"boosting"`` does; ``"lbfgs"`` by orthant-wise steps).
     C : float, default=1.0
         Inverse strength of the penalty; infinite: no penalty.
@@ -80,10 +81,10 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         have the threads that the cluster gives them.
     solver : {"lbfgs", "newton-cholesky", "boosting", "liblinear", "newton-cg", "sag", "saga"}, \
             default="lbfgs"
-        ``"newton-cholesky"`` takes few passes and suits many rows and few features (and classes):
+        ``"newton-cholesky"`` needs few passes and suits many rows and few features (and classes):
         its sums grow with the square of their number. See :mod:`daskml_dist.solvers`. The last four
-        are scikit-learn's names: ``"lbfgs"`` is used in their place, to the same optimum. That of
-        ``"liblinear"``, for two classes only, has the intercept in the penalty.
+        are scikit-learn's names: ``"lbfgs"`` replaces them, with the same optimum. The penalty of
+        ``"liblinear"``, for two classes only, includes the intercept.
     max_iter : int, default=100
         Iterations of the solver at most.
     warm_start : bool, default=False
@@ -132,7 +133,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         verbose: int = 0,
         warm_start: bool = False,
         n_jobs: int | None = None,
-        # Beyond scikit-learn: where the fit runs, and what it reports.
+        # Beyond scikit-learn: where the fit runs, and its reports.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -168,12 +169,12 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         check_number("tol", self.tol)
         check_count("max_iter", self.max_iter, least=0)
         check_class_weight(self.class_weight)
-        # Only now: it divides by C.
+        # After the other checks: it divides by C.
         self._check_solver()
         self._warn_of_contradictions()
 
     def _check_solver(self) -> None:
-        """Raise for a penalty that the solver does not take, with scikit-learn's words first."""
+        """Raise for a penalty that the solver does not support, with scikit-learn's words first."""
         if self.penalty == "elasticnet" and self.l1_ratio is None:
             raise InvalidParameterError(
                 "l1_ratio must be specified when penalty is elasticnet. Use a number from 0 to 1."
@@ -184,7 +185,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
             raise InvalidParameterError(
                 f"solver={name!r}: use one of {names}.{suggest_nearest(name, names)}"
             )
-        # What scikit-learn refuses of a solver is refused, though L-BFGS in its place could do it.
+        # Options that scikit-learn refuses for a solver are refused, though L-BFGS would support
+        # them.
         if self.dual and name != "liblinear":
             raise InvalidParameterError(
                 f"Solver {name} supports only dual=False, got dual=True. Leave dual out: both "
@@ -214,8 +216,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         return get_solver("lbfgs" if self.solver in _SERVED else self.solver)
 
     def _warn_of_contradictions(self) -> None:
-        """Warn if `penalty` contradicts `l1_ratio` or `C`, and say which of them counts."""
-        # 1. What is wrong, in the package's words.
+        """Warn if `penalty` contradicts `l1_ratio` or `C`, with the one that is used."""
+        # 1. The contradiction, in the package's words.
         name, ratio, text = self.penalty, self.l1_ratio or 0.0, ""
         if name == "elasticnet" and ratio == 0:
             text = "is the l2 penalty. Set l1_ratio above 0 for an elastic net"
@@ -228,7 +230,7 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         if not text:
             return
         text = f"penalty={name} with l1_ratio={ratio} {text}."
-        # 2. scikit-learn's words before them, by which warnings are filtered.
+        # 2. scikit-learn's words before them, since users filter warnings by these.
         if name is None:
             text = f"Setting penalty=None will ignore the C and l1_ratio parameters: {text}"
         elif name != "elasticnet":
@@ -250,12 +252,12 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         penalty = get_penalty(name, alpha, float(ratio) if isinstance(ratio, Real) else np.nan)
         if self.solver != "liblinear":
             return penalty
-        # LIBLINEAR has the intercept as the weight of one more feature, of this constant value,
-        # which the penalty includes (Fan et al., JMLR 2008).
+        # LIBLINEAR treats the intercept as the weight of one more feature with this constant value,
+        # and includes it in the penalty (Fan et al., JMLR 2008).
         return replace(penalty, intercept_scaling=float(self.intercept_scaling))
 
     def _failure(self, n_iter: int) -> str:
-        # By the name that the user chose, even where L-BFGS was used in its place.
+        # By the name that the user chose, even if L-BFGS replaced it.
         words = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
         return f"{type(self).__name__}: {words.format(self.solver, n_iter)}"
 
@@ -268,8 +270,8 @@ class LogisticRegression(LinearClassifier, BaseRounds):
                 '(n_classes >= 3). Use solver="lbfgs", or wrap the estimator in a '
                 "OneVsRestClassifier."
             )
-        # `few_entries` follows from the shape of all rows, so that any number of workers computes
-        # the same bits.
+        # `few_entries` follows from the shape of all rows, so that results are bit-identical for
+        # any number of workers.
         model = LinearModel(
             self._loss(), summary.n_features, len(rows.classes), bool(self.fit_intercept),
             few_entries=has_few_entries(summary.n_rows, summary.n_features),

@@ -80,18 +80,18 @@ class _LogisticPaths:
     ) -> None:  # fmt: skip
         self._batch = batch
         n_splits, n_classes = label_weights.shape
-        # All splits have the same class weights, which scikit-learn finds from all rows.
+        # All splits have the same class weights, which scikit-learn computes from all rows.
         weights_of_splits = None if class_weight is None else np.tile(class_weight, (n_splits, 1))
         self.model = batch.make_model(each, weights_of_splits)
         self._lacks_label = label_weights == 0
         self._weights = label_weights @ (
             np.ones(n_classes) if class_weight is None else class_weight
         )
-        # The last split, of all rows, is for the refit alone.
+        # The last split, of all rows, is only for the refit.
         self._n_splits = n_splits - 1
 
     def fit(self, candidates: Sequence[Any], role: int | None = None) -> None:
-        """Fit all candidates to all splits; with `role`, sum the scores of its rows too."""
+        """Fit all candidates to all splits; with `role`, also sum the scores of its rows."""
         fits = [
             self._make_fit(candidate, split)
             for split in range(self._n_splits)
@@ -113,8 +113,8 @@ class _LogisticPaths:
         self.n_iter = n_iter.reshape(self.w.shape[:2])
 
     def refit(self, candidate: Any, number: int) -> Solution:
-        """Return the fit of a candidate to all rows, started at the mean of its splits' fits."""
-        # The optima of overlapping rows are near each other: few iterations are left.
+        """Return the fit of a candidate to all rows, starting from the mean of its splits' fits."""
+        # The optima for overlapping rows are near each other: few iterations are left.
         fit = self._make_fit(candidate, self._n_splits)
         fit = replace(fit, start=self.w[:, number].mean(axis=0))
         return candidate_solution(self._batch(self.model, BatchedSolver((fit,))), 0)
@@ -122,13 +122,13 @@ class _LogisticPaths:
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
         """Return the scores of the fits on rows of a role, of shape (n_splits, n_candidates)."""
         n_splits, n_candidates = self.w.shape[:2]
-        # These sums have the rows' weights, without those of classes, as scikit-learn scores.
+        # These sums use the rows' weights, without those of classes, like scikit-learn's scores.
         sums = self._sums[role]
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return CANDIDATE_SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
 
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
-        """Return ranking scores as :meth:`scores` does; NaN where they need the raw predictions."""
+        """Return ranking scores as :meth:`scores` does; NaN if they need the raw predictions."""
         classes = self._batch.rows.classes
         names = RANKINGS if self.model.each.width == 1 else CLASS_RANKINGS
         # scikit-learn's average precision is that of the label 1: here it must be the second class.
@@ -156,8 +156,9 @@ class _LogisticPaths:
     def _choose_start(self, split: int) -> NDArray[np.float64] | None:
         """Return the parameters to start from if training rows lack a label; None: zeros.
 
-        The loss decreases for ever as the intercept of an absent label goes to minus infinity.
-        Starting far down that slope, its gradient is nearly zero, and it stays there.
+        The loss decreases forever as the intercept of an absent label goes to minus infinity. The
+        start is far along that direction, where the gradient is nearly zero, so that the intercept
+        stays there.
         """
         each, lacking = self.model.each, self._lacks_label[split]
         if not each.fit_intercept or not lacking.any() or lacking.all():
@@ -193,13 +194,13 @@ class LogisticRegressionCV(LinearClassifier):
         As in :class:`~daskml_dist.linear_model.LogisticRegression`.
     scoring : str, callable or None, default=None
         Larger is better. None: accuracy. ``"accuracy"``, ``"neg_log_loss"`` and ranking scores such
-        as ``"roc_auc"`` of all fits take one pass, other scores a pass for each fit.
+        as ``"roc_auc"`` of all fits need one pass, other scores a pass for each fit.
     solver, tol, max_iter, class_weight
         As in :class:`~daskml_dist.linear_model.LogisticRegression`. ``"balanced"`` is by the labels
         of all rows, not of each split's; class weights count in fits, and not in scores.
     refit : bool, default=True
-        Whether to fit all rows with the penalty of the best mean score. False: coefficients are
-        the mean of those of each split's own best.
+        Whether to fit all rows with the penalty of the best mean score. False: coefficients are the
+        mean over the splits, each with its own best penalty.
     use_legacy_attributes : bool, default=True
         Whether fitted attributes have the shapes of scikit-learn before its version 1.10; see
         there.
@@ -235,7 +236,7 @@ class LogisticRegressionCV(LinearClassifier):
     densify = densify
     sparsify = sparsify
 
-    #: `score` does not take `sample_weight` by routing: the scorer requests it.
+    #: `score` does not receive `sample_weight` by routing: the scorer requests it.
     __metadata_request__score: ClassVar = {"sample_weight": metadata_routing.UNUSED}
 
     _run_used = BaseRounds._run_used
@@ -261,7 +262,7 @@ class LogisticRegressionCV(LinearClassifier):
         intercept_scaling: float = 1.0,
         random_state: Any = None,
         use_legacy_attributes: bool = True,
-        # Beyond scikit-learn: where the fits run, and what they report.
+        # Beyond scikit-learn: where the fits run, and their reports.
         run: Run | None = None,
         device: str = "auto",
         callbacks: Any = None,
@@ -321,8 +322,8 @@ class LogisticRegressionCV(LinearClassifier):
         groups : like `y`, optional
             For splitters that need them.
         **params
-            Of scikit-learn's metadata routing, where it is on: what the splitter requests. Scores
-            then count weights only where the scorer requests `sample_weight`.
+            For scikit-learn's metadata routing, if it is on: metadata that the splitter requests.
+            Scores then use weights only if the scorer requests `sample_weight`.
 
         Returns
         -------
@@ -335,7 +336,7 @@ class LogisticRegressionCV(LinearClassifier):
             When the fit cannot go on.
         """
         self._check_params()
-        # With metadata routing on, splitter and scorer get only what they have requested.
+        # With metadata routing on, splitter and scorer get only the metadata that they requested.
         given = {"sample_weight": sample_weight, "groups": groups}
         route = route_metadata(self, "fit", given, params)
         groups = route.splitter.split.get("groups")
@@ -353,7 +354,7 @@ class LogisticRegressionCV(LinearClassifier):
         """
         splits = cut_into_splits(self, X, y, sample_weight, groups)
         with open_batched_splits(self, splits, client) as batch:
-            # The form of the model is the same for all penalties; any will do.
+            # The form of the model is the same for all penalties: any penalty gives it.
             each, _ = self._make_estimator(1.0, 0.0)._problem(batch.rows)
             label_weights = batch(batch.make_model(each), SinglePassSolver(SplitLabelWeights())).w
             class_weight = self._resolve_class_weight(batch, label_weights[-1])
@@ -390,7 +391,7 @@ class LogisticRegressionCV(LinearClassifier):
         X, y, sample_weight
             As in :meth:`fit`.
         **params
-            Of scikit-learn's metadata routing, where it is on.
+            For scikit-learn's metadata routing, if it is on.
 
         Returns
         -------
@@ -416,35 +417,36 @@ class LogisticRegressionCV(LinearClassifier):
             return None
         from daskml_dist.model_selection._batched_fits import weigh_classes_by_sums
 
-        # "balanced" is of all rows, as in scikit-learn, and not of the training rows of a split.
+        # "balanced" refers to all rows, as in scikit-learn, and not to the training rows of a
+        # split.
         classes = batch.rows.classes
         assert classes is not None
         return weigh_classes_by_sums(self.class_weight, classes, lambda: label_weights)
 
     def _candidates(self) -> list[LogisticRegression]:
-        """Return an unfitted estimator for each C and share of l1, C being the outer loop."""
+        """Return an unfitted estimator for each C and share of l1; C is the outer loop."""
         return [
             self._make_estimator(float(c), float(r)) for c in self._values for r in self._ratios
         ]
 
     def _make_estimator(self, C: float, l1_ratio: float) -> LogisticRegression:
-        """Return an unfitted estimator of one penalty."""
+        """Return an unfitted estimator with one penalty."""
         own, params = self._all_params(), LogisticRegression().get_params(deep=False)
         shared = {name: own[name] for name in own if name in params}
         # Class weights are those of all rows (`_resolve_class_weight`), which a candidate could not
-        # find from its split.
+        # compute from its split.
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
     def _is_summed(self, weigh: bool) -> bool:
-        """Return whether the scores follow from sums that the fits' own batches make."""
+        """Return whether the scores follow from sums that the fits' batches compute."""
         name = "accuracy" if self.scoring is None else self.scoring
         return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
     def _score_splits(self, paths: _LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
         """Return the scores of test rows, of shape (n_splits, n_candidates)."""
-        # From the cheapest way to the dearest: sums that came with the fits, one pass that ranks
-        # the rows for all fits, or a pass for each fit.
+        # From the cheapest way to the most expensive: sums from the fits, one pass that ranks the
+        # rows for all fits, or a pass for each fit.
         name = "accuracy" if self.scoring is None else self.scoring
         if self._is_summed(weigh):
             return paths.scores(name, TEST)
@@ -462,7 +464,8 @@ class LogisticRegressionCV(LinearClassifier):
             for estimator in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
                     estimator.feature_names_in_ = self.feature_names_in_
-        # Test rows may lack a label that the fits know: scorers that take labels are told all.
+        # Test rows may lack a label that the fits know: scorers with a parameter for labels get all
+        # labels.
         scorer = resolve_scorer(self.scoring) or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.from_sklearn(scorer, getattr(scorer, "_name", None))
@@ -477,7 +480,7 @@ class LogisticRegressionCV(LinearClassifier):
         """Set scikit-learn's attributes of the paths; `chosen` is the candidate of each split."""
         values, ratios = self._values, self._ratios
         shape = len(scores), len(values), len(ratios)
-        # A mean, for refit=False, where each split has its own choice; else all are the same.
+        # A mean, for refit=False, where each split has its own choice; else all are equal.
         c = float(np.mean(np.repeat(values, len(ratios))[chosen]))
         ratio = float(np.mean(np.tile(ratios, len(values))[chosen]))
         self.Cs_ = values
@@ -493,7 +496,8 @@ class LogisticRegressionCV(LinearClassifier):
             self.C_: Any = c
             self.l1_ratio_: Any = ratio
             return
-        # Legacy shapes: dicts by label (of two, the second), without the axis of absent l1_ratios.
+        # Legacy shapes: dicts by label (for two labels, the second), without the axis of absent
+        # l1_ratios.
         labels = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
         if self.l1_ratios is None:
             coefs, scores, n_iter = coefs[:, :, :, 0], scores[:, :, 0], n_iter[:, :, 0]
@@ -526,7 +530,8 @@ class LogisticRegressionCV(LinearClassifier):
         return LogLoss()
 
     def _check_params(self) -> None:
-        # What concerns one fit (solver, penalty, tolerance) each candidate checks itself, below.
+        # Each candidate checks the parameters of one fit (solver, penalty, tolerance) itself,
+        # below.
         for name in ("refit", "fit_intercept", "use_legacy_attributes"):
             check_flag(name, getattr(self, name))
         if isinstance(self.Cs, bool) or (isinstance(self.Cs, Real) and not float(self.Cs) >= 1):

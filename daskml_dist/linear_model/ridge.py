@@ -18,7 +18,7 @@ from daskml_dist.solvers.least_squares import RidgeLeastSquares
 from daskml_dist.training.dataset_info import DatasetInfo
 
 #: Methods for the reduced problem, which has as many rows as features, by the names of
-#: scikit-learn's solvers. All are exact, as an iterative one has nothing to save at this size;
+#: scikit-learn's solvers. All are exact, since an iterative one would save nothing at this size;
 #: "lbfgs" is scikit-learn's name for `positive`.
 _SOLVERS = {
     "auto": "auto",
@@ -49,10 +49,10 @@ class Ridge(BaseLeastSquares):
         nothing here iterates or is random.
     solver : {"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"}, \
             default="auto"
-        How the problem is solved once the rows are reduced to as many as there are features.
-        ``"auto"``: Cholesky, and singular values if the rows had to be read again. The names of
-        scikit-learn's iterative solvers do the same, which is exact. ``"lbfgs"`` goes with
-        ``positive=True``, whose solution is found by an active set.
+        Solution of the problem after its rows are reduced to the number of features. ``"auto"``:
+        Cholesky, and singular values if the rows had to be read again. The names of scikit-learn's
+        iterative solvers have the same effect, and are exact. ``"lbfgs"`` is for ``positive=True``,
+        solved by an active set.
     positive : bool, default=False
         No coefficient is negative.
 
@@ -61,7 +61,7 @@ class Ridge(BaseLeastSquares):
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for y of two dimensions
     intercept_ : float or ndarray of shape (n_targets,)
     n_iter_ : None
-        As in scikit-learn, where the solver does not iterate.
+        As in scikit-learn for solvers that do not iterate.
     solver_ : str
         `solver`; the one that was used if that is ``"auto"``, or with `positive`.
 
@@ -82,14 +82,14 @@ class Ridge(BaseLeastSquares):
         alpha: float | NDArray[Any] = 1.0,
         *,
         fit_intercept: bool = True,
-        # The solution; all but `solver` and `positive` are without effect.
+        # The solution; all but `solver` and `positive` have no effect.
         copy_X: bool = True,
         max_iter: int | None = None,
         tol: float = 1e-4,
         solver: str = "auto",
         positive: bool = False,
         random_state: Any = None,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -143,7 +143,8 @@ class Ridge(BaseLeastSquares):
                 "Number of targets and number of penalties do not correspond: "
                 f"{len(alpha)} != {model.width}. Pass one alpha, or one for each target."
             )
-        # The fit scales weights to a mean of 1, and so the sum over rows: alpha is scaled alike.
+        # The fit scales weights to a mean of 1, and so the sum over rows: alpha is scaled in the
+        # same way.
         alpha = np.broadcast_to(alpha * (rows.summary.n_rows / rows.weight_sum), model.width)
         return model, RidgeLeastSquares(
             alpha=alpha,

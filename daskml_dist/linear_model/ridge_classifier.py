@@ -1,7 +1,7 @@
 """Classification by ridge regression to the signs of labels.
 
-Least squares to targets of +1 and -1 are as fast as a regression, from the same moments of the
-rows, whatever the number of classes: `RidgeClassifier` leaves all but the targets to `Ridge`.
+Least squares to targets of +1 and -1 is as fast as a regression, from the same moments of the rows,
+for any number of classes: `RidgeClassifier` uses `Ridge` for all but the targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 
 
 def check_weights_of_labels(class_weight: Any, n_columns: int | None) -> None:
-    """Raise for class weights where rows have several labels (`n_columns` is not None)."""
+    """Raise for class weights if rows have several labels (`n_columns` is not None)."""
     if n_columns is not None and class_weight is not None:
         raise InvalidParameterError(
             f"class_weight={class_weight!r}: rows with several labels have no single class. "
@@ -38,7 +38,7 @@ def make_sign_model(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     assert rows.classes is not None
     n_features, n_classes = rows.summary.n_features, len(rows.classes)
     check_memory(n_features)
-    # Several labels a row: each column of y is a target.
+    # With several labels in a row, each column of y is a target.
     if rows.summary.n_targets is not None:
         return SignedLabels(SquaredError(), n_features, 0, fit_intercept, n_classes)
     n_targets = n_classes if n_classes > 2 else None  # two classes share a target, the second's
@@ -49,7 +49,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     """Classification by ridge regression to the signs of labels, in one pass over the rows.
 
     Each class has a target, 1 for its rows and -1 for others (two classes share one); the label of
-    the largest prediction is predicted. Rows may have several labels: `y` and predictions then have
+    the largest prediction is predicted. Rows may have several labels: then `y` and predictions have
     a column of 0 and 1 for each.
 
     Parameters
@@ -60,7 +60,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     copy_X, max_iter, tol, random_state
         Without effect, as rows are never changed and solvers do not iterate over them.
     class_weight : dict, "balanced" or None, default=None
-        Must be None where rows have several labels.
+        Must be None if rows have several labels.
     solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
         As in :class:`~daskml_dist.linear_model.Ridge`.
     positive : bool, default=False
@@ -72,7 +72,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
     coef_ : ndarray of shape (n_features,), or (n_classes, n_features) for more than two
     intercept_ : ndarray of shape (1,) or (n_classes,)
     n_iter_ : None
-        As in scikit-learn, where the solver does not iterate.
+        As in scikit-learn for solvers that do not iterate.
     solver_ : str
         The solver that was used.
 
@@ -102,7 +102,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         solver: str = "auto",
         positive: bool = False,
         random_state: Any = None,
-        # What the fit reports, and where it runs.
+        # Reports of the fit, and where it runs.
         verbose: int = 0,
         run: Run | None = None,
         device: str = "auto",
@@ -136,7 +136,7 @@ class RidgeClassifier(LinearClassifier, BaseRounds):
         return super()._find_classes(summary, classes)
 
     def _set_n_iter(self, solution: Solution) -> None:
-        # `Ridge` knows which solver was used, and under which name of scikit-learn.
+        # `Ridge` knows the solver that was used, and its scikit-learn name.
         ridge = self._ridge()
         ridge._set_n_iter(solution)
         self.n_iter_, self.solver_ = ridge.n_iter_, ridge.solver_
