@@ -132,8 +132,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         summary = rows.summary
         shape = summary.n_features + bool(self.fit_intercept), summary.n_targets or 1
-        # A warm start also uses the last scales, if both scales and coefficients have the right
-        # shape.
+        # A warm start also uses the last scales, if the last coefficients have the right shape.
         goes_on = (
             self.warm_start and hasattr(self, "coef_") and self._join_coefficients().shape == shape
         )

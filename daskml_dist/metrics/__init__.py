@@ -135,7 +135,7 @@ __all__ = [
     "zero_one_loss",
 ]
 
-#: Public functions that do not score predictions against targets, row by row.
+#: Public functions that do not score predictions against targets row by row.
 _OTHERS = {
     "concordance_index",
     "dcg_score",
@@ -154,7 +154,7 @@ _OTHERS = {
     "silhouette_score",
 }
 #: All metrics by name. Each has the values of the function of this name in `sklearn.metrics` (the
-#: calibration curve: in `sklearn.calibration`), and takes `sample_weight` if that does.
+#: calibration curve: in `sklearn.calibration`), and accepts `sample_weight` if that does.
 METRICS: dict[str, Callable[..., Any]] = {
     # By `__all__`, so that a metric is listed once it is exported; names of displays, which are
     # classes, begin with a capital.

@@ -1,8 +1,8 @@
 """Factory of public metric functions with the signature of scikit-learn's.
 
 Such a function calls scikit-learn's on rows in memory, and a reduction of one or two passes on Dask
-collections. Its options mean what they mean in scikit-learn. The docstring is made from a template
-and a table of examples, so that some thirty functions need no text of their own.
+collections. Its options have scikit-learn's meaning. The docstring is made from a template and a
+table of examples, so that about thirty functions need no separate docstrings.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def make_metric_function(
     """Return the public function of a metric: `source` on rows in memory, else `lazily`.
 
     `summary`, `of` (a description of the columns) and `notes` go into its docstring. `own` is a
-    parameter for Dask collections only. `module` is where the function shall appear to be defined.
+    parameter for Dask collections only. `module` is the module in which the function shall appear
+    to be defined.
     """
     name, theirs = source.__name__, inspect.signature(source)
     # scikit-learn names the columns differently: y_score, y_prob, labels_pred.
@@ -65,12 +66,12 @@ def make_metric_function(
     first, second = (parameter.name for parameter in parameters[:2])
     others = [f"`{p.name}`" for p in parameters[2:] if p.name != "sample_weight"]
     if own is not None:
-        # Last and keyword-only, so that positional arguments mean what they mean in scikit-learn.
+        # Last and keyword-only, so that positional arguments mean the same as in scikit-learn.
         parameters.append(own[0])
     signature = theirs.replace(parameters=parameters)
 
     def metric(*args: Any, **kwargs: Any) -> Any:
-        # Only the options that were given: the defaults stay those of `source` and `lazily`.
+        # Only the options that were given: the defaults are those of `source` and `lazily`.
         try:
             options = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
@@ -80,11 +81,11 @@ def make_metric_function(
         if has_lazy_input(y_true, y_pred, weight):
             return lazily(y_true, y_pred, weight, **options)
         if own is not None:
-            # For collections alone: `source` has no such parameter.
+            # Only for collections: `source` has no such parameter.
             options.pop(own[0].name, None)
         return columns.score_in_memory(source, y_true, y_pred, weight, **options)
 
-    # Options are named alone: scikit-learn's documentation says what they mean.
+    # Options are only named: scikit-learn's documentation describes them.
     told = "\n**options\n    As in scikit-learn: " + ", ".join(others) + "." if others else ""
     text = _METRIC_DOC.format(
         summary=summary,
@@ -174,7 +175,7 @@ _NUMBER_SCORES = {
 }
 
 
-#: Rows, and the lines that follow them in the example, by the name of a metric.
+#: Rows, and the following lines of the example, by the name of a metric.
 _EXAMPLES = {
     name: (rows, f">>> round(float({name}(y_true, y_pred)), 4)\n{score}")
     for rows, scores in ((_LABELS, _LABEL_SCORES), (_NUMBERS, _NUMBER_SCORES))

@@ -1,9 +1,10 @@
 """Score runs: the distinct scores of rows, sorted, with the weight of each label at each score.
 
-A run is all that a ranking metric needs to know of rows, and has an entry for each distinct score.
-Runs of blocks are merged as in a merge sort. A run of more entries than its limit is binned:
-neighbouring scores are summed and their range is kept, so that the metric can be bounded from both
-sides (:func:`rank_run_rows`). Several classes or labels have a run each, whose scores are averaged.
+A run contains all facts about rows that a ranking metric needs, with an entry for each distinct
+score. Runs of blocks are merged as in a merge sort. A run with more entries than its limit is
+binned: neighbouring scores are summed and their range is kept, so that the metric has a lower and
+an upper bound (:func:`rank_run_rows`). Several classes or labels have a run each, whose scores are
+averaged.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def make_score_run(
     """Return the run of one or more rows, of at most `limit` entries (None: no limit)."""
     names, at = find_unique_labels(labels)
     weights = np.zeros((len(labels), _count_run_labels(names)))
-    # One column a label, of which each row fills its own.
+    # One column for each label; each row fills the column of its label.
     weights[np.arange(len(labels)), at] = weight
     scores = scores.astype("float64", copy=False)
     return _bin_neighbours(_sort_and_sum(names, scores, scores, weights, np.argsort(scores)), limit)
@@ -84,7 +85,7 @@ def merge_score_runs(runs: list[ScoreRun], limit: int | None) -> ScoreRun:
     weights = [_widen_to_labels(run, names, n_labels) for run in runs]
     low = np.concatenate([run.low for run in runs])
     high = np.concatenate([run.high for run in runs])
-    # A stable sort (radix or timsort) gains from runs that are sorted already.
+    # A stable sort (radix or timsort) is faster on runs that are already sorted.
     order = np.argsort(low, kind="stable")
     merged = _sort_and_sum(names, low, high, np.concatenate(weights), order)
     return _bin_neighbours(merged, limit)
@@ -131,16 +132,16 @@ def _bin_neighbours(run: ScoreRun, limit: int | None) -> ScoreRun:
     """Return the run with neighbours summed into at most `limit` bins of about equal weight."""
     if limit is None or len(run.low) <= limit:
         return run
-    # Shares of each label's own total, so that a rare label is cut as finely as a frequent one.
+    # Shares of each label's own total, so that a rare label is binned as finely as a frequent one.
     totals = run.weights.sum(axis=0)
     columns = zip(run.weights.T, np.where(totals > 0, totals, 1), strict=True)
     shares = np.sum([weights / total for weights, total in columns], axis=0)
     before = np.concatenate([[0.0], np.cumsum(shares)])
-    # Number of each entry's bin: the cumulated share in front of it, on a scale of 0 to `limit`.
+    # Number of each entry's bin: the cumulative share before it, on a scale of 0 to `limit`.
     at = (before[:-1] * (limit / (before[-1] or 1.0))).astype(np.int64)
     at = np.minimum(at, limit - 1)
     starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
-    # Entries are sorted by `low` only: any of a bin's may have the largest `high`.
+    # Entries are sorted by `low` only: any entry of a bin may have the largest `high`.
     high = np.maximum.reduceat(run.high, starts)
     sums = np.add.reduceat(run.weights, starts, axis=0)
     return ScoreRun(run.labels, run.low[starts], high, sums)
@@ -151,11 +152,12 @@ def rank_run_rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
     """Return rows (is positive, score, weight) in the best or worst order that the run allows.
 
-    `favourably`: the positive rows of a bin at its upper end and the negative ones at its lower;
-    else the other way round.
+    `favourably`: the positive rows of a bin are at its upper end and the negative ones at its
+    lower; else the reverse.
     """
     is_bin = run.high > run.low
-    # Just beyond the ends: a tie with a score at an end would count half, and the bound would fail.
+    # Just beyond the ends: a tie with a score at an end would count half, and the bound would not
+    # hold.
     above = np.where(is_bin, np.nextafter(run.high, np.inf), run.high)
     below = np.where(is_bin, np.nextafter(run.low, -np.inf), run.low)
     is_positive = [int(label == positive) for label in run.labels]
@@ -164,9 +166,9 @@ def rank_run_rows(
 
 
 def list_run_rows(run: ScoreRun) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64]]:
-    """Return rows (label, score, weight) with the curve of all rows: one for each entry and label.
+    """Return a row (label, score, weight) for each entry and label: they have all rows' curve.
 
-    A bin's score is its lower end, so that a threshold takes in all of its rows or none.
+    A bin's score is its lower end, so that a threshold includes all of its rows or none.
     """
     labels, scores = np.repeat(run.labels, len(run.low)), np.tile(run.low, len(run.labels))
     return labels, scores, run.weights.T.ravel()
@@ -182,7 +184,7 @@ def check_multiclass_options(
     average: AverageOption,
     weighted: bool,
 ) -> None:
-    """Raise an error where options have no meaning for the scores of several classes."""
+    """Raise an error if options have no meaning for the scores of several classes."""
     if n_columns == 2:
         raise InvalidDataError(
             "y_score has 2 columns. Pass that of the positive label, for example y_score[:, 1]."
@@ -210,7 +212,7 @@ def check_multiclass_options(
 
 
 def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
-    """Return the given labels as an array; raise unless they are sorted, one a column of scores."""
+    """Return given labels as an array; raise unless they are sorted, one per column of scores."""
     given = np.asarray(labels)
     n_labels = n_columns or len(given)
     if not np.array_equal(find_unique_labels(given)[0], given) or len(given) != n_labels:
@@ -292,7 +294,7 @@ def average_class_scores(
     weights = np.ones(len(runs))
     if average == "weighted":
         weights = np.array([_sum_positive_weight(run) for run in runs])
-        # A class without rows has a score of NaN, which would pass through its weight of 0.
+        # A class without rows has the score NaN, and NaN times its weight of 0 is still NaN.
         scores = np.where(weights > 0, scores, 0.0)
         bounds = np.where(weights > 0, bounds, 0.0)
     return float(np.average(scores, weights=weights)), float(np.average(bounds, weights=weights))
@@ -306,7 +308,7 @@ def average_pair_scores(
     Source: Hand and Till (2001), "A simple generalisation of the area under the ROC curve for
     multiple class classification problems", Machine Learning 45.
     """
-    # Only pairs of which both classes have rows; True marks the first class.
+    # Only pairs whose classes both have rows; True marks the first class.
     pairs = [
         (forth, back)
         for forth, back in zip(runs[::2], runs[1::2], strict=True)
@@ -316,7 +318,7 @@ def average_pair_scores(
         return float("nan"), float("nan")
     # Mean of both directions: A(i, j) in the paper.
     found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
-    # By the rows of either class of the pair; both directions have the same rows.
+    # Weighted by the rows of either class of the pair; both directions have the same rows.
     weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
     scores, bounds = np.average(found, axis=0, weights=weights)
     return float(scores), float(bounds)
@@ -345,7 +347,7 @@ def score_ranked_labels(
     # Made-up rows: scikit-learn raises for bad options before any block is read.
     call_sklearn_metric(each, two, two)
     if average == "samples":
-        # The labels of each row are ranked on their own, so a mean of blocks' means is exact.
+        # The labels of each row are ranked separately, so a mean of blocks' means is exact.
         means = average_block_means(each, INDICATED_SCORES, y_true, y_score, sample_weight)
         return float(means[0]), 0.0
     collection = INDICATED_SCORES.align(y_true, y_score, sample_weight)

@@ -1,4 +1,4 @@
-"""Scores of clusters under the path that scikit-learn's users know; see `metrics/clusters.py`."""
+"""Scores of clusters in scikit-learn's submodule path; see `metrics/clusters.py`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A silhouette needs the mean distance of a row to the rows of each cluster. For squared Euclidean and
 cosine distances this follows from sums over the cluster, so a Dask collection is scored exactly, in
 two passes (`_ClusterSums`). For other metrics its rows are compared with a random sample of all
-(`_ComparisonSample`).
+rows (`_ComparisonSample`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from daskml_dist.metrics._columns import (
 Numbers = NDArray[np.float64]
 
 
-#: Rows of the sample by default: 800 MB of distances between them, which are computed in slices.
+#: Default number of rows of the sample: 800 MB of distances between them, which are computed in
+#: slices.
 SAMPLE_SIZE = 10_000
 
 
@@ -49,8 +50,8 @@ SAMPLE_SIZE = 10_000
 _METRICS_OF_SUMS = ("sqeuclidean", "cosine")
 
 
-#: Most rows of which a whole permutation (128 MiB) is drawn, which makes the sample scikit-learn's.
-#: Of more rows only the sample is drawn.
+#: Up to this number of rows a whole permutation (128 MiB) is drawn, which gives scikit-learn's
+#: sample. For more rows only the sample is drawn.
 _MAX_PERMUTED_ROWS = 1 << 24
 
 
@@ -69,7 +70,7 @@ def silhouette_score(
     random_state: Any = None,
     **kwds: Any,
 ) -> float:
-    """Return the mean silhouette: how much nearer rows are to their own cluster than to the next.
+    """Return the mean silhouette: the relative nearness of rows to their own and the next cluster.
 
     Source: Rousseeuw (1987), "Silhouettes: a graphical aid to the interpretation and validation of
     cluster analysis".
@@ -83,7 +84,7 @@ def silhouette_score(
         A metric of :func:`sklearn.metrics.pairwise_distances`; "precomputed" only in memory.
     sample_size : int, optional
         Number of rows that are drawn and compared with each other (up to 2**24 rows the sample is
-        scikit-learn's). By default all rows in memory; of a Dask collection all rows for
+        scikit-learn's). Default: all rows in memory; for a Dask collection all rows for
         "sqeuclidean" and "cosine", else at most 10,000.
     random_state : int, RandomState or None
         Seed of the sample.
@@ -122,7 +123,7 @@ def silhouette_score(
         return float(call_sklearn_metric(score, X, labels))
     rows = _align_labelled_rows(X, labels, metric, sample_size)
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
-        # Sums of the clusters, then the silhouettes of all rows by these.
+        # First the sums of the clusters, then the silhouettes of all rows from these.
         sums = _reduce_cluster_sums(rows, metric)
         total_of_block = partial(_sum_block_silhouettes, share_in_graph(sums.compute_silhouettes))
         weight, total = reduce_parts(rows, total_of_block, add_arrays)
@@ -149,12 +150,12 @@ def silhouette_samples(
     X, labels, metric, **kwds
         As of :func:`silhouette_score`.
     sample_size, random_state
-        Of the sample with which each row of a Dask collection is compared.
+        Size of the sample with which each row of a Dask collection is compared.
 
     Returns
     -------
     ndarray or dask Array of float64 of shape (n_rows,)
-        Lazy where an input is.
+        Lazy if an input is.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def silhouette_samples(
     if sample_size is None and metric in _METRICS_OF_SUMS and not kwds:
         found: Any = _reduce_cluster_sums(rows, metric)
     else:
-        # A row is recognised in the sample by its number among all rows.
+        # A row is found in the sample by its number among all rows.
         starts = _find_block_starts(rows)[:-1].tolist()
         found = _draw_comparison_sample(rows, metric, sample_size, random_state, kwds)
     # The sums or the sample are one object of the graph, not a copy in each task.
@@ -228,7 +229,7 @@ def _compute_silhouettes(own: Numbers, others: Numbers) -> Numbers:
 
 
 def _check_cluster_count(n_labels: int, n_rows: int) -> None:
-    """Raise `InvalidDataError` for a single cluster, or one for each row."""
+    """Raise `InvalidDataError` for a single cluster, or for one cluster per row."""
     if not 1 < n_labels < n_rows:
         raise InvalidDataError(
             f"Number of labels is {n_labels}. Valid values are 2 to n_samples - 1 (inclusive), of "
@@ -279,14 +280,14 @@ class _ComparisonSample:
     def compute_silhouettes(
         self, rows: Any, numbers: NDArray[np.int64], y: NDArray[Any]
     ) -> Numbers:
-        """Return the silhouettes of rows, which may be in the sample, given their numbers."""
+        """Return the silhouettes of rows, which may be in the sample, given their row numbers."""
         at = np.searchsorted(self.labels, y).clip(max=len(self.labels) - 1)
         if (self.labels[at] != y).any():
             raise InvalidDataError(
                 f"The sample has no row of the label {y[self.labels[at] != y][0]!r}. Raise "
                 "sample_size."
             )
-        # The index of each row in the sample; of another row, where it would be inserted.
+        # The index of each row in the sample; for a row that is not in it, its insertion point.
         order = np.argsort(self.numbers)
         place = np.searchsorted(self.numbers, numbers, sorter=order).clip(max=len(order) - 1)
         step = max(1, _MAX_DISTANCE_BYTES // (8 * len(self.numbers)))
@@ -299,7 +300,7 @@ class _ComparisonSample:
         each = partial(pairwise_distances, metric=self.metric, **self.options)
         distances = call_sklearn_metric(each, rows, self.rows)
         every = np.arange(len(at))
-        # A row is not compared with itself; rounding may have left a distance above 0.
+        # A row is not compared with itself: rounding may have given a distance above 0.
         itself = self.numbers[place] == numbers
         distances[every[itself], place[itself]] = 0.0
         # The sample is sorted by cluster, so sums by cluster are sums of adjacent columns.
@@ -322,7 +323,7 @@ def _draw_comparison_sample(
     size = min(n, SAMPLE_SIZE if size is None else size)
     state = check_random_state(random_state)
     drawn = np.arange(n)
-    # scikit-learn's draw, as long as a permutation of all rows is small enough.
+    # scikit-learn's draw, if a permutation of all rows is small enough.
     if size < n <= _MAX_PERMUTED_ROWS:
         drawn = state.permutation(n)[:size]
     elif size < n:
@@ -359,7 +360,7 @@ def _take_drawn_rows(
 
 @dataclass(frozen=True, eq=False)
 class _ClusterSums:
-    """Sums from which the mean squared Euclidean, or cosine, distance to a cluster's rows follows.
+    """Sums for the mean squared Euclidean, or cosine, distance of a row to a cluster's rows.
 
     The mean of ``|x - y|**2`` over the rows y of a cluster is ``|x - mean|**2`` plus the cluster's
     variance; that of ``1 - x @ y`` over rows of norm 1 is ``1 - x @ mean``. Blocks are merged as in
@@ -392,7 +393,7 @@ class _ClusterSums:
         else:
             means = _measure_center_distances(rows, self.means) + self.squares / self.counts
             itself = np.zeros(len(y))
-        # Mean over the other rows of the cluster: the row's distance to itself is taken out.
+        # Mean over the other rows of the cluster: the row's distance to itself is excluded.
         count = self.counts[at]
         with np.errstate(divide="ignore", invalid="ignore"):
             own = np.maximum(count * means[every, at] - itself, 0.0) / (count - 1)
@@ -426,8 +427,8 @@ def _sum_block_clusters(
     sums = member @ rows
     means = (sums.toarray() if sparse.issparse(sums) else sums) / counts[:, None]
     if sparse.issparse(rows):
-        # Differences from the mean would be dense: sum |x|**2 - n |mean|**2 instead, at the cost of
-        # digits where the mean is large.
+        # Differences from the mean would be dense: sum |x|**2 - n |mean|**2 instead, which loses
+        # digits if the mean is large.
         squares = np.asarray(member @ _sum_squares_of_rows(rows)).ravel()
         squares = np.maximum(squares - counts * (means**2).sum(axis=1), 0.0)
     else:

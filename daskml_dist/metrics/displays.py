@@ -1,7 +1,7 @@
 """scikit-learn's displays of curves and confusion matrices, for Dask collections too.
 
-A collection is reduced in one pass to a score run or to counts of label pairs, whose entries
-scikit-learn's displays take as weighted rows. Rows in memory go to scikit-learn unchanged.
+A collection is reduced in one pass to a score run or to counts of label pairs, whose entries are
+weighted rows for scikit-learn's displays. Rows in memory are passed to scikit-learn unchanged.
 matplotlib is imported when a display is drawn.
 """
 
@@ -35,7 +35,7 @@ _SCORE_METHODS = ("predict_proba", "decision_function")
 
 
 def check_matplotlib(name: str) -> None:
-    """Raise `DaskMLDistError` if matplotlib is missing: called before any rows are read."""
+    """Raise `DaskMLDistError` if matplotlib is missing; called before any rows are read."""
     try:
         import matplotlib.pyplot  # noqa: F401
     except ImportError as error:
@@ -43,7 +43,7 @@ def check_matplotlib(name: str) -> None:
 
 
 def remember_curve_name(display: Any, name: str) -> Any:
-    """Return the display with its curve's name set, as scikit-learn's constructors do."""
+    """Return the display with its curve's name set, as in scikit-learn's constructors."""
     # Older versions of scikit-learn call the attribute `estimator_name`.
     for attribute in ("name", "estimator_name"):
         if attribute in vars(display):
@@ -54,7 +54,7 @@ def remember_curve_name(display: Any, name: str) -> Any:
 def score_positive_label(
     estimator: Any, X: Any, response_method: Any, pos_label: Any
 ) -> tuple[Any, Any]:
-    """Return the scores of rows, higher for the positive label (lazy where X is), and that label.
+    """Return rows' scores, higher for the positive label (lazy if X is), and that label.
 
     Raises for an estimator that is no classifier of two labels.
     """
@@ -71,14 +71,14 @@ def score_positive_label(
             f"pos_label={pos_label!r}: choose one of {list(classes)}, which the model knows."
         )
     methods = _SCORE_METHODS if response_method == "auto" else response_method
-    # A scorer knows how to take one column of probabilities, or to turn a decision's sign; its
-    # metric is not called.
+    # A scorer selects one column of probabilities, or changes a decision's sign; its metric is not
+    # called.
     scorer = make_scorer(theirs.roc_auc_score, response_method=methods, pos_label=pos_label)
     return scorer.predict_answers(estimator, X), pos_label
 
 
 class _ThresholdCurveDisplay:
-    """Mix-in, before scikit-learn's display of the same curve, that accepts Dask collections."""
+    """Mix-in before scikit-learn's display of the same curve, for Dask collections."""
 
     @classmethod
     def from_estimator(
@@ -148,7 +148,7 @@ class _ThresholdCurveDisplay:
             Labels, and scores that are higher for the positive one.
         sample_weight : like `y_true`, or None
         max_thresholds : int or None
-            Distinct scores that are kept of a Dask collection: see
+            Number of distinct scores that are kept for a Dask collection: see
             :func:`daskml_dist.metrics.roc_auc_score`. None keeps all.
         **options
             scikit-learn's.
@@ -171,7 +171,7 @@ class _ThresholdCurveDisplay:
             # One weighted row for each label and distinct score: they have the curve of all rows.
             run = reduce_to_run(SCORE_COLUMNS.align(*rows), max_thresholds)
             labels, scores, weights = list_run_rows(run)
-            # A run has a row for each label at each score, also where the label has no weight.
+            # A run has a row for each label at each score, even if the label has no weight there.
             some = weights > 0
             rows = labels[some], scores[some], weights[some]
         return cls._draw_rows(*rows, **options)
@@ -237,8 +237,8 @@ class PrecisionRecallDisplay(_ThresholdCurveDisplay, theirs.PrecisionRecallDispl
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        # Not scikit-learn's `from_predictions`: its level of chance is a share of the rows, and the
-        # rows here may be entries of a run, whose number means nothing.
+        # Not scikit-learn's `from_predictions`: its chance level is a share of the rows, but the
+        # rows here may be entries of a run, whose number has no meaning.
         if pos_label is None:
             if not set(np.unique(y_true).tolist()) <= {-1, 0, 1}:
                 raise InvalidParameterError(
@@ -300,7 +300,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         """
         check_fitted(estimator)
         X, y, sample_weight = take_named_columns(X, y, sample_weight)
-        # For its lazy predictions, also by estimators of other packages that know no Dask.
+        # For lazy predictions, also by estimators of other packages that do not support Dask.
         scorer = make_scorer(theirs.accuracy_score)
         predicted = scorer.predict_answers(estimator, X)
         return cls.from_predictions(y, predicted, sample_weight=sample_weight, **options)

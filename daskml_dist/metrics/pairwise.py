@@ -55,15 +55,15 @@ def pairwise_distances(
     Y : dask Array or DataFrame, or array-like, of shape (n_others, n_features), or None
         None: X itself.
     metric : str or callable, default="euclidean"
-        As in scikit-learn, but "precomputed". "seuclidean" and "mahalanobis" need their scale `V`
-        or `VI` for Dask collections: what it is of all rows, a block cannot tell.
+        As in scikit-learn, except "precomputed". "seuclidean" and "mahalanobis" need their scale
+        `V` or `VI` for Dask collections, since a block cannot give the scale of all rows.
     **kwds
         For the metric.
 
     Returns
     -------
     ndarray of float of shape (n_rows, n_others), or dask Array
-        Lazy where `X` or `Y` is, with a block for each block of `X` and of `Y`.
+        Lazy if `X` or `Y` is, with a block for each block of `X` and of `Y`.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def pairwise_distances(
     """
     if not (is_dask(X) or is_dask(Y)):
         return call_sklearn_metric(theirs.pairwise_distances, X, Y, metric, **kwds)
-    # Estimated block by block the scale would differ from block to block.
+    # A scale estimated in each block would differ from block to block.
     scale = _LEARNED_SCALES.get(metric) if isinstance(metric, str) else None
     if scale is not None and scale not in kwds:
         raise InvalidParameterError(
@@ -185,18 +185,18 @@ def pairwise_distances_argmin_min(
     metric: str = "euclidean",
     metric_kwargs: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """Find the row of Y that is nearest to each row of X, and how far it is.
+    """Find the row of Y that is nearest to each row of X, and its distance.
 
-    No matrix of all distances is made: a block of X takes as much memory as scikit-learn's
+    No matrix of all distances is made: a block of X needs as much memory as scikit-learn's
     ``working_memory`` allows.
 
     Parameters
     ----------
     X : dask Array or DataFrame, or array-like, of shape (n_rows, n_features)
     Y : array-like of shape (n_others, n_features)
-        In memory; small beside X.
+        In memory; small compared with X.
     axis : {1}, default=1
-        0 is there for rows in memory.
+        0 is supported for rows in memory.
     metric : str, default="euclidean"
     metric_kwargs : dict, optional
         For the metric.
@@ -388,7 +388,7 @@ def pairwise_distances_argmin(
     Parameters
     ----------
     X, Y, axis, metric, metric_kwargs
-        As in :func:`pairwise_distances_argmin_min`, which also tells what is raised.
+        As in :func:`pairwise_distances_argmin_min`, which also lists the errors.
 
     Returns
     -------
@@ -487,7 +487,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
     ``there(X, Y, same)`` is the same function of rows on a GPU, or None.
     """
     rows = _convert_to_row_blocks(X, "X")
-    # The same blocks, so that a block can be seen to meet itself.
+    # The same blocks, so that a block can be compared with itself.
     others = rows if Y is None else _convert_to_row_blocks(Y, "Y")
     widths = rows.shape[1], others.shape[1]
     if len(set(widths)) > 1 and not np.isnan(widths).any():
@@ -495,7 +495,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
             f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
             f"Y.shape[1] == {widths[1]}. Pass the same columns in both."
         )
-    # One made-up row of each shows the dtype, and raises for bad arguments before any work.
+    # One made-up row of each gives the dtype, and raises for bad arguments before any work.
     try:
         dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), others.dtype)).dtype
     except (ValueError, TypeError) as error:
@@ -510,7 +510,7 @@ def _map_block_pairs(function: Callable[..., Any], X: Any, Y: Any, there: Any) -
         "ik",
         others,
         "jk",
-        # The indices of both blocks, by which a block is known to meet itself.
+        # The indices of both blocks, by which a pair of equal blocks is recognized.
         ArrayBlockIdDep(rows.chunks[:1]),
         "i",
         ArrayBlockIdDep(others.chunks[:1]),

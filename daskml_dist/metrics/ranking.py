@@ -59,7 +59,7 @@ from daskml_dist.metrics.queries import average_precision_by_query
 SCORE_COLUMNS = ScoredColumns(read_labels, read_scores, "y_score")
 
 
-#: Distinct scores that a run keeps by default; of 32 bytes each (low, high, two weights), 8 MiB.
+#: Distinct scores that a run keeps by default; with 32 bytes each (low, high, two weights), 8 MiB.
 MAX_THRESHOLDS = 2**18
 
 
@@ -87,9 +87,9 @@ def roc_auc_score(
         Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers. The larger
         of two is the positive one. Or indicators of several labels, of shape (n_rows, n_labels).
     y_score : dask Array, Series or DataFrame, or array-like
-        Of shape (n_rows,), higher for the positive label; or probabilities of shape
-        (n_rows, n_classes) for three classes or more, in the order of the sorted labels; or of
-        shape (n_rows, n_labels) for indicators, each higher where the label is there.
+        Of shape (n_rows,), higher for the positive label; or probabilities of shape (n_rows,
+        n_classes) for three classes or more, in the order of the sorted labels; or of shape
+        (n_rows, n_labels) for indicators, each higher for rows with the label.
     average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
         For several classes or labels: the mean of their scores, the mean by the weight of their
         rows, the score of all together, or each; of indicators "samples" is the mean of the rows'
@@ -100,10 +100,10 @@ def roc_auc_score(
         Standardised area up to this false positive rate, of two labels only.
     multi_class : {"raise", "ovr", "ovo"}, default="raise"
         For several classes: each against the rest, or all pairs of classes (Hand and Till, 2001),
-        of which a Dask collection keeps twice as many scores as there are pairs.
+        for which a Dask collection keeps two runs of scores for each pair.
     labels : array-like of shape (n_classes,), optional
-        Sorted labels of the columns. By default the labels of `y_true`, which of several classes
-        in a Dask collection takes one more pass over it.
+        Sorted labels of the columns. Default: the labels of `y_true`; for several classes in a Dask
+        collection they need one more pass over it.
     max_thresholds : int or None, default=2**18
         Distinct scores (of each class) that are kept of a Dask collection. With no more than
         that the result is exact; None always keeps all, in the memory of one worker and of the
@@ -114,10 +114,10 @@ def roc_auc_score(
     Returns
     -------
     score : float, or ndarray of shape (n_classes,) for ``average=None``
-        NaN, with scikit-learn's warning, where only one label is present.
+        NaN, with scikit-learn's warning, if only one label is present.
     bound : like `score`
         With `return_bound`: the exact value lies in ``[score - bound, score + bound]``, up to
-        rounding. 0.0 where it is exact.
+        rounding. 0.0 if it is exact.
 
     Raises
     ------
@@ -130,14 +130,15 @@ def roc_auc_score(
     Notes
     -----
     Each block is reduced to its sorted distinct scores with the weight of both labels at each, a
-    run, and runs are merged. Beyond `max_thresholds` scores, neighbours are summed into bins of
-    about equal shares p of the positive and n of the negative weight. The order within a bin is
-    lost, so one such step may err by half the sum of p * n over the bins. Bins of several blocks
-    overlap, and rows in overlapping bins may be out of order as well. The bound includes all of
-    this: it is half the difference between the score with every positive row at the upper end of
-    its bin and every negative one at the lower, and the score with the ends exchanged. As a bin has
-    about ``1 / max_thresholds`` of each label, the bound is about ``levels / max_thresholds``,
-    where levels is the number of times that runs were merged (up to 16 at a time).
+    run, and runs are merged. With more than `max_thresholds` scores, neighbours are summed into
+    bins of about equal shares p of the positive and n of the negative weight. The order within a
+    bin is lost, so one such step may have an error of half the sum of p * n over the bins. Bins of
+    several blocks overlap, and rows in overlapping bins may be out of order as well. The bound
+    includes all of this: it is half the difference between the score with every positive row at the
+    upper end of its bin and every negative one at the lower, and the score with the ends exchanged.
+    Since a bin has about ``1 / max_thresholds`` of each label, the bound is about ``levels /
+    max_thresholds``, where levels is the number of times that runs were merged (up to 16 at a
+    time).
 
     Examples
     --------
@@ -155,7 +156,7 @@ def roc_auc_score(
             metric, *rows, average=average, max_fpr=max_fpr, multi_class=multi_class, labels=labels
         )
         return _return_with_bound((score, np.zeros_like(score)[()]), return_bound)
-    # Of indicators and of two labels scikit-learn ignores `multi_class`, but checks it.
+    # For indicators and for two labels scikit-learn ignores `multi_class`, but checks it.
     _check_sklearn_options(metric, average=average, multi_class=multi_class)
     of_one = partial(_bound_metric, partial(_score_roc_auc, max_fpr=max_fpr), positive=True)
     if hold_indicators(y_true, y_score):
@@ -163,7 +164,7 @@ def roc_auc_score(
         return _return_with_bound(found, return_bound)
     collection = SCORE_COLUMNS.align(*rows)
     n_columns = collection.n_features
-    # A collection of unknown width and without `labels` is taken for one column of scores.
+    # A collection of unknown width and without `labels` is assumed to be one column of scores.
     if n_columns == 1 or (n_columns is None and labels is None):
         run = reduce_to_run(collection, max_thresholds)
         return _return_with_bound(of_one(run, positive=run.labels[-1]), return_bound)
@@ -206,7 +207,7 @@ def average_precision_score(
         One or two labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers.
         Or indicators of several labels, of shape (n_rows, n_labels).
     y_score : dask Array, Series or DataFrame, or array-like
-        Of the shape of `y_true`, higher for the positive label.
+        In the shape of `y_true`, higher for the positive label.
     average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
         For indicators, as in :func:`roc_auc_score`. Three labels or more in one column are scored
         for rows in memory only, as in scikit-learn.
@@ -221,7 +222,7 @@ def average_precision_score(
     Returns
     -------
     score : float, or ndarray of shape (n_labels,) for indicators with ``average=None``
-        0.0, with scikit-learn's warning, where no row is positive.
+        0.0, with scikit-learn's warning, if no row is positive.
     bound : like `score`
         With `return_bound`, as in :func:`roc_auc_score`.
 
@@ -235,10 +236,10 @@ def average_precision_score(
     Notes
     -----
     Computed from the runs of :func:`roc_auc_score`. The bound is half the difference between the
-    most and the least favourable order within bins, plus half of what the score may gain because
-    the positive rows of a bin are counted together: at most the sum over bins of p * p / P, where p
-    is the share of the positive weight in the bin, and P that in the bin and above. Altogether it
-    is about ``20 / max_thresholds``.
+    most and the least favourable order within bins, plus half of the largest increase of the score
+    due to counting the positive rows of a bin together: at most the sum over bins of p * p / P,
+    where p is the share of the positive weight in the bin, and P that in the bin and above.
+    Altogether it is about ``20 / max_thresholds``.
 
     Examples
     --------
@@ -275,7 +276,7 @@ def average_precision_score(
 
 
 def _return_with_bound(score_and_bound: tuple[Any, Any], return_bound: bool) -> Any:
-    """Return the score, with its bound where that is asked for."""
+    """Return the score, with its bound if that is requested."""
     return score_and_bound if return_bound else score_and_bound[0]
 
 
@@ -319,7 +320,7 @@ def _check_one_column(scores: NDArray[Any], name: str) -> None:
 
 
 def _find_column_labels(y_true: Any, n_columns: int | None) -> NDArray[Any]:
-    """Return the sorted labels of all rows, in a pass of their own over `y_true`."""
+    """Return the sorted labels of all rows, from a separate pass over `y_true`."""
     labels = find_all_labels(y_true)
     if n_columns is not None and len(labels) != n_columns:
         raise InvalidDataError(
@@ -357,14 +358,15 @@ def _bound_average_precision(run: ScoreRun, positive: Any) -> tuple[float, float
     metric = partial(SCORE_COLUMNS.score_in_memory, theirs.average_precision_score)
     score, bound = map(float, _bound_metric(metric, run, positive=positive))
     # Average precision is a step sum: the positive rows of a bin, all at one score, count with the
-    # precision behind the last of them. Apart, those before have less: with p the positive weight
-    # of the bin and P that in and above it, the sum falls by at most p * p / P.
+    # precision after the last of them. Separately, the earlier ones have a lower precision: with p
+    # the positive weight of the bin and P the positive weight in and above it, the sum falls by at
+    # most p * p / P.
     weight = run.weights[:, run.labels == positive].sum(axis=1)
     above = np.cumsum(weight[::-1])[::-1]
     binned = (run.high > run.low) & (weight > 0)
-    # 1e-300: without positive weight both sums are 0, and so is the slack.
+    # 1e-300: without positive weight both sums are 0, and so is the gain.
     gain = float((weight[binned] ** 2 / above[binned]).sum() / max(weight.sum(), 1e-300))
-    # The exact value lies in [lowest - gain, highest]: the middle of this is half the gain lower.
+    # The exact value lies in [lowest - gain, highest], whose middle is half the gain lower.
     return score - gain / 2, bound + gain / 2
 
 
@@ -404,7 +406,7 @@ def _reduce_curve(
 ) -> Any:
     check_max_thresholds(max_thresholds)
     run = reduce_to_run(SCORE_COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
-    # scikit-learn draws the curve of the run's entries, as weighted rows.
+    # scikit-learn computes the curve of the run's entries, as weighted rows.
     return SCORE_COLUMNS.score_in_memory(source, *list_run_rows(run), **options)
 
 
@@ -443,8 +445,8 @@ roc_curve = _make_curve_metric(
 _CALIBRATION_COLUMNS = ScoredColumns(read_labels, read_scores, "y_prob")
 
 
-#: Labels, and an array of shape (n_labels, n_bins, 2): of each label and bin the number of rows and
-#: the sum of their probabilities (scikit-learn's curve takes no weights).
+#: Labels, and an array of shape (n_labels, n_bins, 2): for each label and bin the number of rows
+#: and the sum of their probabilities (scikit-learn's curve has no weights).
 _LabelBins = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -468,7 +470,7 @@ def _reduce_calibration_curve(
     edges = np.linspace(0.0, 1.0, n_bins + 1)
     if strategy == "quantile":
         # The edges are quantiles of all rows' probabilities: still one pass, since the run of all
-        # scores can be binned after it. Of its bins the middle stands for the scores.
+        # scores can be binned after it. The middle of a run's bin represents its scores.
         run = reduce_to_run(collection, max_thresholds)
         scores = (run.low + run.high) / 2
         _check_unit_interval(scores)
@@ -490,8 +492,8 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     labels, at = find_unique_labels(rows.y_true)
     _check_two_labels(labels)
     n_bins = len(edges) - 1
-    # (label, bin) as one number, so that one `bincount` sums both dimensions.
-    # Among the inner edges alone, as in scikit-learn: 0 and 1 then lie in the first and last bin.
+    # (label, bin) as one number, so that one `bincount` sums both dimensions. Only the inner edges
+    # are used, as in scikit-learn: 0 and 1 are then in the first and last bin.
     cells = at * n_bins + np.searchsorted(edges[1:-1], rows.y_pred)
     size = len(labels) * n_bins
     sums = [np.bincount(cells, minlength=size), np.bincount(cells, rows.y_pred, size)]
@@ -512,7 +514,7 @@ def _sum_run_bins(
 ) -> NDArray[np.float64]:
     """Return the sums of a run by label and bin, as in `_LabelBins`."""
     at, n_bins = np.searchsorted(edges[1:-1], scores), len(edges) - 1
-    # Columns of the run's weights are labels, and its entries stand for rows.
+    # Columns of the run's weights are labels, and its entries represent rows.
     sums = [
         [np.bincount(at, weight, n_bins), np.bincount(at, weight * scores, n_bins)]
         for weight in run.weights.T
@@ -521,7 +523,7 @@ def _sum_run_bins(
 
 
 def _find_positive_label(labels: NDArray[Any], pos_label: Any) -> Any:
-    """Return the given positive label, or 1 where the labels are of -1, 0 and 1."""
+    """Return the given positive label, or 1 if the labels are of -1, 0 and 1."""
     if pos_label is not None:
         return pos_label
     # As in scikit-learn: a 1 among other labels, or in strings, need not be the positive one.

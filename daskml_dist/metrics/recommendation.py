@@ -1,4 +1,4 @@
-"""Metrics of recommended items: how many of a user's held-out items they contain, and how early.
+"""Metrics of recommended items: the number and ranks of a user's held-out items among them.
 
 A score is a mean over users. Dask dataframes are shuffled by user, so that each pair of partitions
 has all rows of its users. Items are ranked and hits found by `inference/recommendation_hits.py`,
@@ -132,8 +132,8 @@ def ndcg_at_k(
 _Names = tuple[str, str, str]
 
 
-#: Takes the hits of each user, of shape (n_users, k), and the number of held-out items of each;
-#: returns a score for each user.
+#: Function of the hits of each user, of shape (n_users, k), and each user's number of held-out
+#: items; returns a score for each user.
 _Metric = Callable[[NDArray[np.bool_], NDArray[np.int64]], NDArray[np.float64]]
 
 
@@ -169,13 +169,15 @@ def _partition_by_user(held_out: Any, recommended: Any, names: _Names) -> list[t
     pieces = []
     for frame, columns in ((held_out, names[:2]), (recommended, names)):
         lazy = frame if is_dask(frame) else dd.from_pandas(frame, npartitions=1, sort=False)
-        # Hashed by user into equally many partitions, so that a user's rows of both frames meet.
+        # Hashed by user into equally many partitions, so that a user's rows of both frames are in
+        # the same pair.
         pieces.append(lazy[[*columns]].shuffle(on=names[0], npartitions=n).to_delayed())
     return list(zip(*pieces, strict=True))
 
 
 def _check_frame_columns(name: str, frame: Any, columns: tuple[str, ...]) -> None:
-    # Before any partition is read: a missing column would fail in a task, with less to go by.
+    # Before any partition is read: a missing column would fail in a task, with a less clear
+    # message.
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{name} is a {type(frame).__name__}. Give a dataframe with columns {list(columns)}."

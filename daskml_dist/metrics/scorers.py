@@ -28,7 +28,7 @@ from daskml_dist.metrics._columns import call_sklearn_metric
 from daskml_dist.metrics.probabilities import top_k_accuracy_score
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 
-#: scikit-learn's private class of scorers, with its metadata routing and cached predictions. Taken
+#: scikit-learn's private class of scorers, with its metadata routing and cached predictions. Found
 #: from an instance, so that no private module is imported.
 _SklearnScorer: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))
 
@@ -41,14 +41,14 @@ class Scorer(_SklearnScorer):
     score_func : callable
         Takes ``(y_true, y_pred, sample_weight=None, **kwargs)``.
     sign : {1, -1}
-        -1 for a loss, of which less is better.
+        -1 for a loss, for which less is better.
     kwargs : dict
         Further arguments of `score_func`.
     response_method : str or sequence of str
         Methods of the estimator: the first one that it has gives `y_pred`.
     needs_labels : bool
         Whether to pass ``classes_`` of the estimator as `labels` for Dask collections of more than
-        two classes, so that `score_func` need not find them by a pass of its own.
+        two classes, so that `score_func` need not find them by a separate pass.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Scorer(_SklearnScorer):
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
         scorer = self
         if self._name is not None:
-            # A named scorer of scikit-learn's: this package has its counterpart for collections.
+            # A named scorer of scikit-learn's: this package has an equal one for collections.
             if self._name not in SCORERS:
                 raise InvalidParameterError(
                     f"scoring={self._name!r} is not available for Dask collections. Use one of "
@@ -108,7 +108,7 @@ class Scorer(_SklearnScorer):
     def with_labels(self, labels: NDArray[Any]) -> Scorer:
         """Return this scorer for rows that may lack some of `labels`, the sorted labels of a fit.
 
-        In a fold without rows of some class, metrics would else infer other labels, or fail.
+        In a fold without rows of some class, metrics would otherwise infer other labels, or fail.
         """
         found = copy.copy(self)
         found._labels = labels
@@ -139,7 +139,7 @@ class Scorer(_SklearnScorer):
         return float(self._sign * self._score_func(y, predicted, **options))
 
     def predict_answers(self, estimator: Any, X: Any) -> Any:
-        """Return the predictions that the metric takes: labels, scores or class probabilities."""
+        """Return the predictions that the metric needs: labels, scores or class probabilities."""
         given = self._response_method
         names = (given,) if isinstance(given, str) else tuple(given)
         # By getattr, since a pipeline has the methods of its last step.
@@ -155,7 +155,7 @@ class Scorer(_SklearnScorer):
         found = _predict_lazily(method, X)
         if name == "predict" or self._score_func in _TABLE_METRICS:
             return found
-        # All other metrics take one column of scores for two labels, higher for the positive one.
+        # All other metrics need one column of scores for two labels, higher for the positive one.
         is_first = self._is_first_positive(estimator)
         if name == "predict_proba":
             return found[:, 0 if is_first else 1] if found.shape[1] == 2 else found
@@ -168,10 +168,10 @@ class Scorer(_SklearnScorer):
 
 
 def _predict_lazily(method: Any, X: Any) -> Any:
-    """Return the predictions of X; block by block for estimators of packages that know no Dask."""
+    """Return the predictions of X, block by block for estimators that do not support Dask."""
     if not is_dask(X) or type(method.__self__).__module__.startswith("daskml_dist"):
         return method(X)
-    # Predictions of two made-up rows show the dtype and the number of columns.
+    # Predictions of two made-up rows give the dtype and the number of columns.
     if isinstance(X, da.Array):
         few = method(np.zeros((2, X.shape[1]), X.dtype))
         wide: Any = {"drop_axis": 1} if few.ndim == 1 else {"chunks": (X.chunks[0], few.shape[1:])}
@@ -182,14 +182,15 @@ def _predict_lazily(method: Any, X: Any) -> Any:
 
 
 def _predict_block(rows: Any, method: Any, empty: Any) -> Any:
-    # A filter may leave a block without rows, which scikit-learn's estimators refuse.
+    # A filter may produce a block without rows, which scikit-learn's estimators refuse.
     return method(rows) if len(rows) else empty
 
 
 # --- the table of scorers --------------------------------------------------------------------
 
 
-#: Metrics of labels, for which all rows with the same (true, predicted) pair are one weighted row.
+#: Metrics of labels, for which all rows with the same (true, predicted) pair equal one weighted
+#: row.
 _LABEL_METRICS = tuple(
     getattr(classification, name)
     for name in classification.__all__
@@ -197,7 +198,7 @@ _LABEL_METRICS = tuple(
 )
 
 
-#: Metrics that take a column for each label, even if there are two.
+#: Metrics that need a column for each label, even if there are two.
 _TABLE_METRICS = (probabilities.log_loss, probabilities.brier_score_loss)
 
 
@@ -205,7 +206,7 @@ _TABLE_METRICS = (probabilities.log_loss, probabilities.brier_score_loss)
 _TOP_K_METRICS = (top_k_accuracy_score, sklearn.metrics.top_k_accuracy_score)
 
 
-#: Methods that ranking scores take, the first that an estimator has.
+#: Methods for ranking scores: the first that an estimator has is used.
 _SCORE_METHODS = ("decision_function", "predict_proba")
 
 
@@ -221,7 +222,7 @@ _AVERAGED_METRICS = {
 }
 
 
-#: Regression losses, whose scorers are called "neg_" and their name.
+#: Regression losses, whose scorers are named "neg_" plus their name.
 _REGRESSION_LOSSES = (
     "max_error",
     "mean_absolute_error",
@@ -237,7 +238,7 @@ _REGRESSION_LOSSES = (
 
 
 def _select_likelihood_ratio(which: int) -> Callable[..., Any]:
-    """Return a metric of one of the two likelihood ratios: 0 the positive, 1 the negative."""
+    """Return a metric for one of the two likelihood ratios: 0 the positive, 1 the negative."""
 
     def ratio(y_true: Any, y_pred: Any, **options: Any) -> Any:
         return classification.class_likelihood_ratios(y_true, y_pred, **options)[which]
@@ -305,7 +306,7 @@ def find_top_k(scoring: Any) -> int | None:
 
 @suggest_arguments
 def get_scorer_names() -> list[str]:
-    """Return the names that `get_scorer` takes, which are scikit-learn's.
+    """Return the names that `get_scorer` accepts, which are scikit-learn's.
 
     Returns
     -------
@@ -334,8 +335,8 @@ def make_scorer(
     Parameters
     ----------
     score_func : callable
-        Takes ``(y_true, y_pred, sample_weight=None)``; of :mod:`daskml_dist.metrics` where rows
-        may be Dask collections.
+        Function of ``(y_true, y_pred, sample_weight=None)``; from :mod:`daskml_dist.metrics` if
+        rows may be Dask collections.
     response_method : str or sequence of str, default="predict"
         One or several of ``"predict"``, ``"predict_proba"`` and ``"decision_function"``; the first
         one that the estimator has is used.
@@ -419,7 +420,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:
-    """Return scorers by name, given the argument `scoring` of a search; one alone is "score"."""
+    """Return scorers by name, given the argument `scoring` of a search; a single one is "score"."""
     if scoring is None:
         if not hasattr(estimator, "score"):
             raise InvalidParameterError(
