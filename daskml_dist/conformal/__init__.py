@@ -1,4 +1,4 @@
-"""Conformal prediction: intervals and sets of labels that hold the truth as often as they say."""
+"""Conformal prediction: intervals and label sets that contain the truth at a guaranteed rate."""
 
 from __future__ import annotations
 

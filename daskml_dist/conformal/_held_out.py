@@ -1,9 +1,9 @@
-"""Fits of a conformal predictor, and the scores of rows that these have not seen.
+"""Fits of a conformal predictor, and the scores of rows that were not used to train them.
 
 With one split (`cv=None`, ``ShuffleSplit(1)``) an estimator is fitted to the training rows and its
-scores of the others calibrate it: split conformal prediction. With several splits each row is
-scored by the fit that it was held out of (CV+, jackknife+). A frozen estimator is taken to have
-seen none of the rows.
+scores of the other rows calibrate it: split conformal prediction. With several splits each row is
+scored by the fit that it was held out of (CV+, jackknife+). A frozen estimator is assumed to have
+been trained on none of the rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from daskml_dist.models.batched import TEST, FoldAssignment
 from daskml_dist.parameters.checks import taking_client
 
 Array = NDArray[Any]
-#: Share of the rows that calibrate, where one split is made by default.
+#: Share of the rows for calibration, if one split is made by default.
 CALIBRATION_SHARE = 0.25
 
 
@@ -101,17 +101,17 @@ class HeldOutScorer:
         return self
 
     def score_block(self, index: int, X: Any, codes: Any, y: Any) -> HeldOutScores | None:
-        """Return the scores of a block's held-out rows; None where there are none."""
+        """Return the scores of a block's held-out rows; None if there are none."""
         n = count_rows_of_block(X)
         if not n:
             return None
-        # Members are scikit-learn's too, which know neither pandas' missing values nor GPUs.
+        # Members may be scikit-learn's, which support neither pandas' missing values nor GPUs.
         X = convert_missing_to_nan(copy_to_host(X))
         y = self._read_target(y, index, n)
         if self.folds is None:
             tested = [np.arange(n)]
         else:
-            # Of one split the rows that it trains on have no score; of several each row has one.
+            # With one split its training rows have no score; with several each row has one.
             roles = [self.folds.assign_roles(codes, k) == TEST for k in range(len(self.fits))]
             if len(roles) > 1 and not (np.sum(roles, axis=0) == 1).all():
                 raise InvalidParameterError(
@@ -176,7 +176,7 @@ def _score_block(shared: Any, index: int, X: Any, codes: Any, y: Any) -> Any:
 def score_held_out(rows: Collection, codes: list[Any], scorer: HeldOutScorer) -> Collection:
     """Return a collection whose blocks are the `HeldOutScores` of the blocks of rows."""
     if rows.kind == "memory":
-        # Scored here and now, once for all passes.
+        # Scored immediately, once for all passes.
         parts = [
             (scorer.score_block(i, X, code, y), None, None)
             for i, ((X, y, _), code) in enumerate(zip(rows.parts, codes, strict=True))
@@ -231,7 +231,7 @@ class FunctionGroups:
 
 
 def make_groups(group_by: Any) -> Callable[..., Array] | None:
-    """Return the function of rows that `group_by` stands for."""
+    """Return the function of rows for `group_by`."""
     if group_by is None:
         return None
     if callable(group_by):
@@ -246,19 +246,19 @@ def make_groups(group_by: Any) -> Callable[..., Array] | None:
 
 @dataclass(frozen=True, eq=False)
 class ClassifierRatio:
-    """Likelihood ratio of rows: the odds that a classifier gives to new rows (its second class)."""
+    """Likelihood ratio of rows: a classifier's odds that a row is a new one (its second class)."""
 
     classifier: Any
 
     def __call__(self, X: Any) -> NDArray[np.float64]:
         """Return the ratio of each row."""
         p = np.asarray(self.classifier.predict_proba(X), np.float64)
-        # A bound on the odds keeps one certain row from taking all weight.
+        # A bound on the odds, so that a row with probability 1 does not get all the weight.
         return np.asarray(p[:, 1] / np.maximum(p[:, 0], 1e-12))
 
 
 def make_ratio(likelihood_ratio: Any) -> Callable[[Any], Any] | None:
-    """Return the function of rows that `likelihood_ratio` stands for."""
+    """Return the function of rows for `likelihood_ratio`."""
     if likelihood_ratio is None:
         return None
     if hasattr(likelihood_ratio, "predict_proba"):
@@ -281,9 +281,9 @@ def make_ratio(likelihood_ratio: Any) -> Callable[[Any], Any] | None:
 
 
 class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
-    """Base class of estimators that calibrate another one on rows that it has not seen.
+    """Base class of estimators that calibrate another one on rows that were not used to train it.
 
-    A subclass says how rows are scored (:meth:`_score`) and makes intervals or sets of the
+    A subclass defines the scores of rows (:meth:`_score`) and makes intervals or sets from the
     distributions of scores, `tables_`.
     """
 
@@ -299,10 +299,10 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
     tables_: ScoreTables
     #: Whether y holds labels.
     _labels = False
-    #: Sides of intervals that are calibrated apart.
+    #: Number of sides of intervals that are calibrated separately.
     _n_sides = 1
 
-    # -- what a predictor defines -------------------------------------------------------------
+    # -- defined by subclasses ----------------------------------------------------------------
 
     @abstractmethod
     def _score(self) -> Callable[[Any, Any, Array], NDArray[np.float64]]:
@@ -310,7 +310,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
 
     @abstractmethod
     def _make_splitter(self) -> Any:
-        """Return the splitter of one split that ``cv=None`` stands for."""
+        """Return the splitter of one split for ``cv=None``."""
 
     def _list_members(self) -> list[Any]:
         """Return the unfitted estimators that score a row together."""
@@ -323,7 +323,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         """Raise for invalid parameters."""
 
     def _pools_fits(self) -> bool:
-        """Return whether scores of all fits have one distribution."""
+        """Return whether the scores of all fits are pooled in one distribution."""
         if self.n_splits_ > 1 and self.likelihood_ratio is not None:
             raise InvalidParameterError(
                 f"likelihood_ratio needs a single split, and cv={self.cv!r} makes "
@@ -335,7 +335,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
 
     @taking_client
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Fit the estimator, and calibrate it on rows that it has not seen.
+        """Fit the estimator, and calibrate it on rows that were not used to train it.
 
         Parameters
         ----------
@@ -355,12 +355,12 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         InvalidParameterError
             A parameter is invalid.
         InvalidDataError
-            The calibration rows are too few for `alpha`; the error tells the possible coverage.
+            The calibration rows are too few for `alpha`; the error names the possible coverage.
         """
         check_given(y)
         alpha = check_alpha(self.alpha)
         self._check_params()
-        # A fit that fails must not leave the scores of the last one beside other estimators.
+        # A fit that fails must not leave scores of the previous fit together with other estimators.
         self.__dict__.pop("tables_", None)
         groups, ratio = self._make_groups(), make_ratio(self.likelihood_ratio)
         X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
@@ -375,7 +375,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         with report_operation(type(self).__name__, None):
             fits, folds, codes = self._fit_splits(X, y, params)
             pooled = self._pools_fits()
-            # Scores are a lazy collection like the rows: each block is scored where it lies.
+            # Scores are a lazy collection like the rows: each block is scored on its worker.
             report_phase("calibrating")
             rows = as_collection(
                 X, y, None, numeric=False, classification=self._labels, any_shape=True
@@ -388,8 +388,8 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
                 tables = tabulate_scores(
                     blocks, (alpha / self._n_sides,), self._n_sides, weighted=ratio is not None
                 )
-        # With ratios the weight of a new row decides, and too little of the others makes its
-        # interval infinite.
+        # With ratios the weight of a new row matters: if that of the other rows is too small, its
+        # interval is infinite.
         if ratio is None:
             tables.check_enough(alpha)
         self.tables_ = tables
@@ -398,15 +398,15 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         return self
 
     def _prepare_target(self, X: Any, y: Any) -> Any:
-        """Return the targets as members learn them."""
+        """Return the targets in the form that members are fitted to."""
         return y
 
     def _fit_splits(
         self, X: Any, y: Any, params: dict[str, Any]
     ) -> tuple[list[Any], FoldAssignment | None, list[Any]]:
-        """Fit the estimators of all splits; return what scores each split, and the rows' codes.
+        """Fit the estimators of all splits; return each split's scoring fit, and the rows' codes.
 
-        `estimator_` is set, and `fold_estimators_` where there are several splits.
+        `estimator_` is set, and `fold_estimators_` if there are several splits.
         """
         members = self._list_members()
         if all(isinstance(member, FrozenEstimator) for member in members):
@@ -428,14 +428,14 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
             self.fold_estimators_ = None
             self.estimator_ = self._choose_point_estimator(fits[0])
         else:
-            # Point predictions are of all rows; intervals and sets of the folds' fits.
+            # Point predictions use the fit to all rows; intervals and sets use the folds' fits.
             self.fold_estimators_ = fits
             self.estimator_ = self._fit_all(members, X, y, params, few)
         codes = [splits.codes] if splits.codes is not None else splits.rows.code_parts
         return fits, splits.roles, codes
 
     def _choose_point_estimator(self, fitted: Any) -> Any:
-        """Return the fit that makes point predictions, of those of one split."""
+        """Return the fit for point predictions, among those of one split."""
         return fitted
 
     def _fit_all(
@@ -456,7 +456,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         """
         check_fitted(self)
         level = check_alpha(self.alpha if alpha is None else alpha)
-        # Weighted quantiles depend on the new row, and are infinite where rows are too few.
+        # Weighted quantiles depend on the new row, and are infinite if rows are too few.
         if self.likelihood_ratio is None:
             self.tables_.check_enough(level)
         if is_dask(X := convert_foreign(X)):
@@ -464,7 +464,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
         return None
 
     def _read_rows(self, X: Any) -> Any:
-        """Return rows in memory as members take them."""
+        """Return rows in memory in the form that members need."""
         rows = convert_missing_to_nan(copy_to_host(convert_foreign(X)))
         return rows if hasattr(rows, "shape") else np.asarray(rows)
 
@@ -475,7 +475,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
 
     @property
     def _first_estimator(self) -> Any:
-        """Return the estimator that the user gave; of several the first."""
+        """Return the estimator that the user gave; the first if there are several."""
         several = isinstance(self.estimator, tuple | list) and len(self.estimator)
         return self.estimator[0] if several else self.estimator
 
@@ -495,7 +495,7 @@ class ConformalPredictor(MetaEstimatorMixin, BaseEstimator):
 
 
 def _pool_fits(blocks: Collection) -> Collection:
-    """Return blocks of scores whose rows all count as scored by the fit 0."""
+    """Return blocks of scores whose rows all count as scored by fit 0."""
     pool = _pool_block if blocks.kind == "memory" else delayed(_pool_block, pure=False)
     return replace(blocks, parts=[(pool(part[0]), None, None) for part in blocks.parts])
 

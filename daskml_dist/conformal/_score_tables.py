@@ -1,9 +1,9 @@
-"""Distributions of conformity scores, from which quantiles follow that cover new rows.
+"""Distributions of conformity scores, whose quantiles are bounds that cover new rows.
 
-Blocks summarise the scores of their rows, and summaries merge. Up to `MAX_KEPT_SCORES` scores are
-kept as they are; of more, a sketch of each kind of scores. The quantile at the level that is asked
-for is then found exactly by one more pass (`select_ranks`), and any other one from the sketch,
-whose error bound is added to the rank: intervals are a little wider then, and never cover less.
+Blocks summarise the scores of their rows, and summaries are merged. Up to `MAX_KEPT_SCORES` scores
+are kept unchanged; beyond that, a sketch of each kind of scores. Then the quantile at a requested
+level is found exactly by one more pass (`select_ranks`), and any other one from the sketch, whose
+error bound is added to the rank: such intervals are a little wider, and never cover less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daskml_dist.parameters.checks import check_number
 
 Floats = NDArray[np.float64]
 
-#: Most scores that are kept one by one, 16 bytes each (16 MiB); of more a sketch is kept.
+#: Most scores that are kept individually, 16 bytes each (16 MiB); beyond that a sketch is kept.
 MAX_KEPT_SCORES = 2**20
 #: Relative tolerance of products of `alpha` and numbers of rows that should be whole: 0.29 * 100 is
 #: a little less than 29 in floats.
@@ -38,11 +38,11 @@ class ScoreKey(NamedTuple):
     Parameters
     ----------
     member : int
-        Number of the fit whose predictions are scored; 0 where those of all fits are pooled.
+        Number of the fit whose predictions are scored; 0 if the scores of all fits are pooled.
     group : object
         Group of rows; None without groups.
     side : int
-        0, or 1 for the upper side of an interval whose sides are calibrated apart.
+        0, or 1 for the upper side of an interval whose sides are calibrated separately.
     """
 
     member: int
@@ -52,7 +52,7 @@ class ScoreKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeldOutScores:
-    """Scores of the rows of a block, each of a fit that has not seen the row.
+    """Scores of the rows of a block, each by a fit that was not trained on the row.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ class ScoreTable:
     ----------
     values : ndarray of float64, sorted
     reached : ndarray of float64
-        Rows (or weight) whose scores are at most each value.
+        Number of rows (or weight) with scores up to each value.
     error : float
-        By how much `reached` may be too large; 0 where all scores were kept.
+        Largest error by which `reached` may be too large; 0 if all scores were kept.
     exact : list of (float, float)
-        Levels whose quantiles were found exactly, and these.
+        Levels whose quantiles were found exactly, and these quantiles.
     """
 
     values: Floats
@@ -92,7 +92,7 @@ class ScoreTable:
 
     @classmethod
     def of(cls, sketch: ColumnSketch) -> ScoreTable:
-        """Return the distribution that a sketch tells."""
+        """Return the distribution in a sketch."""
         return cls(sketch.values, np.cumsum(sketch.weights), sketch.error)
 
     @property
@@ -112,44 +112,44 @@ class ScoreTable:
         """Return the quantile for each of some new rows, given their likelihood ratios.
 
         R. Tibshirani, R. Foygel Barber, E. Candes and A. Ramdas, "Conformal prediction under
-        covariate shift", NeurIPS 2019: the new row's own weight stands at infinity.
+        covariate shift", NeurIPS 2019: the new row's own weight is placed at infinity.
         """
         total = self.weight + ratios
         asked = (1 - alpha) * total
         # Rounded down a little, so that equal weights give the ranks of rows.
         found = self.find_score(asked - _ROUNDING * total + self.error)
-        # Where no row has a weight, nothing bounds the new one.
+        # If no row has a weight, the new row has no bound.
         return np.where(total > 0, found, np.inf)
 
     def find_score(self, asked: Floats) -> Floats:
-        """Return the least score that reaches each of some weights; infinity where none does."""
+        """Return the least score that reaches each of the given weights; infinity if none does."""
         at = np.searchsorted(self.reached, asked, side="left")
         beyond = np.append(self.values, np.inf)
         return np.asarray(beyond[np.minimum(at, len(self.values))])
 
     def count_below(self, scores: Floats) -> Floats:
-        """Return the rows whose scores are below each of some scores, at least."""
+        """Return a lower bound of the number of rows with scores below each of the given scores."""
         at = np.searchsorted(self.values, scores, side="left")
         below = np.append(0.0, self.reached)[at]
-        # Fewer than there may be, so that sets keep a label in doubt.
+        # A lower bound, so that sets keep a label in doubt.
         return np.asarray(np.maximum(below - self.error, 0.0))
 
 
 def find_conformal_rank(n_rows: float, alpha: float) -> int:
     """Return the rank ``ceil((1 - alpha) * (n_rows + 1))`` of the score that bounds a new row's."""
     n = round(n_rows)
-    # As n + 1 - floor(alpha (n + 1)), in which the small product is rounded and not the large one.
+    # As n + 1 - floor(alpha (n + 1)), which rounds the small product and not the large one.
     return int(n + 1 - np.floor(alpha * (n + 1) * (1 + _ROUNDING)))
 
 
 def check_alpha(alpha: Any) -> float:
-    """Return a share of rows that may lie outside, checked to be in (0, 1)."""
+    """Return a share of rows that may be outside, checked to be in (0, 1)."""
     check_number("alpha", alpha, lambda v: 0 < v < 1, "between 0 and 1, both excluded")
     return float(alpha)
 
 
 def check_enough_rows(n_rows: float, alpha: float, group: Any = None) -> None:
-    """Raise where so few rows cannot give finite intervals, and say what coverage they can give."""
+    """Raise if there are too few rows for finite intervals, with the coverage that is possible."""
     n = round(n_rows)
     if find_conformal_rank(n, alpha) <= n:
         return
@@ -174,14 +174,14 @@ def tabulate_scores(
 ) -> ScoreTables:
     """Return the distributions of scores, in one pass over blocks of `HeldOutScores`.
 
-    `alphas` are levels whose quantiles are to be exact, which takes another pass where scores are
-    more than are kept; not of `weighted` rows, whose quantiles depend on the new row.
+    `alphas` are levels whose quantiles should be exact, which needs another pass if there are more
+    scores than are kept; not for `weighted` rows, whose quantiles depend on the new row.
     """
     sketches = reduce_parts(blocks, _summarize_scores, _merge_summaries)
     if not sketches:
         raise make_no_rows_error(": there is nothing to calibrate with")
     tables = {key: ScoreTable.of(sketch) for key, sketch in sketches.items()}
-    # A sketch without error holds all scores, whose quantiles are exact as they are.
+    # A sketch without error holds all scores, so its quantiles are already exact.
     if not weighted and any(sketch.error for sketch in sketches.values()):
         ranks = {
             key: [find_conformal_rank(table.weight, alpha) for alpha in alphas]
@@ -205,7 +205,7 @@ def _split_scores(found: HeldOutScores) -> dict[ScoreKey, tuple[Floats, Floats |
         if found.groups is None
         else np.unique(found.groups, return_inverse=True)
     )
-    # Rows of a kind behind each other: there may be as many kinds as rows.
+    # Sort the rows by kind: there may be as many kinds as rows.
     order = np.lexsort((codes, found.members))
     is_last = (np.diff(found.members[order]) != 0) | (np.diff(codes[order]) != 0)
     parts = {}
@@ -228,7 +228,7 @@ def _read_scores(index: int, found: HeldOutScores | None, y: Any, w: Any) -> Map
 def _summarize_scores(
     index: int, found: HeldOutScores | None, y: Any, w: Any
 ) -> dict[ScoreKey, ColumnSketch] | None:
-    """Return the sorted scores of a block by kind; sketches where they are many."""
+    """Return the sorted scores of a block by kind; sketches if there are many."""
     parts: dict[ScoreKey, ColumnSketch] = {}
     if found is None:
         return None
@@ -259,7 +259,7 @@ def _join_sorted(sketches: list[ColumnSketch]) -> ColumnSketch:
 
 
 def _bound_size(sketches: dict[ScoreKey, ColumnSketch]) -> dict[ScoreKey, ColumnSketch]:
-    """Return the summaries; shortened where they hold more scores than are kept."""
+    """Return the summaries, shortened if they hold more scores than are kept."""
     if sum(len(sketch.values) for sketch in sketches.values()) <= MAX_KEPT_SCORES:
         return sketches
     return {
@@ -270,16 +270,16 @@ def _bound_size(sketches: dict[ScoreKey, ColumnSketch]) -> dict[ScoreKey, Column
 
 @dataclass(frozen=True, eq=False)
 class ScoreTables:
-    """Distributions of scores of all kinds: of each fit, group and side.
+    """Distributions of scores of all kinds: for each fit, group and side.
 
     Parameters
     ----------
     keys : list of list
         Fields of `ScoreKey`.
     distributions : list of ScoreTable
-        Of each key.
+        Distribution of each key.
     n_sides : int
-        2 where both sides of an interval are calibrated apart, each to half of `alpha`.
+        2 if both sides of an interval are calibrated separately, each to half of `alpha`.
     """
 
     keys: list[list[Any]]
@@ -300,11 +300,11 @@ class ScoreTables:
         return [None] if found == {None} else sorted(found)
 
     def share_of_side(self, alpha: float) -> float:
-        """Return the share of rows that may lie beyond one side."""
+        """Return the share of rows that may be beyond one side."""
         return alpha / self.n_sides
 
     def check_enough(self, alpha: float) -> None:
-        """Raise where the rows of a group are too few for `alpha`."""
+        """Raise if the rows of a group are too few for `alpha`."""
         n_rows = dict.fromkeys(self.groups, 0.0)
         for key, table in self.tables.items():
             if key.side == 0:
@@ -316,7 +316,7 @@ class ScoreTables:
         self, side: int, alpha: float, groups: NDArray[Any] | None, ratios: Floats | None,
         n_rows: int,
     ) -> Floats:  # fmt: skip
-        """Return the quantile that bounds the score of each of some rows, of pooled fits."""
+        """Return the quantile that bounds the score of each of the given rows, for pooled fits."""
         share, tables, found = self.share_of_side(alpha), self.tables, np.empty(n_rows)
         for group, at in iterate_groups(groups, self.groups):
             table = tables[ScoreKey(0, group, side)]
@@ -329,7 +329,7 @@ class ScoreTables:
 
 
 def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[Any, Any]]:
-    """Return (group, positions of its rows) of some rows; raise for a group that is not known."""
+    """Return (group, positions of its rows) for rows; raise for a group that is not known."""
     if groups is None:
         return [(None, slice(None))]
     labels, codes = np.unique(groups, return_inverse=True)
@@ -340,7 +340,7 @@ def iterate_groups(groups: NDArray[Any] | None, known: list[Any]) -> list[tuple[
         )
     if not len(labels):
         return []
-    # Rows of a group behind each other, found by one sort: there may be as many groups as rows.
+    # Positions sorted by group, by one sort: there may be as many groups as rows.
     order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
     return list(zip(labels.tolist(), np.split(order, ends[:-1]), strict=True))
 

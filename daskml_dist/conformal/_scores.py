@@ -1,8 +1,8 @@
-"""Conformity scores: how badly a target or a label fits a prediction; large is bad.
+"""Conformity scores: the mismatch of a target or label with a prediction; large is bad.
 
-Scores of regression have one column, or one for each side where the sides are calibrated apart
+Scores of regression have one column, or one for each side if the sides are calibrated separately
 (`symmetric=False`). Scores of classes are computed for every label at once: a row is calibrated by
-the score of its label, and a set holds the labels whose score is small enough.
+the score of its label, and a set contains the labels whose score is small enough.
 
 References
 ----------
@@ -33,7 +33,7 @@ LABEL_SCORES = ("lac", "aps", "raps", "top_k")
 
 @dataclass(frozen=True)
 class ResidualScore:
-    """Residual of a prediction, as it is or as a share of the prediction.
+    """Residual of a prediction, absolute or as a share of the prediction.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class ResidualScore:
         return np.column_stack([-residual, residual])
 
     def find_units(self, predicted: Floats) -> Floats:
-        """Return what a score of 1 is worth at each prediction."""
+        """Return the size of a score of 1, in units of the target, at each prediction."""
         if not self.relative:
             return np.ones(predicted.shape)
         if (predicted <= 0).any():
@@ -94,8 +94,8 @@ class LabelScore:
     kind : str
         One of `LABEL_SCORES`.
     randomized : bool
-        Whether APS and RAPS subtract a random share of the label's own probability, by which
-        coverage is as asked and not more.
+        Whether APS and RAPS subtract a random share of the label's own probability, so that the
+        coverage equals the requested one and is not larger.
     weight, size : float, int
         Penalty of RAPS for each label beyond the `size` most likely ones.
     seed : int
@@ -114,7 +114,7 @@ class LabelScore:
         p = np.asarray(probabilities, np.float64)
         if self.kind == "lac":
             return np.asarray(1 - p)
-        # The most likely label first; labels as likely in their order.
+        # The most likely label first; equally likely labels in their order.
         order = np.argsort(-p, axis=1, kind="stable")
         ranks = np.empty_like(order)
         np.put_along_axis(ranks, order, np.arange(p.shape[1])[None, :], axis=1)
@@ -133,7 +133,7 @@ class LabelScore:
 def draw_shares(rows: Floats, seed: int) -> Floats:
     """Return a number of [0, 1) for each row, hashed from its bits and a seed."""
     mixed = np.full(len(rows), np.uint64(seed))
-    # Adding 0 makes one zero of both, whose bits differ.
+    # Adding 0 makes -0.0 and 0.0 equal, whose bits differ.
     bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)
     for column in bits.T:
         mixed = hash_numbers(mixed ^ column, np.uint64(seed))

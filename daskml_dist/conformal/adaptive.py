@@ -1,9 +1,9 @@
-"""Intervals of a stream whose data drift: the level follows the errors that are made.
+"""Intervals of a stream whose data drift: the level is adapted to the observed errors.
 
 I. Gibbs and E. Candes, "Adaptive conformal inference under distribution shift", NeurIPS 2021. After
-each row the level moves, up by ``gamma * alpha`` where the interval held the target, and down by
-``gamma * (1 - alpha)`` where it did not. Whatever the data do, the share of errors in T rows then
-differs from alpha by ``(max(alpha, 1 - alpha) + gamma) / (gamma * T)`` at most.
+each row the level rises by ``gamma * alpha`` if the interval contained the target, and falls by
+``gamma * (1 - alpha)`` if it did not. For any data, the share of errors in T rows then differs from
+alpha by ``(max(alpha, 1 - alpha) + gamma) / (gamma * T)`` at most.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ Floats = NDArray[np.float64]
 class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimator):
     """Prediction intervals on a stream that keep their coverage under drift.
 
-    Each batch is predicted before its targets are learned. Intervals are as wide as the scores of
-    the last rows say at a level that follows the errors (Gibbs and Candes 2021).
+    Each batch is predicted before its targets are learned. The width of intervals is a quantile of
+    the last rows' scores, at a level that is adapted to the errors (Gibbs and Candes 2021).
 
     Parameters
     ----------
     estimator : regressor
-        A fitted one predicts as it is until it learns; one that is not fitted learns the first
-        batch.
+        A fitted one predicts without changes until the first batch is learned; an unfitted one
+        learns the first batch.
     alpha : float, default=0.1
         Share of rows whose interval may miss the target.
     gamma : float, default=0.01
         By how much an error moves the level: more follows drifts faster, and lets the width vary
         more.
     window : int, default=1000
-        Last rows whose scores tell the width.
+        Number of last rows whose scores determine the width.
     update : bool, default=True
         Whether the estimator learns each batch, by ``partial_fit``, once it was predicted.
 
@@ -67,7 +67,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
     level_ : float
         Level of the next interval; at 0 and below it is infinite, at 1 and above empty.
     n_rows_, n_errors_ : int
-        Rows that were predicted, and those outside of their intervals.
+        Number of predicted rows, and of those outside of their intervals.
     coverage_ : float
         Share of rows inside; NaN before the first one.
 
@@ -136,7 +136,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Predict a batch, follow its errors, and learn it.
+        """Predict a batch, adapt the level to its errors, and learn it.
 
         Parameters
         ----------
@@ -162,8 +162,8 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         if hasattr(self, "level_"):
             check_feature_names(self, X, reset=False)
         rows = as_collection(X, y, None, numeric=False)
-        # Blocks are computed one by one: each is predicted by what was learned of those before.
-        # The state is replaced when the whole batch was taken: one that fails leaves it as it was.
+        # Blocks are computed one by one: each is predicted by the model learned from the previous
+        # ones. The state is replaced after the whole batch: a batch that fails does not change it.
         made = self._copy_state()
         for number, (block, target, _) in enumerate(rows.parts):
             index = None
@@ -200,13 +200,13 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         return made
 
     def _take_batch(self, X: Any, target: Any, index: int | None) -> None:
-        """Predict a batch, follow its errors, and learn it."""
+        """Predict a batch, adapt the level to its errors, and learn it."""
         found = as_column(target, name="y", index=index)
         check_length(count_rows_of_block(X), found, "y", index or 0)
         y = found.astype(np.float64)
         if not np.isfinite(y).all():
             raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-        # The first batch of a model that is not fitted has no predictions, and no errors.
+        # The first batch of an unfitted model has no predictions, and no errors.
         if is_fitted(self.estimator_):
             scores = np.abs(y - predict_numbers(self.estimator_, X))
             if np.isnan(scores).any():
@@ -220,7 +220,7 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
         self.estimator_.partial_fit(X, found)
 
     def _follow_errors(self, scores: Floats) -> None:
-        """Move the level by the errors of rows, one after the other, and keep their scores."""
+        """Change the level by the errors of rows, one after the other, and keep their scores."""
         kept = deque(self._scores.tolist(), maxlen=int(self.window))
         ordered = sorted(kept)  # kept in order beside the window: a quantile is one look
         for score in scores.tolist():
@@ -245,9 +245,9 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
 
         Returns
         -------
-        ndarray, or lazy dask Array where X is a Dask collection
-            Of shape (n_rows, 2): lower and upper ends, float64; infinite where the scores of the
-            window are too few for the level, and (inf, -inf) where the level is 1 or more.
+        ndarray, or lazy dask Array if X is a Dask collection
+            Of shape (n_rows, 2): lower and upper ends, float64; infinite if the scores of the
+            window are too few for the level, and (inf, -inf) if the level is 1 or more.
         """
         check_fitted(self)
         if is_dask(X := convert_foreign(X)):
@@ -261,10 +261,10 @@ class AdaptiveConformalInference(EstimatorMixin, MetaEstimatorMixin, BaseEstimat
 
 
 def _find_width(ordered: list[float], level: float) -> float:
-    """Return the quantile of sorted scores; infinite at levels <= 0, minus infinite from 1 on."""
+    """Return the quantile of sorted scores; inf at levels <= 0, -inf at levels >= 1."""
     if level >= 1:
         return -np.inf
-    # Levels leave [0, 1] by design: at 0 and below the next interval holds whatever comes.
+    # Levels leave [0, 1] by design: at 0 and below the next interval contains any target.
     n = len(ordered)
     rank = n + 1 if level <= 0 else find_conformal_rank(n, level)
     return ordered[rank - 1] if rank <= n else np.inf

@@ -1,4 +1,4 @@
-"""Sets of labels that hold a row's label as often as they say: LAC, APS, RAPS and top-k."""
+"""Label sets with guaranteed coverage of a row's label: LAC, APS, RAPS and top-k."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _LabelSetClassifier(ClassifierMixin, ConformalPredictor):
     _labels = True
 
     def predict(self, X: Any) -> Any:
-        """Return the most likely labels, of the estimator alone."""
+        """Return the most likely labels, by the estimator alone."""
         return self.estimator_.predict(self._read_rows(X))
 
     def predict_proba(self, X: Any) -> Any:
@@ -94,20 +94,21 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         Share of new rows whose set may miss the label.
     conformity : {"lac", "aps", "raps", "top_k"}, default="lac"
         ``"lac"``: labels whose probability is large enough, the smallest sets on average, and empty
-        ones of rows like no other. ``"aps"``: the most likely labels up to a total probability,
-        larger sets for harder rows. ``"raps"``: the same with a penalty on long sets. ``"top_k"``:
-        as many labels for all rows.
+        ones for rows unlike all others. ``"aps"``: the most likely labels up to a total
+        probability, larger sets for harder rows. ``"raps"``: the same with a penalty on long sets.
+        ``"top_k"``: the same number of labels for all rows.
     randomized : bool, default=True
-        Whether ``"aps"`` and ``"raps"`` leave out a set's last label by chance, so that coverage is
-        no more than was asked for. The chance is hashed from a row's probabilities and the seed.
+        Whether ``"aps"`` and ``"raps"`` leave out a set's last label at random, so that coverage is
+        not larger than requested. The random number is hashed from a row's probabilities and the
+        seed.
     raps_weight, raps_size : float, int, default=0.01, 1
         Penalty of ``"raps"`` for each label beyond the first `raps_size`.
     allow_empty : bool, default=True
         Whether sets may be empty; False adds the most likely label.
     cv : int, splitter, iterable or None, default=None
-        None: one split, whose quarter of the rows calibrates. Several splits use all rows for both
-        (CV+ of Romano et al. 2020), which covers at least ``1 - 2 * alpha`` for certain and about
-        ``1 - alpha`` in practice.
+        None: one split, with a quarter of the rows for calibration. Several splits use all rows for
+        both (CV+ of Romano et al. 2020), with a guaranteed coverage of at least ``1 - 2 * alpha``
+        and about ``1 - alpha`` in practice.
     group_by : str, int, callable or None, default=None
         Groups that are each covered (Mondrian): a column of X by name or position, a function of
         rows to labels, or ``"class"``: the rows of each class are covered.
@@ -120,7 +121,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
     estimator_ : classifier
-        Fitted to the training rows of the only split, or to all rows where there are several.
+        Fitted to the training rows of the only split, or to all rows if there are several.
     fold_estimators_ : list of classifier, or None
         Fits of several splits.
     n_splits_ : int
@@ -230,7 +231,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         Returns
         -------
         ndarray, or lazy dask Array where X is a Dask collection
-            Of bool, of shape (n_rows, n_classes): whether a set holds each of `classes_`.
+            Boolean, of shape (n_rows, n_classes): whether a set contains each of `classes_`.
 
         Raises
         ------
@@ -256,7 +257,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
         return sets
 
     def _list_limits(self, X: Any, alpha: float) -> Floats:
-        """Return the largest score that a set holds, by row or label; broadcast to both."""
+        """Return the largest score in a set, by row or label; broadcast to both."""
         tables, n, ratios = self.tables_, X.shape[0], self._ratios_of(X)
         if self._make_groups() is _group_by_class:
             # The label of a new row is not known: each label has the limit of its own class.
@@ -283,8 +284,9 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
                 ]
                 found = [by_key.get(key) for key in keys]
                 n_rows = sum(table.weight for table in found if table is not None)
-                # A row of fold k is compared with the new one by the fit that saw neither, k's:
-                # the label stays unless too many of them conform better (Romano et al. 2020).
+                # A row of fold k is compared with the new one by the fit of fold k, which was
+                # trained on neither: the label stays unless too many of them conform better (Romano
+                # et al. 2020).
                 below = sum(
                     (
                         table.count_below(score[at, column])
@@ -300,7 +302,7 @@ class ConformalClassifier(OnBlocks, _LabelSetClassifier):
 def _list_label_limits(
     table: ScoreTable | None, alpha: float, ratios: Floats | None, n_rows: int
 ) -> Floats:
-    """Return the largest score of a label that sets hold; infinite without calibration rows."""
+    """Return the largest score of a label in sets; infinite without calibration rows."""
     if table is None:
         return np.full(n_rows, np.inf)
     if ratios is not None:

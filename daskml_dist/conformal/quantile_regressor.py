@@ -1,6 +1,4 @@
-"""Conformalised quantile regression: intervals between two predicted quantiles, widened or narrowed
-until they cover.
-"""
+"""Conformalised quantile regression: calibrated intervals between two predicted quantiles."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class _ScoredQuantiles:
 def predict_ends(fits: tuple[Any, ...], X: Any) -> tuple[Floats, Floats]:
     """Return the lower and the upper predicted quantile of rows, in this order."""
     low, high = predict_numbers(fits[0], X), predict_numbers(fits[1], X)
-    # Quantiles that are fitted apart may cross.
+    # Quantiles of separate fits may cross.
     return np.minimum(low, high), np.maximum(low, high)
 
 
@@ -43,8 +41,8 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
     """Quantile regressor whose intervals have a guaranteed coverage.
 
     Two quantiles, ``alpha / 2`` and ``1 - alpha / 2``, are fitted to the training rows. Their
-    distance follows the spread of the targets from row to row; calibration rows tell by how much
-    both are to be moved so that intervals cover.
+    distance varies with the spread of the targets from row to row; calibration rows determine the
+    shift of both with which intervals have the requested coverage.
 
     Parameters
     ----------
@@ -56,7 +54,7 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
     alpha : float, default=0.1
         Share of new rows whose interval may miss the target.
     symmetric : bool, default=True
-        Whether both ends are moved alike; False calibrates each to ``alpha / 2``.
+        Whether both ends are moved by the same amount; False calibrates each to ``alpha / 2``.
     quantile_param : str or None, default=None
         Name of the parameter that is the quantile; None: it is found.
     cv : splitter, iterable or None, default=None
@@ -67,10 +65,10 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
     Attributes
     ----------
     estimator_ : regressor
-        Of point predictions: the median, or the third of those given; else None, and `predict` is
-        the middle of the interval before it is calibrated.
+        Estimator of point predictions: the median, or the third of those given; else None, and
+        `predict` returns the middle of the interval before calibration.
     quantile_estimators_ : tuple of regressor
-        Of the lower and of the upper quantile.
+        Estimators of the lower and of the upper quantile.
     tables_ : ScoreTables
         Distributions of the calibration scores.
 
@@ -130,7 +128,7 @@ class ConformalizedQuantileRegressor(OnBlocks, IntervalRegressor):
                 )
             return list(self.estimator)
         half = float(self.alpha) / 2
-        # The median is for point predictions; scores are of the other two.
+        # The median is for point predictions; scores use the other two.
         return [
             set_quantile(self.estimator, share, self.quantile_param)
             for share in (half, 1 - half, 0.5)
@@ -173,7 +171,7 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
                 f"quantile_param={name!r} is not a parameter of {type(estimator).__name__}."
             )
         return made.set_params(**{name: share})
-    # The shortest name first: of a pipeline the last step that has one, of an estimator its own.
+    # The shortest name first: for a pipeline the last step that has one, for an estimator its own.
     for own in sorted(params, key=len):
         prefix, last = own[: own.rfind("__") + 2] if "__" in own else "", own.rpartition("__")[2]
         loss = params.get(f"{prefix}loss", params.get(f"{prefix}objective"))
@@ -187,8 +185,8 @@ def set_quantile(estimator: Any, share: float, name: str | None) -> Any:
             return made.set_params(**{own: share})
         if last not in ("loss", "objective") or not asks or f"{prefix}quantile" in params:
             continue
-        # The estimators by steps take a loss; scikit-learn's GradientBoostingRegressor and LightGBM
-        # call the quantile alpha.
+        # Estimators trained by steps have a loss; scikit-learn's GradientBoostingRegressor and
+        # LightGBM name the quantile alpha.
         if isinstance(loss, Quantile) or f"{prefix}optimizer" in params:
             return made.set_params(**{own: Quantile(share)})
         if f"{prefix}alpha" in params:

@@ -25,7 +25,7 @@ from daskml_dist.model_selection import ShuffleSplit
 from daskml_dist.parameters.checks import check_flag, check_one_of
 
 Floats = NDArray[np.float64]
-#: Ways to join the fits of several splits.
+#: Ways to combine the fits of several splits.
 _METHODS = ("plus", "minmax", "base")
 
 
@@ -63,7 +63,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
         return ShuffleSplit(1, test_size=CALIBRATION_SHARE, random_state=self.random_state)
 
     def predict(self, X: Any) -> Any:
-        """Return point predictions, of the estimator alone."""
+        """Return point predictions, by the estimator alone."""
         return self._predict_points(self._read_rows(X))
 
     def _predict_points(self, X: Any) -> Any:
@@ -71,7 +71,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
         return self.estimator_.predict(X)
 
     def predict_interval(self, X: Any, alpha: float | None = None) -> Any:
-        """Predict intervals that hold the targets of a share ``1 - alpha`` of new rows.
+        """Predict intervals that contain the targets of a share ``1 - alpha`` of new rows.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
         Returns
         -------
         ndarray, or lazy dask Array where X is a Dask collection
-            Of shape (n_rows, 2): lower and upper ends, float64; infinite where a row's likelihood
+            Of shape (n_rows, 2): lower and upper ends, float64; infinite if a row's likelihood
             ratio is too large for the calibration rows.
 
         Raises
@@ -101,7 +101,7 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
         """Return the intervals of rows in memory."""
 
     def _list_limits(self, X: Any, alpha: float) -> list[Floats]:
-        """Return the quantile of the scores of each side, for each of some rows."""
+        """Return the quantile of the scores of each side, for each of the given rows."""
         groups, ratios = self._groups_of(X), self._ratios_of(X)
         return [
             self.tables_.limits_of_rows(side, alpha, groups, ratios, X.shape[0])
@@ -112,10 +112,11 @@ class IntervalRegressor(RegressorMixin, ConformalPredictor):
 class ConformalRegressor(OnBlocks, IntervalRegressor):
     """Regressor with prediction intervals of guaranteed coverage.
 
-    Any regressor, of this package, of scikit-learn or like these, is calibrated on rows that it has
-    not seen. An interval of a new row then holds its target with a probability of at least
-    ``1 - alpha``, whatever the model and the distribution of the rows, as long as calibration rows
-    and new ones come from the same one (or differ by a known `likelihood_ratio`).
+    Any regressor, of this package, scikit-learn or with the same methods, is calibrated on rows
+    that were not used to train it. An interval of a new row then contains its target with a
+    probability of at least ``1 - alpha``, for any model and distribution of the rows, if
+    calibration rows and new ones come from the same distribution (or differ by a known
+    `likelihood_ratio`).
 
     Parameters
     ----------
@@ -129,9 +130,9 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
     symmetric : bool, default=True
         Whether both sides have the same width; False calibrates each side to ``alpha / 2``.
     cv : int, splitter, iterable or None, default=None
-        None: one split, whose quarter of the rows calibrates (split conformal). Several splits use
-        all rows for both, each row scored by the fit that it was held out of: CV+, and jackknife+
-        with ``LeaveOneOut()``.
+        None: one split, with a quarter of the rows for calibration (split conformal). Several
+        splits use all rows for both, each row scored by the fit that it was held out of: CV+, and
+        jackknife+ with ``LeaveOneOut()``.
     method : {"plus", "minmax", "base"}, default="plus"
         With several splits: ``"plus"`` covers at least ``1 - 2 * alpha`` for certain and about
         ``1 - alpha`` in practice; ``"minmax"`` at least ``1 - alpha``, and is wider; ``"base"``
@@ -142,14 +143,14 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
     likelihood_ratio : callable, classifier or None, default=None
         Ratio of the densities of new and of calibration rows (covariate shift): a function of rows,
         or a fitted classifier of calibration rows (class 0) and new ones (class 1), whose odds are
-        taken. With one split.
+        used. Only with one split.
     random_state : int, RandomState instance or None, default=None
         Seed of the split that ``cv=None`` makes.
 
     Attributes
     ----------
     estimator_ : regressor
-        Fitted to the training rows of the only split, or to all rows where there are several.
+        Fitted to the training rows of the only split, or to all rows if there are several.
     fold_estimators_ : list of regressor, or None
         Fits of several splits.
     n_splits_ : int
@@ -158,9 +159,9 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
 
     Notes
     -----
-    Scores of up to 2**20 calibration rows are kept, and quantiles are exact in one pass. Of more
+    Scores of up to 2**20 calibration rows are kept, and quantiles are exact in one pass. With more
     rows a second pass finds the quantile exactly (one split, ``"minmax"``, ``"base"``); ``"plus"``,
-    and `likelihood_ratio`, take a sketch whose error bound widens intervals by some ten-thousandths
+    and `likelihood_ratio`, use a sketch whose error bound widens intervals by some ten-thousandths
     of the rows.
 
     References
@@ -224,7 +225,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         if self.n_splits_ > 1 and self.method == "plus":
             return self._join_intervals(X, score, alpha)
         widths = self._list_limits(X, alpha)  # one for both sides, or one for each
-        # With `minmax` the ends are the outermost of all fits, else those of one.
+        # With `minmax` the ends are the outermost of all fits, else those of one fit.
         is_outermost = self.n_splits_ > 1 and self.method == "minmax"
         fits = self.fold_estimators_ if is_outermost else [self.estimator_]
         predicted = [predict_numbers(fit, X) for fit in fits]
@@ -239,13 +240,14 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
         from daskml_dist.backends.fold_quantiles import select_shifted
 
         tables, by_key = self.tables_, self.tables_.tables
-        # A row of fold k is compared with the new one by fit k, which has seen neither of them.
+        # A row of fold k is compared with the new one by fit k, which was trained on neither of
+        # them.
         centers = np.column_stack([predict_numbers(fit, X) for fit in self.fold_estimators_])
         units = np.column_stack([score.find_units(column) for column in centers.T])
         ends = np.empty((len(centers), 2))
         for group, at in iterate_groups(self._groups_of(X), tables.groups):
             of_rows, scale = np.ascontiguousarray(centers[at]), np.ascontiguousarray(units[at])
-            # Each fit's prediction, less and plus each score of the rows that it was held out of.
+            # Each fit's prediction, minus and plus each score of the rows that it was held out of.
             # The lower end is the upper end of the mirrored numbers.
             for side, sign in ((0, -1.0), (tables.n_sides - 1, 1.0)):
                 arrays = _FoldArrays.of(by_key, group, side, centers.shape[1])
@@ -261,7 +263,7 @@ class ConformalRegressor(OnBlocks, IntervalRegressor):
 
 @dataclass(frozen=True, eq=False)
 class _FoldArrays:
-    """Sorted scores of all folds of a group, one fold behind the other.
+    """Sorted scores of all folds of a group, concatenated.
 
     Parameters
     ----------
