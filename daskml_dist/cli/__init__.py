@@ -21,7 +21,7 @@ from daskml_dist.errors.suggestions import suggest_nearest
 __all__ = ["COMMANDS", "main"]
 
 
-#: Names of the commands, which are those of the modules of this package without an underscore.
+#: Names of the commands: the modules of this package without an underscore.
 COMMANDS = tuple(
     sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 )
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status. 0: it is done; 1: it failed, and standard error says why; 130: it was
-        interrupted (128 + SIGINT). Arguments that are not valid end the process with 2.
+        Exit status. 0: success; 1: failure, with the reason on standard error; 130: interrupted
+        (128 + SIGINT). Arguments that are not valid end the process with 2.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
-    # Modules of commands import whatever takes long only as they run.
+    # Modules of commands import slow libraries only when they run.
     modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
     for name, module in modules.items():
         text = (module.__doc__ or "").strip()
@@ -68,7 +68,8 @@ def _run(module: Any, arguments: Any) -> int:
     """Run a command's module; print expected errors without a traceback, as one line."""
     try:
         return int(module.run(arguments))
-    # Errors of the package name their remedy. Any other exception is a defect: its traceback stays.
+    # Errors of the package name their remedy. Any other exception is a defect: its traceback is
+    # shown.
     except (DaskMLDistError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -78,16 +79,16 @@ def _run(module: Any, arguments: Any) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose errors suggest the nearest option or choice, and that takes no abbreviations."""
+    """Parser without abbreviations, whose errors suggest the nearest option or choice."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**options, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the parsed arguments; report unknown ones by the command that they were given."""
+        """Return the parsed arguments; the parser of their command reports unknown ones."""
         found, unknown = self.parse_known_args(args, namespace)
-        # argparse would report an unknown argument by the main parser, whose options are others.
+        # argparse would report an unknown argument by the main parser, which has other options.
         if unknown:
             command = self._commands().get(getattr(found, "command", ""), self)
             command.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -95,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error with a suggestion, and exit with status 2."""
-        # argparse hands over no more than its text, in which the option or choice is looked for.
+        # argparse passes only its text, which is searched for the option or choice.
         hint = ""
         if unknown := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
             hint = (
@@ -109,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(message + hint)
 
     def _commands(self) -> dict[str, _Parser]:
-        """Return the parsers of the commands by name; none, of a command's own parser."""
+        """Return the parsers of the commands by name; none for a command's own parser."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 return dict(action.choices)

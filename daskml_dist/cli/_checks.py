@@ -1,9 +1,9 @@
 """Checks of the command `doctor`: each returns a `Finding`, or raises an error.
 
-`run_check_apart` runs one in a process of its own (this module as a script, with the check's name),
-since a broken driver or firewall may hang it or take the process down, which must not stop the
-other checks. The process prints its finding as one line of JSON behind a prefix, as libraries print
-to standard output too.
+`run_check_apart` runs a check in a separate process (this module as a script, with the check's
+name), since a broken driver or firewall may hang or kill the process, and the other checks must
+continue. The process prints its finding as one line of JSON with a prefix, since libraries also
+print to standard output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from daskml_dist.cli._places import start_cluster
 
-#: Prefix of the line of output that holds the finding of a check's process.
+#: Prefix of the line of output with the finding of a check's process.
 _FINDING_PREFIX = "daskml_dist finding: "
 _BUSY = "Is the machine very busy? Allow more time: --limit 300."
 
@@ -37,7 +37,7 @@ class Finding:
     ----------
     state : {"ok", "missing", "broken"}
     text : str
-        One line, with the remedy where the state is not "ok".
+        One line, with the remedy if the state is not "ok".
     """
 
     state: str
@@ -53,7 +53,7 @@ class Check:
     make : callable
         Returns the finding; an exception that it raises is the finding "broken".
     slow : str
-        Advice where it does not end in time.
+        Advice if it does not end in time.
     """
 
     make: Callable[[], Finding]
@@ -61,7 +61,7 @@ class Check:
 
 
 def _check_versions() -> Finding:
-    """Check that all required packages are installed, at the versions that the metadata asks for.
+    """Check that all required packages are installed, in the versions that the metadata requires.
 
     Installers check this, but a later installation of another package may replace one of them.
     """
@@ -73,8 +73,8 @@ def _check_versions() -> Finding:
         return Finding("broken", "daskml-dist itself is not installed: pip install -e .")
     found, wrong = [], []
     for requirement in map(Requirement, lines):
-        # Extras have the marker `extra == "..."`, which no extra leaves out; others are of
-        # platforms and versions of Python.
+        # Requirements of extras have the marker `extra == "..."`, false for the empty extra; other
+        # markers depend on platforms and versions of Python.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
@@ -90,7 +90,7 @@ def _check_versions() -> Finding:
 
 
 def _time_small_fit(client: Any = None) -> float:
-    """Return the seconds of a small fit, in this process without a client; raise at a bad score."""
+    """Return the seconds of a small fit, without a client in this process; check its score."""
     import numpy as np
 
     from daskml_dist.linear_model import SGDClassifier
@@ -116,7 +116,7 @@ def _check_inline_fit() -> Finding:
 
 def _check_cluster_fit(**options: Any) -> Finding:
     """Check a fit on a cluster of this machine, started with the options of a `LocalCluster`."""
-    # Two workers are the fewest that exchange gradients with each other.
+    # Two workers are the minimum for an exchange of gradients.
     with start_cluster(2, **options) as client:
         address, seconds = client.scheduler.address, _time_small_fit(client)
     return Finding("ok", f"a small fit on two worker processes at {address}: {seconds:.2f} s")
@@ -136,7 +136,7 @@ def _check_tls() -> Finding:
 
 
 def _check_shared_memory() -> Finding:
-    """Check that another process can open an anonymous segment, as workers do with each other's."""
+    """Check that another process can open an anonymous segment, as workers open each other's."""
     if not hasattr(os, "memfd_create"):
         return Finding(
             "missing",
@@ -147,7 +147,7 @@ def _check_shared_memory() -> Finding:
     try:
         os.pwrite(handle, b"shared", 0)
         # The kernel lets only processes that may trace this one open its descriptors (proc(5),
-        # ptrace(2)): those of the same user, unless a container or Yama says otherwise.
+        # ptrace(2)): those of the same user, unless a container or Yama restricts it.
         script = f"print(open('/proc/{os.getpid()}/fd/{handle}', 'rb').read(6).decode())"
         command = [sys.executable, "-c", script]
         read = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -168,7 +168,7 @@ def _check_gpu() -> Finding:
     from daskml_dist.backends.devices import gpu_problem
 
     if (problem := gpu_problem()) is not None:
-        # The driver's device file or program tells a GPU that does not work from none at all.
+        # The driver's device file or program distinguishes a broken GPU from a machine without one.
         has_device = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
         return Finding("broken" if has_device else "missing", problem)
     cupy = import_module("cupy")
@@ -176,7 +176,7 @@ def _check_gpu() -> Finding:
     names = [
         runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())
     ]
-    # CuPy compiles kernels at their first use, so this needs CUDA's compiler and headers too.
+    # CuPy compiles kernels at their first use, so this also needs CUDA's compiler and headers.
     total = float(cupy.arange(10, dtype="float32").sum())
     if total != 45.0:
         return Finding(
@@ -187,7 +187,7 @@ def _check_gpu() -> Finding:
 
 def _check_nccl() -> Finding:
     """Check that NCCL can be loaded on a GPU."""
-    # Looked for without an import, which may hang in a driver.
+    # Found without an import, which may hang in a driver.
     if find_spec("nccl") is None:
         return Finding(
             "missing", 'for sums between GPUs of one machine: pip install "daskml-dist[nccl]"'
@@ -206,8 +206,8 @@ def _check_nccl() -> Finding:
 
 
 def _check_slurm() -> Finding:
-    """Check that Slurm answers, and that dask-jobqueue is installed."""
-    # The programs that dask-jobqueue calls, and one that only asks.
+    """Check that Slurm responds, and that dask-jobqueue is installed."""
+    # The programs that dask-jobqueue calls, and one that only queries.
     lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
     if lacking:
         return Finding(
@@ -216,7 +216,7 @@ def _check_slurm() -> Finding:
     answer = subprocess.run(
         ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
     )
-    # sinfo's "Could not establish a configuration source": a machine with the client alone.
+    # sinfo's "Could not establish a configuration source": a machine with only the client.
     if "configuration source" in answer.stderr:
         return Finding(
             "missing", "Slurm's programs are installed, but not configured: set SLURM_CONF"
@@ -241,7 +241,7 @@ def _check_tables() -> Finding:
 
 
 def _check_pictures() -> Finding:
-    """Check that plots and Dask's dashboard have the libraries that they draw with."""
+    """Check that the libraries for plots and Dask's dashboard are installed."""
     if lacking := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
         return Finding(
             "missing",
@@ -278,7 +278,7 @@ CHECKS: dict[str, Check] = {
 
 
 def run_check_apart(name: str, limit: float) -> Finding:
-    """Return the finding of a check in a process of its own, which may take `limit` seconds."""
+    """Return the finding of a check in a separate process, with a limit of `limit` seconds."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, name],
         stdin=subprocess.DEVNULL,
@@ -292,15 +292,16 @@ def run_check_apart(name: str, limit: float) -> Finding:
     except subprocess.TimeoutExpired:
         return Finding("broken", f"did not finish within {limit:g} s. {CHECKS[name].slow}")
     finally:
-        # Workers that outlive the check hold the pipes open: killed, so that reading comes to an
-        # end and none of them stays.
+        # Workers that outlive the check hold the pipes open: they are killed, so that reading ends
+        # and none of them remains.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     for line in reversed(out.splitlines()):
         if line.startswith(_FINDING_PREFIX):
             return Finding(*json.loads(line.removeprefix(_FINDING_PREFIX)))
-    # No finding: the interpreter crashed or did not start. The last line of a traceback says why.
+    # No finding: the interpreter crashed or did not start. The last line of a traceback has the
+    # reason.
     last = (err.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return Finding("broken", f"the check itself crashed: {last}")
 

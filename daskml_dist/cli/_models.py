@@ -1,6 +1,6 @@
-"""Estimators of the command line: made by the names of their classes, saved to files and loaded.
+"""Estimators of the command line: made from the names of their classes, saved and loaded.
 
-`make_estimator` takes parameters as text; `save` and `load` choose the format by the suffix.
+`make_estimator` accepts parameters as text; `save` and `load` choose the format by the suffix.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _write_model_file(model: Any, path: Path) -> str:
     return f"daskml_dist.load({str(path)!r})"
 
 
-#: Writer of each suffix: it returns the Python expression that loads the file, to be printed.
+#: Writer for each suffix: it returns the Python expression that loads the file, to be printed.
 _FORMATS: dict[str, Callable[[Any, Path], str]] = {
     ".skops": _write_model_file,
     ".safetensors": _write_model_file,
@@ -59,7 +59,7 @@ _NEEDS = {
 
 
 def check_output(path: str | None) -> None:
-    """Raise before a fit, which may take long, where its model could not be saved to a path."""
+    """Raise before a fit, which may take long, if its model could not be saved to a path."""
     if path is None:
         return
     if Path(path).suffix not in _FORMATS:
@@ -91,7 +91,7 @@ def load(path: str, trusted: Collection[str] = ()) -> Any:
         why = " Run ONNX files with onnxruntime, in any language." if suffix == ".onnx" else ""
         kinds = ", ".join(known for known in _FORMATS if known != ".onnx")
         raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{why}")
-    # skops and safetensors run no code of the file; a pickle does, which the help text warns of.
+    # skops and safetensors run no code of the file; a pickle does, as the help text warns.
     if suffix in (".skops", ".safetensors"):
         model = daskml_dist.load(path, trusted=trusted)
     else:
@@ -164,21 +164,21 @@ def encoding_columns(
     from daskml_dist.preprocessing import OneHotEncoder
 
     takes_sparse = model.__sklearn_tags__().input_tags.sparse
-    # Rows to predict, and those held out, may have categories that the fit has not seen.
+    # Rows to predict, and held-out rows, may have categories that the fit has not seen.
     one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=takes_sparse)
     steps: list[tuple[str, Any, Any]]
     steps = [("numbers", "passthrough", [c for c in columns if c not in (*categories, *texts)])]
     steps += [("categories", one_hot, list(categories))] if categories else []
     steps += [(f"text-{name}", TfidfVectorizer(), name) for name in texts]
-    # Outputs of a lower density than this become sparse: scikit-learn's default, or, for models of
-    # dense rows alone, 0, which no density is below.
+    # Outputs of a lower density than this become sparse: scikit-learn's default, or 0, which no
+    # density is below, for models that need dense rows.
     threshold = 0.3 if takes_sparse else 0.0
     return make_pipeline(ColumnTransformer(steps, sparse_threshold=threshold), model)
 
 
 def _find_estimator_class(name: str) -> Any:
-    """Return the class of an estimator; raise where no subpackage has one of the name."""
-    # Subpackages are imported one after the other, only until one of them has the class.
+    """Return the class of an estimator; raise if no subpackage has one of the name."""
+    # Subpackages are imported one after the other, until one of them has the class.
     for package in _SUBPACKAGES:
         if (found := _list_supervised_estimators(package).get(name)) is not None:
             return found
@@ -207,5 +207,5 @@ def _parse_setting(text: str) -> tuple[str, Any]:
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        # Such as --set loss=log_loss: quotes would have to be quoted for the shell.
+        # For example --set loss=log_loss: quotes would have to be escaped in the shell.
         return name, value

@@ -1,4 +1,4 @@
-"""Places where a command computes: this process, processes that it starts, or a cluster."""
+"""Places where a command computes: this process, new local processes, or a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskml_dist.errors import InvalidParameterError, TrainingError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say where to compute."""
+    """Add the arguments for the place of the computation."""
     # Without either the command computes in its own process.
     places = parser.add_mutually_exclusive_group()
     places.add_argument(
@@ -49,8 +49,8 @@ def start_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
     """
     from distributed import Client, LocalCluster
 
-    # Only this machine reaches the scheduler, which runs all code that it is sent. The dashboard
-    # has any free port (0), as Dask's own, 8787, may be taken.
+    # Only this machine can reach the scheduler, which runs all code that it receives. The dashboard
+    # gets any free port (0), since Dask's own, 8787, may be in use.
     with (
         LocalCluster(
             n_workers=n_workers,
@@ -65,11 +65,11 @@ def start_cluster(n_workers: int, **options: Any) -> Iterator[Any]:
 
 
 def connect_client(address: str) -> Any:
-    """Return a client of the scheduler at an address; raise where none answers within 10 s."""
+    """Return a client of the scheduler at an address; raise if none responds within 10 s."""
     from distributed import Client
 
-    # distributed raises OSError (a TimeoutError too) where nobody answers, ValueError of an address
-    # that is none.
+    # distributed raises OSError (also TimeoutError) if there is no response, and ValueError for an
+    # invalid address.
     try:
         return Client(address, timeout=10)
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Rows that commands read from files, with the arguments that name them.
 
-Tables (Parquet, CSV) become Dask DataFrames, of which nothing but the schema is read until a fit
-asks for rows; NumPy's files and svmlight's are read whole, into this process's memory. Every
-mistake in the arguments or the files is raised as an error that names an option or the file.
+Tables (Parquet, CSV) become Dask DataFrames, of which only the schema is read until a fit needs
+rows; NumPy's files and svmlight's are read completely, into this process's memory. Every mistake in
+the arguments or the files is raised as an error that names an option or the file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sklearn.datasets import load_svmlight_file
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-#: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
+#: Suffixes of files of svmlight's text format, whose rows are sparse and contain their target.
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
-#: Kinds of NumPy's dtypes that are numbers: booleans, integers with and without sign, floats.
+#: Kinds of NumPy's dtypes that are numbers: booleans, signed and unsigned integers, floats.
 _NUMBERS = "biuf"
 #: Separators other than commas that occur in files with the suffix .csv.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -44,7 +44,7 @@ class FileRows:
     name : str
         Path of the file, or the number of files and their kind, for messages.
     X, y : dask DataFrame and Series, ndarray, or sparse array and ndarray
-        y is None where no target was named.
+        y is None if no target was named.
     left_out : list of str
         Columns that are not used: they hold no numbers, and no option names them.
     categories, texts : tuple of str
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drop-missing", action="store_true", help="leave out rows with missing values"
     )
     # `read_rows` reports a missing --target by the command's own parser. Commands without
-    # `add_columns_of_texts` still have its arguments, as not given.
+    # `add_columns_of_texts` still have its arguments, set to None.
     parser.set_defaults(usage_error=parser.error, categories=None, text=None)
 
 
@@ -110,7 +110,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 def read_rows(arguments: argparse.Namespace) -> FileRows:
     """Return features and target of the files that the arguments name."""
     paths, kind, name = _find_files(arguments)
-    # argparse cannot require --target, since whether it is needed depends on the files.
+    # argparse cannot require --target, since it depends on the files whether it is needed.
     if (arguments.target is None) != (kind in _SVMLIGHT):
         arguments.usage_error(
             "the following arguments are required: --target"
@@ -121,10 +121,10 @@ def read_rows(arguments: argparse.Namespace) -> FileRows:
 
 
 def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
-    """Return the rows of files that a fitted model is to predict, and a target where one is named.
+    """Return the rows of files for predictions of a fitted model, and a target if one is named.
 
-    Columns of tables are those that the model was fitted to, else all that hold numbers; svmlight
-    files get the model's number of features. Arrays stay as they are: the model checks them.
+    Columns of tables are those that the model was fitted to, else all numeric ones; svmlight files
+    get the model's number of features. Arrays are not changed: the model checks them.
     """
     return _read_files(*_find_files(arguments), arguments, model)
 
@@ -152,8 +152,8 @@ def _find_files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
 
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
-    """Return X and y of files in this process's memory; raise where they hold no rows."""
-    # Arrays are in memory already, and come back as they are; tables are read only now.
+    """Return X and y of files in this process's memory; raise if they hold no rows."""
+    # Arrays are already in memory and are returned unchanged; tables are read only now.
     with _name_files_in_errors(rows.name):
         X, y = compute(rows.X, rows.y)
     if not X.shape[0]:
@@ -168,8 +168,8 @@ def _name_files_in_errors(name: str) -> Iterator[None]:
         yield
     except (InvalidDataError, InvalidParameterError):  # ValueErrors too, and already with a remedy
         raise
-    # pyarrow, pandas and NumPy raise ValueErrors, NumPy also EOFError of an empty file, and
-    # BadZipFile of a damaged .npz.
+    # pyarrow, pandas and NumPy raise ValueErrors; NumPy also EOFError for an empty file, and
+    # BadZipFile for a damaged .npz.
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidDataError(f"{name} cannot be read: {str(error).strip()}") from error
 
@@ -180,10 +180,10 @@ def _no_rows(name: str) -> InvalidDataError:
 
 
 def _expand_paths(given: list[str]) -> list[str]:
-    """Return the existing paths that names and patterns stand for; raise where one has none."""
+    """Return the existing paths of names and patterns; raise for one without any."""
     found = []
     for text in given:
-        # Shells that do not expand patterns (or that were kept from it by quotes) pass them on.
+        # Some shells do not expand patterns, and quotes prevent it.
         matching = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
         existing = [path for path in matching if Path(path).exists()]
         if not existing:
@@ -195,10 +195,10 @@ def _expand_paths(given: list[str]) -> list[str]:
 
 
 def _find_file_kind(path: str) -> str:
-    """Return the suffix that says how a file, or the files of a folder, are read."""
+    """Return the suffix that determines how a file, or the files of a folder, are read."""
     if Path(path).is_dir():
-        # Datasets of Parquet may hold other files beside (_metadata, _SUCCESS) and subfolders by
-        # partition; only a folder of nothing but .csv is one of CSV.
+        # Datasets of Parquet may also hold other files (_metadata, _SUCCESS) and subfolders by
+        # partition; a folder is a CSV dataset only if all its files are .csv.
         inside = {p.suffix for p in Path(path).rglob("*") if p.suffix in _SUFFIXES}
         return ".csv" if inside == {".csv"} else ".parquet"
     suffix = Path(path).suffix.lower()
@@ -246,15 +246,15 @@ def _read_tables(
         columns = [c for c in others if c in named or frame.dtypes[c].kind in _NUMBERS]
         left_out = [c for c in others if c not in columns]
     if not columns:
-        # Columns of a CSV file without rows hold no numbers either, as far as pandas can tell.
+        # Columns of a CSV file without rows hold no numbers either, as pandas sees them.
         if not len(frame.head(1, npartitions=-1)):
             raise _no_rows(name)
         raise InvalidDataError(
             f"{name} has no numeric column besides {target!r}. Name columns by --categories or "
             "--text."
         )
-    # Gaps in columns that are not used are none: the other columns go before `dropna`. The target
-    # may be named among the features.
+    # Missing values in unused columns do not count: these columns are removed before `dropna`. The
+    # target may be named among the features.
     frame = frame[columns if target is None else list(dict.fromkeys([*columns, target]))]
     if arguments.drop_missing:
         frame = frame.dropna()
@@ -268,7 +268,7 @@ def _parse_columns(given: str | None, frame: Any) -> list[str]:
 
 
 def _check_numbers(columns: list[str], frame: Any) -> None:
-    """Raise where columns of ``--features`` hold no numbers."""
+    """Raise if columns of ``--features`` hold no numbers."""
     for column in columns:
         if frame.dtypes[column].kind not in _NUMBERS:
             raise InvalidParameterError(
@@ -279,7 +279,7 @@ def _check_numbers(columns: list[str], frame: Any) -> None:
 
 
 def _check_commas(files: list[str]) -> None:
-    """Raise where the header of a CSV file has another separator than commas.
+    """Raise if the header of a CSV file has another separator than commas.
 
     pandas would read such a file as one column, and the error would be about that column's name.
     """
@@ -296,10 +296,10 @@ def _check_commas(files: list[str]) -> None:
 
 
 def _check_columns(paths: list[str]) -> None:
-    """Raise where files of Parquet have different columns: Dask reads the schema of one alone."""
+    """Raise if files of Parquet have different columns: Dask reads the schema of only one."""
     from pyarrow.parquet import read_schema
 
-    # Folders are datasets of their own, whose schema Dask reads.
+    # Folders are separate datasets, whose schema Dask reads.
     files = [path for path in paths if Path(path).is_file()]
     names = {path: set(read_schema(path).names) for path in files}
     for path in files[1:]:
@@ -311,7 +311,7 @@ def _check_columns(paths: list[str]) -> None:
 
 
 def _find_column(name: str, columns: Any) -> str:
-    """Return a column's name; raise where there is no such column."""
+    """Return a column's name; raise if there is no such column."""
     if name not in list(columns):
         raise InvalidParameterError(
             f"There is no column {name!r}. Use one of {list(columns)}."
@@ -321,7 +321,7 @@ def _find_column(name: str, columns: Any) -> str:
 
 
 def _check_no_columns(arguments: argparse.Namespace) -> None:
-    """Raise where columns are named of files that have no named columns."""
+    """Raise if arguments name columns for files without named columns."""
     for option in ("features", "categories", "text"):
         if getattr(arguments, option) is not None:
             raise InvalidParameterError(
@@ -347,15 +347,15 @@ def _read_svmlight(
 ) -> FileRows:
     """Return sparse rows (CSR) and their targets.
 
-    Features are numbered from 1, as LIBSVM does, or from 0 where the arguments say so. A guess by
-    the indices of a file, as scikit-learn offers it, could shift the columns of a file to predict.
+    Features are numbered from 1, as in LIBSVM, or from 0 if the arguments request it. A guess from
+    the indices of a file, as scikit-learn offers, could shift the columns of a file to predict.
     """
     _check_no_columns(arguments)
     first = 0 if arguments.zero_based else 1
     parts = []
     for path in paths:
-        # Read as if numbered from 0, with an empty column 0 where the numbers begin with 1:
-        # entries in that column give a file away whose numbers begin with 0.
+        # Read as if numbered from 0, with an empty column 0 if the numbers begin with 1: entries in
+        # that column show that a file's numbers begin with 0.
         width = None if n_features is None else n_features + first
         X, y = load_svmlight_file(path, n_features=width, zero_based=True)
         if first and X[:, [0]].nnz:
@@ -363,7 +363,8 @@ def _read_svmlight(
                 f"{path} has a feature numbered 0, so its numbers start from 0: give --zero-based."
             )
         parts.append((X[:, first:], y))
-    # A file does not name features that are 0 in all its rows: the widest file tells their number.
+    # A file does not list features that are 0 in all its rows: the widest file determines their
+    # number.
     width = max(X.shape[1] for X, _ in parts)
     for X, _ in parts:
         X.resize(X.shape[0], width)
@@ -375,7 +376,7 @@ def _read_svmlight(
 
 
 def _read_npz(path: str, target: str | None) -> tuple[Any, Any]:
-    """Return the array X of a file, and the array that `target` names, or None without one."""
+    """Return the array X of a file, and the array named `target`, or None without one."""
     with open(path, "rb") as file, np.load(file) as arrays:
         if "X" not in arrays or (target is not None and target not in arrays):
             raise InvalidParameterError(
@@ -401,7 +402,7 @@ def _read_npy(path: str, target: str | None) -> tuple[Any, Any]:
 
 
 def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
-    """Raise where rows in memory have missing values that a model does not take.
+    """Raise if rows in memory have missing values that a model does not support.
 
     The fit would raise too, but could not name the options of the command.
     """
@@ -431,13 +432,13 @@ def name_gap_option() -> Iterator[None]:
 
 def _mask_whole_rows(X: Any, y: Any) -> Any:
     """Return a mask of the rows in memory without missing values in X or y."""
-    # Sums over all dimensions but the rows', for rows of tables, arrays and sparse matrices.
+    # Sums over all dimensions except the rows', for rows of tables, arrays and sparse matrices.
     with_gaps = np.asarray(_find_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
     return ~(with_gaps | _find_missing(y))
 
 
 def _find_missing(part: Any) -> Any:
-    """Return where values are missing, as a mask of the same kind and shape.
+    """Return the places of missing values, as a mask of the same kind and shape.
 
     Infinite values of arrays count as missing, since checks of rows refuse both; pandas' do not.
     """

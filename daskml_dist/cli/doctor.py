@@ -17,8 +17,7 @@ from daskml_dist.cli._checks import CHECKS, run_check_apart
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.suggestions import suggest_nearest
 
-#: Checks that are made at a time: nearly all of their time is imports, and a machine may have two
-#: cores.
+#: Number of checks at a time: most of their time is imports, and a machine may have only two cores.
 _AT_ONCE = 2
 
 

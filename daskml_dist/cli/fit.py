@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         X, X_test, y, y_test = _split_rows(model, rows, arguments, client)
         _tell_rows(rows, arguments)
-        # Only the columns of the rows tell which of them pass through the encoder as they are.
+        # The columns of the rows determine which of them pass through the encoder unchanged.
         model = encoding_columns(model, getattr(X, "columns", ()), rows.categories, rows.texts)
         with name_gap_option():
             _fit(model, X, y)
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         if X_test is not None:
             scores.append(f"test {float(model.score(X_test, y_test)):.4f}")
         print(f"score: {', '.join(scores)}")
-    # The model of an interrupted fit is saved too, as far as it came.
+    # The model of an interrupted fit is saved too, in its last state.
     if arguments.output is not None:
         load = save(model, arguments.output)
         size = Path(arguments.output).stat().st_size
         print(f"saved: {arguments.output}, {size:,} bytes; {load}")
-    # 130 is 128 + SIGINT, as shells have it: scripts see that the fit did not come to its end.
+    # 130 is 128 + SIGINT, as in shells: scripts see that the fit did not finish.
     history = getattr(_last_step(model), "history_", None)
     return 130 if getattr(history, "interrupted", False) else 0
 
@@ -84,7 +84,8 @@ def _fit(model: Any, X: Any, y: Any) -> None:
     try:
         model.fit(X, y)
     except KeyboardInterrupt:
-        # Some fits keep the coefficients that they had reached; others have nothing to predict by.
+        # Some fits keep the coefficients that they had reached; others have no parameters to
+        # predict with.
         if not hasattr(_last_step(model), "n_features_in_"):
             raise
         print("interrupted: the model is that of the latest step", file=sys.stderr)
@@ -105,7 +106,7 @@ def _make_model(arguments: argparse.Namespace) -> Any:
     params: dict[str, Any] = {"policy": arguments.policy}
     model = make_estimator(arguments.estimator, arguments.set, **params)
     own = model.get_params(deep=False)
-    # A random_state that --set gives is more specific than --seed.
+    # A random_state given by --set is more specific than --seed.
     if "random_state" in own and own["random_state"] is None:
         model.set_params(random_state=arguments.seed)
     if arguments.checkpoint is not None:
@@ -123,7 +124,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
     On a cluster rows stay lazy, so gaps in them are found by the fit (`name_gap_option`).
     """
     X, y = rows.X, rows.y
-    # Gaps are looked for before the split, in all rows.
+    # Missing values are counted before the split, in all rows.
     if client is None:
         X, y = read_here(rows)
         check_gaps(model, rows.name, X, y)
@@ -131,7 +132,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
         return X, None, y, None
     from daskml_dist.model_selection import train_test_split
 
-    # Fails where rows are too few for both parts.
+    # Fails if rows are too few for both parts.
     try:
         return train_test_split(X, y, test_size=arguments.test, random_state=arguments.seed)
     except ValueError as error:
@@ -142,7 +143,7 @@ def _split_rows(model: Any, rows: FileRows, arguments: argparse.Namespace, clien
 
 
 def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:
-    """Print how many features the rows have, and which columns are left out."""
+    """Print the number of features of the rows, and the columns that are left out."""
     left_out = ""
     if rows.left_out:
         left_out = f"; left out, not numeric: {', '.join(rows.left_out)} (--categories, --text)"

@@ -30,8 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = read_rows(arguments)
     with open_client(arguments) as client:
         X, y = rows.X, rows.y
-        # A plan asks how many rows there are, which files tell once they are read. On a cluster
-        # they stay with its workers, and only the lengths of the blocks come here.
+        # A plan needs the number of rows, which is known only after the files are read. On a
+        # cluster the rows stay with its workers, and only the lengths of the blocks are sent to
+        # this process.
         if rows.is_lazy:
             X, y = read_here(rows) if client is None else client.persist([X, y])
             if client is not None:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trusted", action="append", default=[], metavar="CLASS",
         help="a class outside this package that the model file may contain; repeatable",
     )  # fmt: skip
-    # Arguments of a fit's rows: columns are the model's own, and each row gets a prediction.
+    # Arguments for rows of a fit: here the columns are the model's, and each row gets a prediction.
     parser.set_defaults(features=None, categories=None, text=None, drop_missing=False)
     add_places(parser)
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     rows = read_features(arguments, model)
     with open_client(arguments) as client:
-        # On a cluster rows stay lazy, and nothing but the predictions comes into this process.
+        # On a cluster rows stay lazy, and only the predictions are sent to this process.
         X, y = (rows.X, rows.y) if client is not None and rows.is_lazy else read_here(rows)
         found = np.asarray(compute(method(X))[0])
         score = None if y is None else float(model.score(X, y))
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_output(path: str | None) -> None:
-    """Raise before predictions are made where they could not be written."""
+    """Raise before predictions are made if they could not be written."""
     if path is None:
         return
     if Path(path).suffix not in _SUFFIXES:
@@ -104,7 +104,7 @@ def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:
     if found.ndim == 1:
         return [method.removeprefix("predict_").replace("predict", "prediction")]
     labels: Any = range(found.shape[1])
-    # Outputs may have other columns than one a class, such as decisions between pairs of classes.
+    # Outputs may have other columns than one per class, such as decisions between pairs of classes.
     if classes is not None and len(classes) == found.shape[1]:
         labels = classes
     return [f"{method.removeprefix('predict_')}_{label}" for label in labels]
@@ -112,7 +112,7 @@ def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:
 
 def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
     """Write predictions in the format of a path's suffix."""
-    # Labels that are strings are Python objects, which .npy could hold as a pickle alone: they
+    # Labels that are strings are Python objects, which .npy could hold only as a pickle: they
     # become NumPy's strings of fixed width.
     values = np.asarray(found.tolist()) if found.dtype.kind == "O" else found
     if path.suffix == ".npy":
@@ -129,7 +129,7 @@ def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
 
 
 def _print(names: list[str], found: NDArray[Any]) -> None:
-    """Print predictions as CSV; a reader that has enough (`| head`) is no error."""
+    """Print predictions as CSV; a reader that stops early (`| head`) is no error."""
     try:
         _write_csv(sys.stdout, names, found)
         sys.stdout.flush()

@@ -19,7 +19,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-#: Variables of the environment that hold the token, and the password of the private key.
+#: Environment variables that hold the token, and the password of the private key.
 _TOKEN, _KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
 #: Arguments that name a file, with their help texts.
 _FILES = {
@@ -28,7 +28,7 @@ _FILES = {
     "private-key": "private key of the certificate",
     "client-authorities": "certificate authorities that clients must be signed by",
 }
-#: Arguments that are passed to `serving.serve` only where they are given, since their defaults are
+#: Arguments that are passed to `serving.serve` only if they are given, since their defaults are
 #: those of its parameters.
 _PASSED = (
     "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Add an argument that is True, or None where it is not given."""
+    """Add an argument that is True, or None if it is not given."""
     parser.add_argument(name, action="store_true", default=None, help=text)
 
 
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit status."""
     from daskml_dist.serving import serve
 
-    # The log goes to standard error, with the number of the process, as several write to it.
+    # The log goes to standard error, with the number of the process, since several write to it.
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     settings: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _read_token(file: str | None) -> str | None:
 
     An argument with the token itself would be shown to all users of the machine, by `ps`.
     """
-    # The first line alone, since editors end a file with a line break.
+    # Only the first line, since editors end a file with a line break.
     if file is None:
         token = os.environ.get(_TOKEN)
     else:
@@ -157,7 +157,8 @@ def _read_token(file: str | None) -> str | None:
             ) from error
     if token is None:
         return None
-    # An empty token, such as of a variable that a script failed to set, would let everybody in.
+    # An empty token, such as from a variable that a script failed to set, would give access to
+    # everyone.
     if not token.strip():
         raise InvalidParameterError(
             f"The token is empty. Write a token into {file or _TOKEN}, or start the server "

@@ -31,17 +31,17 @@ from daskml_dist.errors.suggestions import suggest_nearest
 
 #: Types of rows for which functions are compiled.
 DTYPES = ("float64", "float32")
-#: Rows and features of dense rows: more than are left to NumPy, which compiles nothing.
+#: Rows and features of dense rows: more than NumPy processes without compiled loops.
 _DENSE = 5_000, 40
-#: Rows, features and share of the entries that are not zero, of sparse rows.
+#: Rows, features and share of the non-zero entries of sparse rows.
 _SPARSE = 2_000, 400, 0.02
-#: Passes of 79 steps each: in all more steps than are left to NumPy before a loop is compiled.
+#: Passes of 79 steps each: in total more steps than NumPy makes before a loop is compiled.
 _PASSES = 20
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Number of functions that numba compiled, and how many seconds that and the fits took."""
+    """Number of functions that numba compiled, and the seconds of the compilation and the fits."""
 
     functions: int
     seconds: float
@@ -63,8 +63,8 @@ def _make_subject(
     return _Subject(name, params, rows, target)
 
 
-#: Estimators to fit, by the names that ``--only`` takes. The fits are as small as compiles the
-#: functions that a large one would call: two passes or trees, and eight centroids.
+#: Estimators to fit, by the names that ``--only`` accepts. The fits are as small as possible while
+#: they compile the functions that a large one would call: two passes or trees, and eight centroids.
 SUBJECTS: dict[str, tuple[_Subject, ...]] = {
     "LogisticRegression": (
         _make_subject("linear_model.LogisticRegression", max_iter=3),
@@ -130,7 +130,7 @@ def _fit_and_predict(subject: _Subject, dtype: str) -> None:
     subpackage, _, kind = subject.name.partition(".")
     model = getattr(import_module(f"daskml_dist.{subpackage}"), kind)(**subject.params)
     X = _make_rows(subject.rows, dtype)
-    # A target that features explain, so that trees split and linear models move.
+    # A target that features explain, so that trees split and linear models change.
     total = np.asarray(X[:, :5].sum(axis=1)).ravel()
     if subject.target == "none":
         model.fit(X, client="inline")
@@ -138,7 +138,7 @@ def _fit_and_predict(subject: _Subject, dtype: str) -> None:
         model.fit(X, total.astype(dtype), client="inline")
     else:
         model.fit(X, (total > np.median(total)).astype(np.int64), client="inline")
-    # Predictions have loops of their own, which a first request would wait for.
+    # Predictions have their own loops, whose compilation would delay the first request.
     for method in ("predict", "transform"):
         if hasattr(model, method):
             getattr(model, method)(X)
@@ -156,13 +156,13 @@ def _make_rows(kind: str, dtype: str) -> NDArray[Any] | sparse.csr_matrix:
 
 @contextmanager
 def _count_of_compiled() -> Iterator[Callable[[], int]]:
-    """Yield a function that counts what numba compiles meanwhile, nested compilations as one."""
+    """Yield a function that counts numba's compilations meanwhile, nested ones as one."""
     from numba.core import event
 
     with event.install_recorder("numba:compile") as recorder:
 
         def count() -> int:
-            # A function that calls others compiles these in between its own start and end.
+            # A function that calls others compiles these between its own start and end.
             depth, found = 0, 0
             for _, each in recorder.buffer:
                 found += each.is_start and depth == 0
@@ -210,7 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.scheduler is None:
         _warm_cases(cases, None, ["here"])
         return 0
-    # One worker of each host is enough, since all of a host share the cache on its disk.
+    # One worker for each host is enough, since all workers of a host share the cache on its disk.
     with connect_client(arguments.scheduler) as client:
         workers = _choose_worker_per_host(client)
         if not workers:
@@ -237,7 +237,7 @@ def _warm_cases(cases: list[tuple[str, str]], client: Any, workers: list[str]) -
                 for worker in workers
             ]
             found = dict(zip(workers, client.gather(tasks), strict=True))
-        # Hosts compile side by side, each for itself.
+        # Hosts compile in parallel and independently.
         all_hosts = Compiled(
             sum(one.functions for one in found.values()),
             max(one.seconds for one in found.values()),

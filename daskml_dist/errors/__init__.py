@@ -7,21 +7,21 @@
     │   ├── NoCandidateError    (also IndexError)      a search has no candidate of that number
     │   └── UnknownModelError   (also LookupError)     no model or version of that name is served
     ├── InvalidDataError        (also ValueError)      rows, labels or weights
-    │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
+    │   └── InvalidTypeError    (also TypeError)       values of a wrong type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
-    ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
+    ├── DeviceUnavailableError  (also RuntimeError)    a requested GPU is not available
     ├── DeviceMemoryError       (also MemoryError)     rows do not fit in a GPU's memory
-    ├── ExportError             (also ValueError)      a model has no form of that kind
+    ├── ExportError             (also ValueError)      a model cannot be converted to a format
     ├── ModelFileError          (also ValueError)      a model file cannot be read or written
     ├── RequestError            (also ValueError)      a request that a server of models refuses
-    ├── ServingError            (also RuntimeError)    a server cannot start or go on
+    ├── ServingError            (also RuntimeError)    a server cannot start or continue
     └── TrainingError           (also RuntimeError)    a fit that had started
         ├── SchedulerLostError                         the client lost the Dask scheduler
-        ├── WorkerLostError                            a Dask worker of the fit went away
-        ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
-        │   ├── SilentPeerError                        its host acknowledges nothing more
-        │   └── MessageError                           a message has no meaning for who took it
-        ├── WaitTimeoutError    (also TimeoutError)    a bounded wait ran out
+        ├── WorkerLostError                            a Dask worker of the fit was lost
+        ├── CommunicationError  (also ConnectionError) a peer closed or refused a connection
+        │   ├── SilentPeerError                        the peer's host no longer responds
+        │   └── MessageError                           a message cannot be understood
+        ├── WaitTimeoutError    (also TimeoutError)    a wait exceeded its time limit
         ├── RunAbortedError                            another part of the fit failed first
         │   └── GenerationError                        the membership of the fit changed
         ├── DataLostError                              rows were lost with their worker
@@ -31,8 +31,8 @@
         └── DivergedError       (also ValueError)      parameters became NaN or infinite
 
 Each error is also of the built-in class that a user of scikit-learn would catch, so that code that
-catches ValueError goes on to work. Errors with attributes of their own define ``__reduce__``, since
-they travel from workers to the client.
+catches ValueError continues to work. Errors with additional attributes define ``__reduce__``, since
+they are pickled on their way from workers to the client.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class DaskMLDistError(Exception):
     """Base class of all errors of this package."""
 
     def __init_subclass__(cls, **more: Any) -> None:
-        # Some built-in errors, such as OSError and its subclasses, have C fields of their own, and
-        # only their `__new__` may make the object. Dask's unpickling calls `__new__`, and sends a
-        # plain Exception where that fails. `__base__` is the base whose layout the class has.
+        # Some built-in errors, such as OSError and its subclasses, have C fields, and only their
+        # `__new__` may make the object. Dask's unpickling calls `__new__`, and sends a plain
+        # Exception if that fails. `__base__` is the base that determines the memory layout of the
+        # class.
         super().__init_subclass__(**more)
         layout_base: Any = cls.__base__
         while layout_base.__module__ != "builtins":
@@ -103,7 +104,7 @@ class ServingError(DaskMLDistError, RuntimeError):
 
 
 class ExportError(DaskMLDistError, ValueError):
-    """A model cannot be converted to another library; the message says what can be done."""
+    """A model cannot be converted to another library; the message has a remedy."""
 
 
 class ModelFileError(DaskMLDistError, ValueError):
@@ -111,14 +112,14 @@ class ModelFileError(DaskMLDistError, ValueError):
 
 
 class RequestError(DaskMLDistError, ValueError):
-    """A request that a model server refuses; the message says what to send.
+    """A request that a model server refuses; the message describes a valid one.
 
     Attributes
     ----------
     status : int
-        Of HTTP.
+        HTTP status.
     headers : tuple of (bytes, bytes)
-        That the answer has besides.
+        Additional headers of the response.
     """
 
     def __init__(
@@ -129,12 +130,12 @@ class RequestError(DaskMLDistError, ValueError):
         self.headers = headers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickling an exception keeps `args` alone.
+        # Pickling an exception keeps only `args`.
         return type(self), (*self.args, self.status, self.headers)
 
 
 class InvalidDataError(DaskMLDistError, ValueError):
-    """The rows, labels or weights cannot be used as they are."""
+    """The rows, labels or weights cannot be used unchanged."""
 
 
 class InvalidTypeError(InvalidDataError, TypeError):
@@ -222,9 +223,9 @@ class DivergedError(TrainingError, ValueError):
     Attributes
     ----------
     snapshot : ndarray or None
-        Earlier parameters whose loss was finite, where somebody kept them.
+        Earlier parameters whose loss was finite, if they were stored.
     clock : int or None
-        Steps before the one whose loss was not finite, where that is known.
+        Number of steps before the one whose loss was not finite, if it is known.
     """
 
     def __init__(self, message: str = "", snapshot: Any = None, clock: int | None = None) -> None:
@@ -233,7 +234,7 @@ class DivergedError(TrainingError, ValueError):
         self.clock = clock
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickling an exception keeps `args` alone.
+        # Pickling an exception keeps only `args`.
         return type(self), (*self.args, self.snapshot, self.clock)
 
 
@@ -251,13 +252,13 @@ def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
     from daskml_dist.errors.remedies import add_remedy
 
     kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
-    # An error of the package names its remedy already.
+    # An error of the package already contains its remedy.
     message = str(error) if isinstance(error, DaskMLDistError) else add_remedy(str(error))
     return kind(f"{where}{message}")
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error only tells that another part of the fit failed first.
+    """Return whether an error only reports that another part of the fit failed first.
 
     Parameters
     ----------
@@ -276,8 +277,8 @@ def is_consequence(error: BaseException) -> bool:
     return isinstance(error, (CommunicationError, RunAbortedError))
 
 
-# Importing scikit-learn takes over a second, and workers train without it: this one error, which
-# is scikit-learn's too, is made where somebody asks for it.
+# Importing scikit-learn takes over a second, and workers train without it: this error, which is
+# also scikit-learn's, is defined at its first use.
 if TYPE_CHECKING:
     from sklearn.exceptions import NotFittedError as _NotFittedError
 
@@ -287,7 +288,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Make the one error that is scikit-learn's too, where scikit-learn may be loaded."""
+        """Define the one error that is also scikit-learn's, at its first use."""
         if name != "NotFittedError":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from sklearn.exceptions import NotFittedError

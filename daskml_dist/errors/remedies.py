@@ -1,8 +1,8 @@
-"""Remedies that messages of scikit-learn leave out, found by parts of the messages.
+"""Remedies for scikit-learn's messages without one, found by parts of the messages.
 
 scikit-learn has no error codes, so a message is recognised by words that few other messages have;
-tests raise these errors, so that a release which words one anew is noticed. This module
-does not import scikit-learn, which workers train without.
+tests raise these errors, so that they detect a changed wording in a new release. This module does
+not import scikit-learn, which workers train without.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _CATEGORIES = (
 )
 _MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
 
-#: Regular expression of a message, and the sentence to add; the first one that is found counts.
+#: Regular expression of a message, and the sentence to add; the first match is used.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     # The encoders of categories.
     ("Found unknown categories", _CATEGORIES),
     (
-        # NumPy's words, for columns of dates beside columns of numbers.
+        # NumPy's words, for columns of dates together with columns of numbers.
         "could not be promoted by",
         "Convert dates and time spans to numbers (X[name].dt.hour, X[name].dt.total_seconds()), "
         "or leave their columns out.",
@@ -48,7 +48,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "Pass a dataframe, or the positions of the columns as integers.",
     ),
     (
-        # Of a ColumnTransformer, which unpacks its triples without a check of their length.
+        # ColumnTransformer, which unpacks its triples without a check of their length.
         "transform, or can be 'drop'|too many values to unpack|not enough values to unpack",
         'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
     ),
@@ -98,7 +98,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ("feature range must be smaller", "Give (least, greatest), such as (0, 1)."),
     ("Invalid quantile range", "Give (low, high) in percent, such as (25.0, 75.0)."),
     (
-        # CountVectorizer, whose words are all filtered away.
+        # CountVectorizer, if all words are filtered out.
         "empty vocabulary",
         "Check the texts, token_pattern, stop_words and min_df.",
     ),
@@ -172,7 +172,7 @@ def add_remedy(said: str) -> str:
     """
     for words, remedy in _REMEDIES:
         if re.search(words, said):
-            # A message may come here twice, from a block and from the method around it.
+            # A message may be passed twice, by a block and by the method around it.
             return said if remedy in said else f"{said.rstrip().rstrip('.')}. {remedy}"
     # scikit-learn's constraints: "... must be a str among {'l1', 'l2'}. Got 'L1' instead."
     given = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)

@@ -31,7 +31,7 @@ class ConstructorSignature:
 
 
 class NamedParameters:
-    """Base class of objects whose constructor suggests a parameter in place of an unknown name.
+    """Base class of objects whose constructor suggests a parameter for an unknown name.
 
     Raises
     ------
@@ -42,12 +42,12 @@ class NamedParameters:
     __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
-        # In `__new__`, which runs before `__init__` and is inherited: each class has an `__init__`
-        # of its own, and Python itself raises there.
+        # In `__new__`, which runs before `__init__` and is inherited: each class has its own
+        # `__init__`, whose errors Python itself raises.
         check_parameter_names(cls, params)
         if args:
             check_n_positional(cls, args)
-        # `object.__init__` ignores arguments where `__new__` is overridden, as it is here.
+        # `object.__init__` ignores arguments if `__new__` is overridden, as it is here.
         if args and cls.__init__ is object.__init__:
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
@@ -72,7 +72,7 @@ def describe_changes(made: Any) -> str:
 
 
 def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
-    """Check that a constructor has the parameters that it is called with by name."""
+    """Check that a constructor has the parameters that are passed to it by name."""
     names = list_parameter_names(kind) if params else None
     name = None if names is None else next((name for name in params if name not in names), None)
     if names is None or name is None:
@@ -83,11 +83,11 @@ def check_parameter_names(kind: type, params: Mapping[str, Any], hint: str = "")
 
 
 def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
-    """Check that a constructor takes as many positional arguments as it is given."""
+    """Check that a constructor accepts the given number of positional arguments."""
     most = _count_positional(kind)
     if len(args) <= most:
         return
-    # The first parameter that may not be given by place is the example.
+    # The example is the first parameter that cannot be positional.
     names = [p.name for p in _list_parameters(kind) or ()]
     example = names[min(int(most), len(names) - 1)] if names else "name"
     raise InvalidTypeError(
@@ -99,7 +99,7 @@ def check_n_positional(kind: type, args: tuple[Any, ...]) -> None:
 
 @cache
 def _list_parameters(kind: type) -> tuple[inspect.Parameter, ...] | None:
-    """Return the parameters of a class's ``__init__`` without self; None where it has none."""
+    """Return the parameters of a class's ``__init__`` without self; None if it has none."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
         return None
     return tuple(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -107,7 +107,7 @@ def _list_parameters(kind: type) -> tuple[inspect.Parameter, ...] | None:
 
 @cache
 def _count_positional(kind: type) -> float:
-    """Return how many positional arguments a constructor takes; infinity where it takes any."""
+    """Return the number of positional arguments of a constructor; infinity if it accepts any."""
     parameters = _list_parameters(kind)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return float("inf")
@@ -116,7 +116,7 @@ def _count_positional(kind: type) -> float:
 
 @cache
 def list_parameter_names(kind: type) -> frozenset[str] | None:
-    """Return the names of a constructor's parameters; None where it takes any."""
+    """Return the names of a constructor's parameters; None if it accepts any."""
     parameters = _list_parameters(kind) or ()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -136,7 +136,7 @@ _ARGUMENTS_OF_OTHERS: dict[str, tuple[str, ...]] = {
     "weights": ("sample_weight",),
     "y_proba": ("y_prob", "y_score", "y_pred"),
 }
-#: Arguments that scikit-learn's functions had once, and what replaces them.
+#: Arguments that scikit-learn's functions had in the past, and their replacements.
 _REMOVED_ARGUMENTS = {"squared": "use root_mean_squared_error for the root."}
 
 
@@ -164,8 +164,8 @@ def make_argument_error(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in shown)
     unknown = None if takes_any else next((key for key in params if key not in names), None)
     hint = ""
-    # The package's own words for an unknown name; for missing arguments, or too many of them,
-    # those of `Signature.bind`.
+    # The package's own words for an unknown name; for missing or too many arguments those of
+    # `Signature.bind`.
     if unknown is not None:
         reason = f"got an unexpected keyword argument {unknown!r}"
         hint = _suggest_argument(unknown, names, *constructor)
@@ -181,14 +181,14 @@ def make_argument_error(
 
 
 def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function to suggest an argument in place of one that it does not have."""
+    """Decorate a public function to suggest an argument for one that it does not have."""
 
     @wraps(function)
     def wrapper(*args: P.args, **params: P.kwargs) -> R:
         try:
             return function(*args, **params)
         except TypeError as error:
-            # A TypeError from within the function is about values, and stays as it is.
+            # A TypeError from within the function is about values, and is raised unchanged.
             if not is_signature_error(error):
                 raise
             raise make_argument_error(function.__name__, function, args, params) from None
@@ -199,7 +199,7 @@ def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def _suggest_argument(
     unknown: str, names: Collection[str], owner: str, of_owner: Collection[str]
 ) -> str:
-    """Return a sentence that suggests what an unknown argument was meant to be; or nothing."""
+    """Return a sentence that suggests the argument that was probably meant; or an empty one."""
     if unknown in _REMOVED_ARGUMENTS:
         return f" {_REMOVED_ARGUMENTS[unknown]}"
     here = next((other for other in _ARGUMENTS_OF_OTHERS.get(unknown, ()) if other in names), None)

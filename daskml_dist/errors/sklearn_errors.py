@@ -1,7 +1,7 @@
 """Errors of scikit-learn, translated to errors of the package with the same words and a remedy.
 
 `translate_sklearn_errors` wraps the public methods of classes that derive from scikit-learn's;
-`translate_errors` and `translate_parameter_errors` translate what is raised inside a block.
+`translate_errors` and `translate_parameter_errors` translate errors that are raised inside a block.
 
 An error is translated only if scikit-learn or this package raised it (`_find_raising_package`): a
 user's own function, such as a scorer, raises its own errors. The original one is its cause.
@@ -36,15 +36,15 @@ from daskml_dist.errors.signatures import (
 )
 from daskml_dist.sklearn_internals import SklearnParameterError
 
-#: Packages whose plain errors are translated; errors of a user's own functions are left.
+#: Packages whose plain errors are translated; errors of a user's own functions are not.
 _TRANSLATED_PACKAGES = {"sklearn", "daskml_dist"}
 #: Libraries that these call: an error counts as raised by the caller of the library.
 _CALLED_PACKAGES = {"joblib", "numpy", "pandas", "scipy"}
-#: Error classes that say no more than that a value is wrong.
+#: Error classes that only report that a value is wrong.
 _PLAIN_ERRORS = (ValueError, TypeError, DTypePromotionError)
 #: Base classes of all estimators, whose methods are not wrapped.
 _ROOT_CLASSES = frozenset(BaseEstimator.__mro__)
-#: Methods that take few rows in microseconds, so that a wrapper would be noticed.
+#: Methods that process few rows in microseconds, so that a wrapper would slow them noticeably.
 _FAST_METHODS = {"predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
 #: Attribute of classes whose methods translate errors, and of their subclasses.
 _TRANSLATED = "_translates_sklearn_errors"
@@ -83,20 +83,21 @@ def _convert_value_error(error: Exception, kind: type[DaskMLDistError]) -> DaskM
 def _convert_error(
     error: Exception, owner: Any = None, kind: type[DaskMLDistError] = InvalidDataError
 ) -> DaskMLDistError | None:
-    """Return the error of the package for one of scikit-learn's; None leaves it as it is.
+    """Return the error of the package for one of scikit-learn's; None if it is not translated.
 
-    `owner` is the estimator whose method raised it: a missing fitted attribute of it means that it
-    is not fitted.
+    `owner` is the estimator whose method raised it: if a fitted attribute of it is missing, it is
+    not fitted.
     """
     if isinstance(error, DaskMLDistError):
         return None
     if isinstance(error, SklearnNotFittedError):
         return NotFittedError(str(error))
-    # Some methods of scikit-learn read a fitted attribute without `check_is_fitted` before it.
+    # Some methods of scikit-learn read a fitted attribute without a call of `check_is_fitted`.
     if isinstance(error, AttributeError):
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
         return make_not_fitted_error(owner) if asked else None
-    # Classes derived from these, such as UnicodeDecodeError, say more and are left.
+    # Classes derived from these, such as UnicodeDecodeError, are more specific and are not
+    # translated.
     plain = type(error) in _PLAIN_ERRORS or isinstance(error, SklearnParameterError)
     return (
         _convert_value_error(error, kind)
@@ -126,11 +127,11 @@ def translate_errors() -> Iterator[None]:
 
 
 def translate_sklearn_errors(cls: _Kind) -> _Kind:
-    """Let the public methods of a class raise errors of the package; a class decorator.
+    """Make the public methods of a class raise errors of the package; a class decorator.
 
-    A base class calls it in ``__init_subclass__`` too, so that its subclasses are translated as
-    they are defined. All errors of public methods that scikit-learn's classes have too are
-    translated; of other methods, but for the fast ones, only those of calls with unknown arguments.
+    A base class also calls it in ``__init_subclass__``, so that its subclasses are translated when
+    they are defined. All errors of public methods that scikit-learn's classes also have are
+    translated; for other methods, except the fast ones, only those of calls with unknown arguments.
     """
     theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
     names = {name for kind in theirs if kind not in _ROOT_CLASSES for name in vars(kind)}
@@ -153,7 +154,7 @@ def _is_untranslated_mixin(kind: type) -> bool:
 
 
 def _wrap_call_errors(cls: type, name: str, method: Callable[..., Any]) -> None:
-    """Let a method suggest an argument in place of one that it does not have."""
+    """Make a method suggest an argument for one that it does not have."""
     if inspect.isgeneratorfunction(method) or hasattr(method, "_tells"):
         return
 
@@ -180,9 +181,9 @@ def _make_call_error(
 
 
 def _wrap_method_errors(cls: type, name: str) -> None:
-    """Let a method of a class translate all errors, if the class has such a method."""
+    """Make a method of a class translate all errors, if the class has such a method."""
     found = inspect.getattr_static(cls, name, None)
-    # scikit-learn's `available_if` keeps the function in `fn`, and its condition in `check`.
+    # scikit-learn's `available_if` stores the function in `fn`, and its condition in `check`.
     method = found.fn if (is_conditional := hasattr(found, "check")) else found
     if not inspect.isfunction(method) or hasattr(method, "_tells"):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-#: Packages whose frames lie between a user's call and a warning.
+#: Packages whose frames are between a user's call and a warning.
 _PACKAGES_INSIDE = {"contextlib", "daskml_dist", "joblib", "sklearn"}
 
 
@@ -21,6 +21,6 @@ def user_stack_level() -> int:
 
 
 def _find_package(frame: object) -> str:
-    """Return the name of the package in which a frame's code is."""
+    """Return the name of the package that contains a frame's code."""
     name: str = getattr(frame, "f_globals", {}).get("__name__", "")
     return name.partition(".")[0]

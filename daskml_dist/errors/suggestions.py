@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-#: Values by their names in other libraries, and their names here: the first valid one is suggested.
+#: Names of values in other libraries, and their names here: the first valid one is suggested.
 _VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
     "acc": ("accuracy",),
     "all_reduce": ("allreduce",),
@@ -58,7 +58,7 @@ _VALUES_OF_OTHERS: dict[str, tuple[str | None, ...]] = {
 
 
 def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
-    """Return a sentence that suggests a valid name, or an object for a class; or nothing."""
+    """Return a sentence that suggests a valid name, or an object for a class; or an empty one."""
     if isinstance(value, type):
         name = value.__name__
         return f" {name} is a class: pass an instance, {name}()."
@@ -66,14 +66,15 @@ def suggest_nearest(value: Any, valid: Iterable[Any]) -> str:
         return ""
     plain, valid = _normalize_name(value), list(valid)
     names = {_normalize_name(name): name for name in valid if isinstance(name, str)}
-    # The whole name first ("binary:logistic"), then what stands before a colon: "cuda:0" is a
-    # device of the kind "cuda".
+    # The whole name first ("binary:logistic"), then the part before a colon: "cuda:0" is a device
+    # of the kind "cuda".
     elsewhere = _VALUES_OF_OTHERS.get(plain) or _VALUES_OF_OTHERS.get(plain.partition(":")[0], ())
-    # A valid name in other letters ("L1") needs no translation.
+    # A valid name with other letter case ("L1") needs no translation.
     for here in () if plain in names else elsewhere:
         if here in valid:
             return f" Did you mean {here!r}?"
-    # A similarity of 0.7 is two or three wrong letters of ten; below, suggestions are guesses.
+    # A similarity of 0.7 means two or three wrong letters in ten; below, suggestions would be
+    # guesses.
     found = get_close_matches(plain, names, n=1, cutoff=0.7)
     return f" Did you mean {names[found[0]]!r}?" if found else ""
 
@@ -83,7 +84,7 @@ def _normalize_name(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-#: Parameters by their names in other libraries, and their names here: the first that is there.
+#: Names of parameters in other libraries, and their names here: the first that exists is used.
 _PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
     "batch": ("batch_size",),
     "early_stopping_rounds": ("n_iter_no_change",),
@@ -114,6 +115,6 @@ _PARAMETERS_OF_OTHERS: dict[str, tuple[str, ...]] = {
 
 
 def suggest_parameter(name: str, valid: Collection[str]) -> str:
-    """Return a sentence that suggests the parameter that a name stands for; or nothing."""
+    """Return a sentence that suggests the parameter for a name; or an empty one."""
     known = next((here for here in _PARAMETERS_OF_OTHERS.get(name, ()) if here in valid), None)
     return suggest_nearest(name, valid) if known is None else f" Here it is named {known!r}."
