@@ -1,6 +1,6 @@
 """Batches of dense rows on the host, read in place: gradients, and many steps in one loop.
 
-Python and NumPy take about 90 microseconds per step, whatever its size, a third of it to gather its
+Python and NumPy take about 90 microseconds per step of any size, a third of it to gather its
 rows; the products of a small batch take one microsecond.
 
 Importing this module loads numba (about half a second), so it is imported at first use.

@@ -354,7 +354,7 @@ class BaseBoosting(BaseRounds):
         InvalidParameterError, InvalidDataError
             An argument is invalid; the message names the remedy.
         TrainingError
-            The fit cannot go on.
+            The fit cannot continue.
         """
         # Contradictions among the arguments, before any work is started.
         if (X_val is None) != (y_val is None):

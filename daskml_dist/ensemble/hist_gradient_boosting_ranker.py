@@ -294,7 +294,7 @@ class HistGradientBoostingRanker(BaseBoosting):
         InvalidParameterError, InvalidDataError
             An argument is invalid; the message names the remedy.
         TrainingError
-            The fit cannot go on.
+            The fit cannot continue.
         """
         if eval_set is not None:
             sets = name_eval_sets(eval_set, "group, sample_weight")

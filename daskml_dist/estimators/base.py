@@ -5,8 +5,8 @@ the base class checks and converts inputs accordingly. A fitted estimator gives 
 function, `_raw_prediction`, from rows to raw predictions: `predict` and similar methods map it over
 rows, in memory or lazily (`_map_raw_predictions`), and `score` sums a statistic of it over blocks
 (`_sum_over_blocks`). `Supervised` is the base class for users' own estimators that learn a target.
-`callback_list` makes the callbacks of a fit. `choose_client` chooses where it runs: as the user
-says, or by the planner, which simulates fits and is imported only on request.
+`callback_list` makes the callbacks of a fit. `choose_client` chooses where it runs: at the user's
+choice, or by the planner, which simulates fits and is imported only on request.
 """
 
 from __future__ import annotations

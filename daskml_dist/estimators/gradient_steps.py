@@ -96,7 +96,7 @@ class BaseSteps(BaseOnRows):
     t_ : float
         Rows that the parameters were trained on; of a private fit, the mean number.
     privacy_spent_ : PrivacySpent
-        What the fit has spent, of private fits alone.
+        Privacy budget that the fit has spent; only for private fits.
 
     Examples
     --------
@@ -222,7 +222,7 @@ class BaseSteps(BaseOnRows):
         InvalidParameterError, InvalidDataError
             Before any step, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on, for instance because a worker was lost.
+            When the fit cannot continue, for instance because a worker was lost.
         """
         settings = self._check_settings(policy)
         self._train(
@@ -491,7 +491,7 @@ class BaseSteps(BaseOnRows):
             Action on a drift: the optimizer and the schedule restart (adaptive rates are large
             again), the parameters restart too, or a function of the session is called.
         publish : callable, optional
-            Called with a fitted copy of the estimator, after every so many calls and at the end.
+            Called with a fitted copy of the estimator, every `publish_every` calls and at the end.
         publish_every : int, default=1000
         client : distributed.Client, "inline" or None
             Client of the cluster whose workers learn the rows that this process provides, under the

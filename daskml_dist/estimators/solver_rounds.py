@@ -116,7 +116,7 @@ class BaseRounds(BaseOnRows):
         InvalidParameterError, InvalidDataError
             Before any pass, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         self._clear_fitted()
         self._fit(X, y, sample_weight, client)
@@ -201,7 +201,7 @@ class BaseRounds(BaseOnRows):
         return f"{type(self).__name__} failed to converge after {n_iter} iteration(s)"
 
     def _warn(self, solution: Solution) -> None:
-        """Warn of what the solver reports, and if it has not converged."""
+        """Issue the solver's warnings, and one if it has not converged."""
         for text in solution.extra.get("warnings", ()):
             warnings.warn(text, ConvergenceWarning, stacklevel=user_stack_level())
         if not solution.converged:

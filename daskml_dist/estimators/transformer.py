@@ -395,7 +395,7 @@ def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
 
 
 def _transforms_after_fit(step: Any) -> bool:
-    """Return whether ``fit_transform`` is nothing but ``transform`` after ``fit``."""
+    """Return whether ``fit_transform`` is only ``transform`` after ``fit``."""
     method = getattr(type(step), "fit_transform", None)
     return method is not None and (
         inspect.unwrap(method) is inspect.unwrap(BlockTransformer.fit_transform)
@@ -403,7 +403,7 @@ def _transforms_after_fit(step: Any) -> bool:
 
 
 def _fits_in_passes(estimator: Any) -> bool:
-    """Return whether ``fit`` of a Dask collection does nothing but run `_passes`."""
+    """Return whether ``fit`` of a Dask collection only runs `_passes`."""
     if not isinstance(estimator, BlockTransformer):
         return False
     kind, base = type(estimator), BlockTransformer

@@ -36,7 +36,7 @@ class BaseUnlabelled(BaseRounds):
         DivergedError
             The result is not finite, or has degenerated; the error names the remedy.
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         self._fit(X, None, sample_weight, client, reset=not self._continues_last_fit)
         self._set_of_rows(X)

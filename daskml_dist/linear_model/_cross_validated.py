@@ -51,7 +51,7 @@ def fit_by_splits(
     ------
     InvalidParameterError, InvalidDataError
     TrainingError
-        When the fit cannot go on.
+        When the fit cannot continue.
     """
     # The method `fit` of the estimators whose `_fit_splits` does the work.
     self._check_params()

@@ -634,7 +634,7 @@ def summarize_fit(
     Parameters
     ----------
     X, y, sample_weight
-        The rows of the fit. Weights are inverse variances: a row counts once, whatever its weight.
+        The rows of the fit. Weights are inverse variances: a row counts once with any weight.
     cov_type : {"nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster"}, default="nonrobust"
         Covariance of the coefficients: by the model, or robust to variances that it does not
         describe (White; HC2 and HC3 divide by leverages, in a second pass), or to dependence

@@ -1,6 +1,6 @@
 """`ElasticNet` and `Lasso`: least squares with an l1 penalty, by coordinate descent.
 
-One pass sums the Gram matrix; coordinate descent with covariance updates works on it alone (J.
+One pass sums the Gram matrix; coordinate descent with covariance updates needs only this matrix (J.
 Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models via
 coordinate descent", 2010, section 2.2).
 """
@@ -150,7 +150,7 @@ class ElasticNet(BaseLeastSquares):
         InvalidParameterError, InvalidDataError
             Before any pass, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         return super().fit(X, y, sample_weight, client=client)
 

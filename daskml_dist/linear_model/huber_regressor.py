@@ -47,7 +47,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     Attributes
     ----------
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
-        Each target is fitted as if it were alone.
+        Each target is fitted separately.
     intercept_ : float or ndarray of shape (n_targets,)
     scale_ : float or ndarray of shape (n_targets,)
         Scale of the residuals, by which Huber's loss divides them.

@@ -1,8 +1,8 @@
 """Logistic regression by round solvers over sums of all rows.
 
 All solvers reach the optimum of one convex objective, the mean log loss plus the penalty, so that
-scikit-learn's names choose the way and not the result; names without a solver of their own here
-are served by L-BFGS.
+scikit-learn's solver names affect the computation but not the result; L-BFGS replaces solvers that
+are not implemented here.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class LogisticRegression(LinearClassifier, BaseRounds):
     l1_ratio : float, default=0.0
         Share of l1 in the penalty: 0 is l2, 1 is l1; None is 0.
     dual : bool, default=False
-        True is for ``solver="liblinear"`` alone, and without effect: both problems have the same
-        solution.
+        True is only valid for ``solver="liblinear"``, and has no effect: both problems have the
+        same solution.
     tol : float, default=1e-4
         Largest component of the gradient of the mean objective at which the solver stops.
     fit_intercept : bool, default=True
     intercept_scaling : float, default=1.0
-        For ``solver="liblinear"`` alone: the larger, the less the penalty holds the intercept.
+        Only for ``solver="liblinear"``: the larger, the less the penalty shrinks the intercept.
     class_weight : dict, "balanced" or None, default=None
     random_state, n_jobs
         Accepted for scikit-learn's interface, without effect: nothing here is random, and workers

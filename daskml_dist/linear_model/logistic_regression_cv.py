@@ -333,7 +333,7 @@ class LogisticRegressionCV(LinearClassifier):
         ------
         InvalidParameterError, InvalidDataError
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         self._check_params()
         # With metadata routing on, splitter and scorer get only the metadata that they requested.

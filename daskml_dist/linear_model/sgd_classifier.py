@@ -34,15 +34,15 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         Accepted for scikit-learn's interface, without effect: workers have the threads that the
         cluster gives them.
     learning_rate : float, str or Schedule, default="auto"
-        ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
-        rate that suits them, whatever the units of the features, see :doc:`/defaults`. A fit that
-        goes on from another (`warm_start`), or starts at `coef_init`, has the optimizer's own rate;
+        ``"auto"``: a pilot on a sample of the rows finds the start of :meth:`fit` and a suitable
+        constant rate, for any units of the features; see :doc:`/defaults`. A fit that continues
+        another (`warm_start`), or starts at `coef_init`, has the optimizer's own rate.
         :meth:`partial_fit` and :meth:`stream` with Adagrad have a rate for the size of the first
-        rows: 4 / (1 + sum of the sizes of a row's entries), at most 0.5. With a number, a schedule,
-        or an `eta0`, a fit starts from zero. See :mod:`daskml_dist.schedules`.
-        ``"adaptive"`` keeps a rate while the loss (or the validation score) gets better by `tol`,
-        then goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
-        refused: their steps are of single rows.
+        rows: 4 / (1 + sum of the magnitudes of a row's entries), at most 0.5. With a number, a
+        schedule, or an `eta0`, a fit starts from zero. See :mod:`daskml_dist.schedules`.
+        ``"adaptive"`` keeps a rate while the loss (or the validation score) improves by `tol`,
+        then continues with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"``
+        are refused: they make a step for each single row.
     power_t : float, default=0.5
         Exponent of ``"invscaling"``: the rate of step t is ``eta0 / t ** power_t``.
     device : {"auto", "cpu", "gpu"}, default="auto"
@@ -170,14 +170,14 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         X, y, sample_weight, policy, client
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), optional
-            All labels that will ever come; needed in the first call.
+            All labels of this and later calls; needed in the first call.
 
         Returns
         -------
         self
         """
         self._check_one_pass()
-        # The rows of one call may lack a class, or hold another share of it than the next ones.
+        # The rows of one call may lack a class, or have another share of it than later ones.
         if isinstance(self.class_weight, str):
             raise InvalidParameterError(
                 f"class_weight {self.class_weight!r} is not supported for partial_fit. In order to "

@@ -35,9 +35,9 @@ class SGDRegressor(LinearRegressor, BaseSGD):
         name, in the unit of the target.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
-        the loss of the best constant prediction. Where a fit goes on, it is the optimizer's own
-        rate, that of :meth:`partial_fit` and :meth:`stream` with Adagrad half as there, in units of
-        the targets' standard deviation where the optimizer is adaptive. See
+        the loss of the best constant prediction. If a fit continues another, it is the
+        optimizer's own rate; for :meth:`partial_fit` and :meth:`stream` with Adagrad half of the
+        classifier's, in units of the targets' standard deviation if the optimizer is adaptive. See
         :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
         ``"adaptive"``.
     power_t : float, default=0.25
@@ -48,16 +48,16 @@ class SGDRegressor(LinearRegressor, BaseSGD):
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
     intercept_ : ndarray of shape (1,) or (n_targets,)
     n_iter_, n_features_in_, feature_names_in_, history_, t_
-        As in :class:`~daskml_dist.linear_model.SGDClassifier`, where the notes hold too.
+        As in :class:`~daskml_dist.linear_model.SGDClassifier`, whose notes also apply here.
 
     Notes
     -----
-    Of several targets (`y` of several columns, or named by a list) each makes the steps of its own
-    fit: of the same batches, from a start and at rates of its own. What they share is the end: with
+    With several targets (`y` of several columns, or named by a list) each target makes the steps of
+    a separate fit: with the same batches, but its own start and rates. Only the end is common: with
     ``learning_rate="auto"`` the loss in ``history_`` is the sum over the targets of each one's loss
-    over that of its best constant prediction, and `tol` is of this sum, so that none ends before
-    its own fit would have settled. Otherwise it is the sum of their losses.
-    ``early_stopping`` watches the mean of their R^2.
+    divided by that of its best constant prediction, and `tol` applies to this sum, so that no
+    target ends before its separate fit would have settled. Otherwise it is the sum of their losses.
+    ``early_stopping`` uses the mean of their R^2.
 
     Examples
     --------

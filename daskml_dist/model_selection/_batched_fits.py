@@ -127,7 +127,7 @@ def fit_batched(
             fits = [list(row) for row in found]
         else:
             fits = _fit_step_batches(estimators, by_steps, *given, score)
-    except NotBatchableError:  # only the rows tell: a split's training rows may lack a label
+    except NotBatchableError:  # depends on the rows: a split may lack a label
         return None
     n_batches = 1 if by_steps is None else len(by_steps)
     return [list(map(score, row, range(len(row)))) for row in fits], n_batches

@@ -89,7 +89,7 @@ class Bracket:
         """Return the sum of the passes of all candidates, for one split."""
         done, total = 0, 0
         for n, passes in self.rungs:
-            total += n * (passes - done)  # trained on, not anew
+            total += n * (passes - done)  # training continues
             done = passes
         return total
 

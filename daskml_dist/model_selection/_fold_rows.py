@@ -524,7 +524,7 @@ def _join_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
         meta = value._meta if is_dask_frame(value) else value.iloc[:0]
         return dd.from_delayed(taken, meta=meta, verify_meta=False)
     if is_dask(value) and not isinstance(value, da.Array):
-        return taken  # a list of delayed blocks stays one: nothing tells its shape
+        return taken  # a list of delayed blocks stays one: its shape is unknown
     array = value if hasattr(value, "shape") else np.asarray(value)
     meta = array._meta if isinstance(array, da.Array) else array[:0]
     shape = (np.nan, *array.shape[1:])

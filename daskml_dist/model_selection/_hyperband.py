@@ -427,7 +427,7 @@ class IncrementalSearchCV(HyperbandSearchCV):
     n_initial_parameters : int, default=10
         Number of candidates that are drawn.
     decay_rate : float or None, default=1.0
-        After k scores ``n_initial_parameters * (1 + k)**-decay_rate`` candidates go on; None: all.
+        After k scores ``n_initial_parameters * (1 + k)**-decay_rate`` candidates remain; None: all.
     patience : int or False, default=False
         Passes after which a candidate whose score has not risen is stopped.
     tol : float, default=0.001
@@ -519,7 +519,7 @@ refit_time_, multimetric_, stacks_, metadata_, history_
                 f"patience={self.patience} passes is less than the number of passes between "
                 f"scores, fits_per_score={self.fits_per_score}. Raise it."
             )
-        decay = 0.0 if self.decay_rate is None else float(self.decay_rate)  # 0: all go on
+        decay = 0.0 if self.decay_rate is None else float(self.decay_rate)  # 0: all continue
         n_models, every = int(self.n_initial_parameters), int(self.fits_per_score)
         return [plan_decaying_bracket(n_models, int(self.max_iter), decay, every)]
 

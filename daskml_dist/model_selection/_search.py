@@ -209,8 +209,8 @@ class DaskSearch(EstimatorMixin):
     def _can_batch(self) -> bool:
         """Return whether rows in memory are for a batched fit rather than for scikit-learn's fits.
 
-        By the estimator alone: to look at the candidates would draw them, which changes the state
-        of a `random_state` that is a generator.
+        Judged only by the estimator: inspecting the candidates would draw them, which changes the
+        state of a `random_state` that is a generator.
         """
         one = [self.estimator]
         return name_scores(self.scoring) is not None and (

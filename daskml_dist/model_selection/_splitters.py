@@ -2,7 +2,7 @@
 
 For rows in memory each class calls scikit-learn's, from which it derives. For Dask collections it
 yields lazy masks. A splitter counts rows, labels or groups of each block in one pass at most, and
-its `_plan` turns the counts into two things of `_fold_rows.py`: a maker of codes, by which tasks
+its `_plan` turns the counts into two objects of `_fold_rows.py`: a maker of codes, by which tasks
 number the rows of their own blocks, and a table of the role of each code in each split. So neither
 row numbers nor masks of all rows are ever held in one place.
 """

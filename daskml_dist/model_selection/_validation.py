@@ -464,7 +464,7 @@ def score_fitted(
     """
     begin = time.perf_counter()
     test_scores = score_sides(scorers, fitted, *test, weigh=weigh)
-    score_time = time.perf_counter() - begin  # of the test side alone, as in scikit-learn
+    score_time = time.perf_counter() - begin  # only of the test side, as in scikit-learn
     train_scores = {} if train is None else score_sides(scorers, fitted, *train, weigh=weigh)
     return SplitFit(test_scores, train_scores, fit_time, score_time, fitted)
 

@@ -1,6 +1,6 @@
 """Base classes of models (objective functions), and the batches of rows passed to them.
 
-A model is what is fitted: how rows and targets are preprocessed (`Model`), and for gradient steps a
+A model defines the preprocessing of rows and targets (`Model`), and for gradient steps a
 loss and its gradient as functions of parameters and a batch (`StepModel`). It does not depend on
 workers, optimizers or Dask. All parameters are one matrix (`Parameters`), of which the engine moves
 slices of rows. The other classes are additional interfaces for models that can be split: by layers
@@ -321,7 +321,7 @@ class Model(ABC):
         """Return a block's rows in the form that the model reads, by default in the fit's dtype.
 
         A model of tensors (images of uint8) may return `X` itself, and cast each batch instead.
-        A new array takes memory in addition to the rows; `memory_budget` counts the rows alone.
+        A new array takes memory in addition to the rows; `memory_budget` counts only the rows.
 
         Parameters
         ----------
@@ -706,7 +706,7 @@ class ColumnPart(ABC):
     Attributes
     ----------
     has_head : bool
-        Whether the head has parameters, which the last part alone holds. Otherwise every part can
+        Whether the head has parameters, which only the last part holds. Otherwise every part can
         apply the head to the sum of the products.
 
     Examples

@@ -4,7 +4,7 @@ An entry of X is replaced by the number of its bin, a byte. For boosting the bin
 scikit-learn's ``HistGradientBoosting``, plus the edges that equal quantiles leave over
 (:func:`_add_spare_edges`). For forests the edges are denser towards both tails.
 
-Hashes replace random streams where a draw must depend on a row or feature alone, not on the order
+Hashes replace random streams where a draw must depend only on a row or feature, not on the order
 in which workers draw.
 """
 

@@ -76,7 +76,7 @@ class GiniCriterion(Criterion):
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        # The probabilities of all outputs stand side by side: dividing by n_outputs averages.
+        # The probabilities of all outputs are adjacent columns: dividing by n_outputs averages.
         return np.asarray(1 - (means**2).sum(axis=1) / n_outputs)
 
 

@@ -127,7 +127,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
 
     @property
     def _one_vs_rest(self) -> bool:
-        """Flag: each class has a binary loss of its own, unlike the joint multinomial loss."""
+        """Flag: each class has a separate binary loss, unlike the joint multinomial loss."""
         return self.width > 1 and self.loss.multiclass == "ovr"
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:

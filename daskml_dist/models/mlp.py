@@ -67,7 +67,7 @@ class Activation:
 
 
 def _apply_identity(*arrays: Any) -> None:
-    """Leave the arrays as they are: the identity activation."""
+    """Leave the arrays unchanged: the identity activation."""
 
 
 # On the CPU the functions write to their argument; other array libraries have no `out`.
@@ -570,7 +570,7 @@ class MLPColumns(StepModel, ColumnPart):
             at = slice(first, min(first + _DRAWS_AT_ONCE, own))
             w[at, 0] = rng.uniform(-bound, bound, at.stop - first)
         if self._is_last:
-            # The stream goes on as in the whole model: intercepts, then the further layers.
+            # The stream continues as in the whole model: intercepts, then the further layers.
             w[own : own + width, 0] = rng.uniform(-bound, bound, width)
             w[own + width :] = self.model.init_some(rng, self._later_layers, dtype)
         return w
@@ -637,5 +637,5 @@ class MLPColumns(StepModel, ColumnPart):
         return self.model.scored(raw[:, 0] if raw.shape[1] == 1 else raw, rows, backend)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Raise NotImplementedError: a part alone has no loss."""
+        """Raise NotImplementedError: a single part has no loss."""
         raise NotImplementedError

@@ -128,7 +128,7 @@ class MultiplicativeUpdates:
         if isinstance(X, CSRRows) and self.beta == 1:
             return self._update_compiled(X, W, most, tol)
         xp = namespace(W)
-        # 1 for rows that go on, 0 for those that have ended, whose weights stay.
+        # 1 for rows that continue, 0 for those that have ended, whose weights stay.
         active = zeros((W.shape[0], 1), W.dtype, like=W) + 1
         for _ in range(most):
             new = self.step(X, W)

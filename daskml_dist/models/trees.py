@@ -328,7 +328,7 @@ class RawTrees:
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64] | None:
-        """Type of the integers whose bits stand for leaves; None if a tree has too many."""
+        """Type of the integers whose bits represent leaves; None if a tree has too many."""
         most = max(np.add.reduceat(self.trees.nodes.feature < 0, self.trees.roots[:-1], dtype=int))
         return np.uint32 if most <= 32 else np.uint64 if most <= _MAX_MASKED_LEAVES else None
 

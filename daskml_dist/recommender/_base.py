@@ -1,6 +1,6 @@
 """Base class of the recommenders: predictions, recommendations, and similar items and users.
 
-Recommenders differ in how they find factors. After the fit they work alike: the score of a user u
+Recommenders differ in how they find factors. After the fit all use the same score: that of a user u
 and an item i is x_u'y_i, plus biases and the mean if the model has them. Ids are any sortable
 values; internally they are positions in the sorted ids of the fit, with -1 for an unseen id.
 """

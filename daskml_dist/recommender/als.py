@@ -200,7 +200,7 @@ class ALS(BaseRecommender):
         DivergedError
             A system is singular, or factors overflow.
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         # Parameters are checked before any rating is read.
         solver = self._solver()

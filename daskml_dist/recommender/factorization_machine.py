@@ -28,7 +28,7 @@ class FactorizationMachineClassifier(EmbeddingClassifier):
 
     In a dataframe each column is a field, of ids (integers, strings, categories, dates, lists of
     ids) or of numbers; there is no one-hot encoding. In an array or a sparse matrix each column is
-    an id, whose value multiplies its weight and its vector. A dataframe of floats alone is read as
+    an id, whose value multiplies its weight and its vector. A dataframe with only floats is read as
     an array.
 
     Parameters

@@ -246,7 +246,7 @@ class MatrixFactorization(StreamedFactors, BaseRecommender, BaseSteps):
         DivergedError
             Factors overflow.
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         X = convert_foreign(X)
         super(BaseRecommender, self).fit(X, None, policy=policy, client=client)

@@ -268,7 +268,7 @@ dtype, policy, random_state
         DivergedError
             Vectors overflow.
         TrainingError
-            When the fit cannot go on.
+            When the fit cannot continue.
         """
         X = convert_foreign(X)
         self._given = X  # callbacks may ask for recommendations of what users have not seen

@@ -162,7 +162,7 @@ class _ALSSweeps:
         """Yield the regressors (the other side's factors) and a function that maps over ratings.
 
         A part of the rows at a time, if not all regressors fit in memory; `gram` is that of all of
-        them. With `again`, the pieces of long rows alone.
+        them. With `again`, only the pieces of long rows.
         """
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
         ready = _merge_duplicates if self._model.implicit else _fill_missing_values

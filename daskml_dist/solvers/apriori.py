@@ -1,7 +1,7 @@
 """Apriori: frequent itemsets, found length by length.
 
 Only an itemset all of whose subsets are frequent can be frequent. So the candidates of one length
-(a *level*) are counted on all rows, and pairs of frequent ones that differ in their last item alone
+(a *level*) are counted on all rows, and pairs of frequent ones that differ only in their last item
 are joined to the candidates of the next length. Counts are statistics over rows that are packed
 into bits by item (`ItemBits`), so that the support of an itemset is a popcount of an AND.
 
@@ -181,7 +181,7 @@ class Apriori(Solver):
         found = np.empty((len(sets), len(cuts)), np.int64)
         if not cuts:
             return found
-        # A cut of an itemset is counted as a candidate of its own, of the "has" columns of the
+        # A cut of an itemset is counted as a separate candidate, of the "has" columns of the
         # first part's items and the "known" columns (`n_items` further on) of the second's.
         is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
         for row, cut in zip(is_known, cuts, strict=True):

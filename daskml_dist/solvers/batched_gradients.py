@@ -75,7 +75,7 @@ class PerSplitStatistic(Statistic):
             self.each.merge(of_split, more)
 
     def add(self, model: BatchedLinear, rows: BatchRows, out: Any, backend: Backend) -> None:
-        # Rows count alike in every split that trains on them, unless class weights or bootstrap
+        # Rows have one weight in all splits that train on them, unless class weights or bootstrap
         # counts differ from split to split.
         plain = model.class_weight is None and not model.roles.counted
         if self.additive and plain and is_host(rows.y):
@@ -93,8 +93,8 @@ class PerSplitStatistic(Statistic):
     ) -> bool:
         """Sum rows that the same splits train on once for all of these splits.
 
-        In a k-fold cross-validation each row is then read once, whatever k. Return False, with
-        nothing added, if there are so many kinds of rows that nothing is gained.
+        In a k-fold cross-validation each row is then read once for any k. Return False, with
+        nothing added, if there are too many kinds of rows for a saving.
         """
         if len(self.splits) >= _MAX_MEMBERSHIP_BITS:
             return False
@@ -287,7 +287,7 @@ def iterate_candidate_tiles(
     """Yield tiles of rows whose raw predictions fit a cache, each with its active candidates.
 
     Without a shuffle the rows of a fold are adjacent, so a tile of test rows, for example, concerns
-    the candidates of one split alone.
+    only the candidates of one split.
     """
     n_columns, _, width = w.shape
     # Cached by the set of active splits, so that parameters are copied rarely.
@@ -475,7 +475,7 @@ class BatchedHessian(Statistic):
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         splits, split_index = np.unique(self.splits, return_inverse=True)
         requests = [LossHessian(w) for w in self.w]
-        # A Hessian is weighted by its own candidate's curvature, so each is a product of its own:
+        # A Hessian is weighted by its own candidate's curvature, so each is a separate product:
         # only the reading of the rows is shared.
         for run in runs:
             of_splits = _weight_rows_by_split(model, rows.part(run, backend), splits, backend)

@@ -8,7 +8,7 @@ candidates of a split request the same.
 splits, and candidates of similar penalties have similar optima. So one of each group is solved on a
 share of the rows, and its Hessian there (the "chord" of a modified Newton method) serves the Newton
 steps of all of them, whose gradients are taken first on the share and then on all rows. A candidate
-whose gradient does not shrink enough goes on with its own solver, so every one reaches its own
+whose gradient does not shrink enough continues with its own solver, so every one reaches its own
 optimum to its own tolerance.
 
 References
@@ -100,7 +100,7 @@ class BatchedSolver(Solver):
     share : int, default=1
         With more than 1, candidates are first solved on one in `share` runs of rows, by
         :class:`WarmStarts`: the same optimum, in fewer passes over all rows. For solvers that
-        request gradients alone.
+        request only gradients.
     scored : tuple of (role, pairs, places), default=()
         Arguments of the :class:`BatchedScores` that are summed once all candidates are solved;
         ``extra["scores"]`` has the sums by role.
@@ -118,7 +118,7 @@ class BatchedSolver(Solver):
         return len(self.scored) + sum(candidate.solver.max_passes for candidate in self.candidates)
 
     def solve(self, model: BatchedLinear, sums: Sums, start: Array | None) -> Solution:
-        """Solve every candidate, then score them if asked for."""
+        """Solve every candidate, then score them if requested."""
         gradients = _CachedGradients(self.candidates, sums)
         every = list(range(len(self.candidates)))
 
@@ -232,7 +232,7 @@ class _CachedGradients:
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
     def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
-        """Return rows ``[loss, *gradient]`` at the parameters asked for, by candidate."""
+        """Return rows ``[loss, *gradient]`` at the requested parameters, by candidate."""
         found: dict[int, Array] = {}
         # Sorted by split, as `BatchedGradient` needs it. Equal parameters of a split are evaluated
         # once: at first all candidates are at zero.
@@ -381,7 +381,7 @@ class WarmStarts:
         return {i: one.w for i, one in found.items()}
 
     def _group_candidates(self) -> _CandidateGroups:
-        """Return groups of candidates whose solvers and penalties are alike."""
+        """Return groups of candidates with equal solvers and penalties."""
         found: dict[object, list[int]] = {}
         for i, candidate in enumerate(self._candidates):
             solver = candidate.solver

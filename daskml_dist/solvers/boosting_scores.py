@@ -690,8 +690,8 @@ class BoostScores:
 class _GatheredRows:
     """Rows of all trainers, gathered to the first trainer for a scorer.
 
-    It alone calls the scorer and sends the others the score: a user's function need not be
-    deterministic, and all trainers must decide alike.
+    Only it calls the scorer, and it sends the score to the others: a user's function need not be
+    deterministic, and all trainers must make the same decision.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class _ComponentMoments(Statistic):
     shift : ndarray of shape (n_features,)
         Subtracted from each row.
     whole : bool
-        Whether second moments are all products of features, or squares alone.
+        Whether second moments are all products of features, or only squares.
     """
 
     means: Array
@@ -296,7 +296,7 @@ class MixtureSolver(Solver):
         return start.of_moments(moments[:-1], self.reg_covar), shift
 
     def _kmeans_solver(self, number: int) -> KMeansSolver:
-        """Return the initialising k-means; "k-means++" needs its seeding alone: one step."""
+        """Return the initialising k-means; "k-means++" needs only its seeding: one step."""
         plus = self.init == "k-means++"
         return KMeansSolver(
             k=self.k,

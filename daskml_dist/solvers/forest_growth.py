@@ -87,7 +87,7 @@ class ForestParams:
     @property
     def n_line(self) -> int:
         """Return the length of a drawn row's line: index and weight, then `ForestRows.more`."""
-        # Even for classes and odd in regression, by which the kernels tell them apart.
+        # Even for classes and odd in regression, by which the kernels distinguish them.
         return 2 + (self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1)
 
 

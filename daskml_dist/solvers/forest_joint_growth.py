@@ -582,7 +582,7 @@ class JointGrower:
     def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
         """Yield groups of small nodes whose rows are sent in one exchange.
 
-        All trainers group alike, since the numbers of rows are sums over all of them.
+        All trainers form the same groups, since the numbers of rows are sums over all of them.
         """
         mask = (1 << self._growing.scales.bits) - 1
         each = self._binned_lanes[0].width + 8 * self._growth.n_line
@@ -634,7 +634,7 @@ class JointGrower:
     def _finish_nodes(
         self, nodes: list[_JointNode], counts: list[Array], bins: list[Array], lines: list[Array]
     ) -> list[GrownTree]:
-        """Return the subtrees below some nodes, given what each rank sent: counts, bins, lines."""
+        """Return the subtrees below some nodes, given each rank's counts, bins and lines."""
         ends = [np.append(0, of.cumsum()) for of in counts]
 
         def joined_rows(k: int) -> tuple[Array, Array]:

@@ -96,7 +96,7 @@ class GradientBoostingSolver(RowSolver):
     sampling : RowSampling or None
         Rule by which the rows of each iteration are drawn; None: all rows are used.
     dropout : TreeDropout or None
-        Rule by which earlier iterations are dropped; None: none is.
+        Rule by which earlier iterations are dropped; None: all are kept.
     vector_leaves : bool
         Whether an iteration grows one tree whose leaves have a value for each of several outputs,
         instead of a tree per output. Such trees have no dropout, and no monotonic constraints.
@@ -301,7 +301,7 @@ class _BoostingRun:
 
         def residuals_by_leaf(i: int) -> list[GroupedValues]:
             lanes[i].fetch_raw_predictions()
-            # Rows that the tree was not grown on are a group of their own.
+            # Rows that the tree was not grown on are a separate group.
             others = slice(lanes[i].n_chosen, lanes[i].n)
             groups = lanes[i].find_row_leaves([*(leaf.at[i] for leaf in leaves), others])
             return [

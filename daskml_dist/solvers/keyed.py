@@ -172,7 +172,7 @@ class KeyedEntries(Protocol):
             Rows too long for a part are cut at multiples of this number of entries, and come
             first (`KeyedRows.of_row`). None: every row is whole.
         again : bool, default=False
-            Whether to yield the pieces of long rows alone, for a second pass over them.
+            Whether to yield only the pieces of long rows, for a second pass over them.
 
         Yields
         ------

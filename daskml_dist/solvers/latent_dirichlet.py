@@ -91,7 +91,7 @@ class TopicWords(_DocumentStatistic):
 
         X, indices = self._host_counts(rows.X, backend)
         # The first document of a block is in another batch than that of the next block, so that
-        # short blocks fill all batches alike.
+        # short blocks fill all batches equally.
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
         at = np.arange(turn, len(indices), self.n_batches)
         # The variational parameters of a document start at random, drawn by its position only: the
@@ -148,7 +148,7 @@ class LatentDirichletSolver(Solver):
     learning_decay, learning_offset : float
         Exponent and offset of the learning rate (kappa and tau_0).
     total_samples : float
-        Number of documents that a part stands for (D).
+        Number of documents that a part represents (D).
     evaluate_every : int
         Iterations between two evaluations of the perplexity; 0 or less: none.
     perp_tol : float

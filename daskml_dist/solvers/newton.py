@@ -39,7 +39,7 @@ from daskml_dist.solvers.rows import to_rows_dtype
 #: With larger factors Newton's method fails: after a step, the rows inside the parabola differ from
 #: those that contributed to the Hessian.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
-#: Most iterations for each width but the last, whose solution alone must be exact.
+#: Most iterations for each width but the last: only its solution must be exact.
 _MAX_STEPS_PER_WIDTH = 10
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
 _ARMIJO_SHARE = 2.0**-11
@@ -278,8 +278,8 @@ class _NewtonSteps:
 
     def _compute_step(self, point: _NewtonPoint) -> Array:
         """Return the flat Newton step, zero for parameters that are fixed."""
-        # If many rows have no curvature (far outside of Huber's bounds), the Hessian says little
-        # about the loss.
+        # If many rows have no curvature (far outside of Huber's bounds), the Hessian describes
+        # the loss poorly.
         if point.flat > self._many_flat:
             raise _NewtonTroubleError("a loss without curvature in many rows")
         assert point.hessian is not None

@@ -353,7 +353,7 @@ class LeastSquaresWeights(Statistic):
         Most sweeps over the weights of a row.
     tol : float
     only_error : bool
-        Whether the result is the error alone, and that half the squared reconstruction error.
+        Whether the result is only the error, and that half the squared reconstruction error.
     """
 
     across: Array
@@ -809,7 +809,7 @@ class _UpdateState:
         self.H = H
         self.n_iter += 1
         # A history too large to be sent is dropped: the next request recomputes all weights from
-        # the last components alone.
+        # only the last components.
         if (len(self._history) + 1) * H.size > _MAX_HISTORY_NUMBERS:
             self._anchor, self._history, self.fresh = H, [], True
 

@@ -3,7 +3,7 @@
 A solver of `solvers.base` runs in one trainer and requests sums from all. A solver that holds much
 for each row and takes many small decisions (the growth of trees) runs beside the rows instead: it
 reads them once, converts them to its own form (binned features), and all-reduces the statistics
-that a decision depends on, so that all replicas decide alike.
+that a decision depends on, so that all replicas make the same decision.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class CovarianceEigenSolver(Solver):
         if not self.centred:
             # Uncentred: the mean product of rows is the covariance plus the mean's square.
             covariance += mean[:, None] * mean[None, :]
-        # Of many features, LAPACK computes the wanted eigenvectors alone.
+        # With many features, LAPACK computes only the wanted eigenvectors.
         d, at = len(covariance), None
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
             at = [d - max(self.n_components, 1), d - 1]

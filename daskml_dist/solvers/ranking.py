@@ -202,7 +202,7 @@ class QueryRows(DealtRows):
         self.gains = loss.gains(labels)
         self.weight = self._find_query_weights(weight)
 
-    # -- who works on which query --------------------------------------------------------------
+    # -- assignment of queries to trainers -----------------------------------------------------
 
     def _divide(self, codes: Array) -> list[RowSelection] | None:
         """Return the positions of the own rows that go to each trainer; None if all stay here."""

@@ -196,7 +196,7 @@ def make_key(*seed: int) -> np.uint32:
 
 
 def _find_bound(share: float) -> np.uint32:
-    """Return the bound below which the draws of a share of the rows lie."""
+    """Return the upper bound of the draws of a share of the rows."""
     return np.uint32(min(int(share * 2.0**32), 2**32 - 1))
 
 

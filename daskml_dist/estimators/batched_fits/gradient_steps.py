@@ -405,7 +405,7 @@ class _CandidatePlanner:
 
 def _find_common_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
     """Return the optimizer that all fits share; raise if it, or its state, differs."""
-    # A pilot may have replaced one fit's Adagrad by NAG, or warmed the state of some fits alone.
+    # A pilot may have replaced one fit's Adagrad by NAG, or warmed the state of only some fits.
     (first, _), *others = {
         (
             p.steps.rule.only_group.optimizer,

@@ -136,7 +136,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         InvalidParameterError, InvalidDataError
             Before any step, naming the remedy (NaN and infinity: during the first pass).
         TrainingError
-            When the fit cannot go on, for instance because a worker was lost.
+            When the fit cannot continue, for instance because a worker was lost.
         """
         given = coef_init is not None or intercept_init is not None
         start = (coef_init, intercept_init) if given else None

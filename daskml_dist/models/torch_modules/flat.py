@@ -82,7 +82,7 @@ class FlatModule:
     like : array of shape (n, 1)
         Gives the device and the dtype of the computation.
     trained : bool
-        Whether gradients are wanted.
+        Whether gradients are needed.
     pixelwise : bool, default=False
         Whether kernels of convolutions on the CPU are in ``channels_last`` memory format, with
         which convolutions take a quarter less time. They are then copies outside the vector.

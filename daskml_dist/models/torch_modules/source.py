@@ -272,7 +272,7 @@ def _find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
 
 
 def _is_plain_sequential(module: Any) -> bool:
-    """Return whether a module does nothing but call its children in order."""
+    """Return whether a module only calls its children in order."""
     forward = load_torch().nn.Sequential.forward
     # Hooks may change the data that passes through the module.
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
