@@ -1,7 +1,7 @@
 """Batched linear models: many fits that read the same rows in one pass, as in cross-validation.
 
-Every model is fitted on the training rows of one *split*. A `FoldAssignment` gives the role of a row
-in each split, given an integer code that comes with the row's target (the number of its fold,
+Every model is fitted on the training rows of one *split*. A `FoldAssignment` gives the role of a
+row in each split, given an integer code that comes with the row's target (the number of its fold,
 or of the row itself).
 """
 
