@@ -115,7 +115,7 @@ class TreeCalls(KernelCalls):
         loss : BoostLoss
         y, weight : array of float64 of shape (n,); weight or None
         raw : array of float64 of shape (n_outputs, n)
-        g, h : array of float32 of shape (n_outputs, n); h or None, where all are 1
+        g, h : array of float32 of shape (n_outputs, n); h or None, if all are 1
         """
         k, n = raw.shape
         largest = self.cupy.zeros((2, k), np.uint32)

@@ -177,7 +177,7 @@ def _add_log_loss_gradient(
     ----------
     X : C-ordered ndarray of shape (n, n_features), float32 or float64, at any address
     y : ndarray of shape (n,), -1 or +1
-    weight : ndarray of shape (n,), or of shape (0,) where rows have none
+    weight : ndarray of shape (n,), or of shape (0,) if rows have none
     w : ndarray of shape (n_features,), or one longer with an intercept
     out : ndarray of float64 of the shape of `w`
     scaled : C-ordered ndarray of shape (n, at least n_features + 1), or None

@@ -34,7 +34,7 @@ def add_out_of_bag_answers(
     numbers : ndarray of int64 of shape (n,)
     keys : ndarray of uint64 of shape (n_trees,)
     table : ndarray of uint64
-        See `forest_kernels.draw_tree_rows`.
+        See `draw_tree_rows`.
     roots, feature, last, left, missing_left, value
         Arrays of the trees.
     missing : int
@@ -89,7 +89,7 @@ _inside = compiled_inside(error_model="numpy")
 
 @_inside
 def hash_number(number: Any) -> Any:
-    """Return a hash of 64 bits (splitmix64's finaliser); see `models.hashed.mixed`."""
+    """Return a hash of 64 bits (splitmix64's finaliser); see `models.bins.hash_numbers`."""
     # Constants and shifts of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

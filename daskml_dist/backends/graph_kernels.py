@@ -128,7 +128,7 @@ def update_ranks(
     ----------
     indptr, indices : ndarray
         CSR arrays of the rows; entries are positions in `sent`.
-    weights : ndarray, empty where all are 1
+    weights : ndarray, empty if all are 1
     sent : ndarray
         For each used source, its rank divided by the sum of its weights.
     fixed : ndarray of shape (n,) or (1,)

@@ -234,7 +234,7 @@ def _check_tables() -> Finding:
     """Check that tables can be read, for DataFrames and files of Parquet and CSV."""
     if lacking := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
         return Finding("missing", f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"')
-    import_module("dask.dataframe")  # raises where the versions do not fit together
+    import_module("dask.dataframe")  # raises if the versions do not fit together
     return Finding(
         "ok", f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}"
     )

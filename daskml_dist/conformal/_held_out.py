@@ -76,9 +76,9 @@ class HeldOutScorer:
     Parameters
     ----------
     fits : list
-        What scores the test rows of each split: a fitted estimator, or several in a tuple.
+        For each split the fitted estimator, or tuple of several, that scores its test rows.
     folds : FoldAssignment or None
-        None: the only fit has seen none of the rows.
+        None: the only fit was trained on none of the rows.
     score : callable
         ``score(fit, X, y)`` returns the scores of rows, of shape (n, n_sides).
     group : callable or None

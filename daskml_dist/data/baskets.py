@@ -55,7 +55,7 @@ def make_baskets(
 
 
 def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
-    """Raise where a frame does not have the columns of baskets and items."""
+    """Raise if a frame does not have the columns of baskets and items."""
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{type(frame).__name__} is not a dataframe. Give a pandas or Dask dataframe with "

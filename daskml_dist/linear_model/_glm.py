@@ -104,7 +104,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return D^2, the share of the deviance that the model explains, in one pass.
 
-        Rows, targets and weights are as in :meth:`fit`. 1 is best; NaN where y is constant.
+        Rows, targets and weights are as in :meth:`fit`. 1 is best; NaN if y is constant.
         """
         statistic = partial(_sum_deviances, self._deviance())
         sums: _DevianceSums = self._sum_over_blocks(statistic, X, y, sample_weight)

@@ -18,7 +18,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 class LinearRegression(BaseLeastSquares):
     """Ordinary least squares, in one pass over the rows.
 
-    The Gram matrix is summed over all rows in their own dtype. Where that leaves fewer than half
+    The Gram matrix is summed over all rows in their own dtype. If that leaves fewer than half
     the digits (nearly dependent features, or means far from zero), the rows are read again: in
     float64, about their means, and if that is not enough, multiplied by the inverse of the Cholesky
     factor found so far (shifted CholeskyQR, Fukaya et al. 2020), which is as exact as an orthogonal

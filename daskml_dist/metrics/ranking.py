@@ -2,7 +2,7 @@
 
 One pass reduces all rows to a score run (`_runs.py`): the weight of each label at each distinct
 score. scikit-learn's functions are then called on the entries of the run, as if they were rows.
-Where a run was binned to limit its size, the order within bins is lost; the score is computed for
+If a run was binned to limit its size, the order within bins is lost; the score is computed for
 the best and the worst order, which bound it.
 """
 

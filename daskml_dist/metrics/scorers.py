@@ -69,7 +69,7 @@ class Scorer(_SklearnScorer):
     def from_sklearn(cls, theirs: Any, name: str | None = None) -> Scorer:
         """Return a scorer of scikit-learn's as one that accepts Dask collections.
 
-        `name` is the name by which scikit-learn has it, if it has.
+        `name` is its name in scikit-learn, if any.
         """
         found = cls(theirs._score_func)
         # All of its state, with metadata requests.

@@ -220,7 +220,7 @@ def _fit_batched_pipelines(
     train_score: bool,
     error_score: Any = np.nan,
 ) -> tuple[list[list[SplitFit]], int] | None:
-    """Fit and score pipelines by batched fits of their last steps; None where that is impossible.
+    """Fit and score pipelines by batched fits of their last steps; None if that is impossible.
 
     Transformers are fitted to the training rows of a split once for all its candidates, and rows
     are transformed as a batched fit reads them.

@@ -361,7 +361,7 @@ def train_test_split(
     Parameters
     ----------
     *arrays : dask Arrays, DataFrames or Series, or in memory, of as many rows each
-        Where one is a Dask collection, the first must be.
+        If one is a Dask collection, the first must be, too.
     test_size, train_size : float in (0, 1), or int, or None
         Shares or numbers of rows; a quarter of them by default.
     random_state : int, RandomState or None

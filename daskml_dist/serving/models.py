@@ -475,8 +475,8 @@ class Models:
     def _current(self, folder: Path, name: str, before: _Entry | None) -> Served | None:
         """Return the version to serve by default; None if none can be loaded.
 
-        It is the one that the file ``current`` names, or the newest without such a file. Where that
-        cannot be loaded, it is the one served `before`, and at a start the newest of the older.
+        It is the one that the file ``current`` names, or the newest without such a file. If that
+        cannot be loaded, it is the one served `before`, or at a start the newest older one.
         """
         while True:
             named = registry.read_current_version(folder, name)

@@ -32,7 +32,7 @@ class RowState(ABC):
 
     A statistic whose :attr:`Statistic.state` returns a `RowState` reads and writes the array in
     place, as ``rows.state``. The next statistic that returns a state of the same `name` finds the
-    array as the last one left it. Trainers call :meth:`make` where they do not hold the array: at
+    array as the last one left it. Trainers call :meth:`make` if they do not hold the array: at
     the start, after the loss of a worker, and where blocks are streamed because the rows or their
     states do not fit in memory.
 

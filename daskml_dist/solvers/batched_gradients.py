@@ -2,8 +2,8 @@
 
 A *candidate* is one model of a search, fitted to the training rows of one split. A block is fetched
 once for all splits and candidates. :class:`PerSplitStatistic` repeats any sum for each split, in
-one reading of the block where it can, else in one a split. :class:`BatchedGradient` evaluates all
-candidates as columns of one matrix, so that their predictions are one matrix product and their
+one reading of the block if possible, else in one for each split. :class:`BatchedGradient` evaluates
+all candidates as columns of one matrix, so that their predictions are one matrix product and their
 gradients another. The roles of a row in all splits come with its targets
 (`BatchedLinear.split_roles`); scores (`batched_scores.py`) read the rows of another role by the
 same tiles.

@@ -586,7 +586,7 @@ class KMeansSolver(Solver):
         return at.subtract_shift(found[found[:, 0] > 0, 1:])
 
     def _repeat_to_k(self, rows: Array) -> Array:
-        """Return `k` rows, repeating them where the data has fewer."""
+        """Return `k` rows, repeating them if the data has fewer."""
         return np.resize(rows, (self.k, rows.shape[1]))
 
 

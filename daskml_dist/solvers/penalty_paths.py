@@ -279,7 +279,7 @@ class FoldedReduction(Solver):
         """Reduce the training rows of all splits, in lock step."""
         d, n_splits = model.n_features, model.roles.n_splits
         # One pass gives the moments of all splits. The solvers of the splits take their first pass
-        # from these, and read the rows again only where the moments have too few digits.
+        # from these, and read the rows again only if the moments have too few digits.
         first = sums(
             PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
         )

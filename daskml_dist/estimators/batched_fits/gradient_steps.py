@@ -73,7 +73,7 @@ class StepCandidate:
     opt_state : dict of str to ndarray
         State of the optimizer, of the shape of `w`.
     step, rows : int and float
-        Steps made and rows seen, by which schedules go on.
+        Steps made and rows seen, from which schedules continue.
     n_iter : int
         Passes made.
     records : list of dict
