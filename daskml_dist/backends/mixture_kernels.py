@@ -125,11 +125,13 @@ def _add_diagonal(
     k, d = means.shape
     found, tile = 0.0, 128
     shares, near = np.empty((k, tile), X.dtype), np.empty((tile, d), X.dtype)
+    # A tile of rows stays in the cache, from its densities to its moments.
     for start in range(0, X.shape[0], tile):
         n = min(tile, X.shape[0] - start)
         for i in range(n):
             for j in range(d):
                 near[i, j] = X[start + i, j] - shift[j]
+        # Log densities of the rows in each component.
         for c in range(k):
             for i in range(n):
                 square = near.dtype.type(0)
@@ -140,6 +142,7 @@ def _add_diagonal(
         found += _normalise_shares(
             shares[:, :n], weight[start : start + n] if len(weight) else weight
         )
+        # Moments about the component's mean, which keep more digits than those about zero.
         for c in range(k):
             for i in range(n):
                 share = shares[c, i]

@@ -202,6 +202,7 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
     lazy = y if is_dask(y) else group
     chunks = lazy.chunks[0]
     known = not np.isnan(chunks).any()
+    # Both lazy: chunks of known sizes are made equal; else blocks are paired by their number.
     if is_dask(y) and is_dask(group):
         others_known = not np.isnan(group.chunks[0]).any()
         if count_blocks(y) != count_blocks(group) and not (known and others_known):
@@ -222,6 +223,7 @@ def _align_chunks(y: Any, group: Any) -> tuple[da.Array, da.Array]:
             "One of y and group is in memory, and the sizes of the chunks of the other are not "
             "known. Call compute_chunk_sizes() on it, or name a column: group='qid'."
         )
+    # One in memory: it is cut into the chunks of the other.
     here = group if is_dask(y) else y
     if len(here) != sum(chunks):
         raise InvalidDataError(

@@ -322,6 +322,7 @@ class _BlockSums:
             check_length(count_rows_of_block(X), labels, "groups", index)
         for at, design, target, weight, keep in self._iterate(index, X, y, w):
             mean, slope, observed, expected = self.family.evaluate(target, design @ self.params)
+            # Scores: the gradient of each row's log likelihood in the coefficients.
             scores = (weight * slope)[:, None] * design
             center = float(weight @ target / weight.sum())
             clusters = {} if labels is None else _sum_by_label(labels[at][keep], scores)
