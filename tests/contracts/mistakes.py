@@ -464,7 +464,9 @@ TARGETS: dict[str, Mistake] = {
         "Pass one column, for example y[:, 0]",
     ),
     "labels of bytes": (
-        lambda: SGDClassifier().fit(X, NAMES.astype("S")), DATA, "Decode them: numpy.asarray(y, 'S').astype(str)",
+        lambda: SGDClassifier().fit(X, NAMES.astype("S")),
+        DATA,
+        "Decode them: numpy.asarray(y, 'S').astype(str)",
     ),
     "labels of several types": (
         lambda: SGDClassifier().fit(X, np.array([1, "a"] * 20, dtype=object)), DATA,
