@@ -600,7 +600,7 @@ def reduce_weighted_sums(
 ) -> Any:
     """Return ``finish(weight, sums)`` of all rows' weight and weighted values, in one pass."""
     return columns.reduce_to_score(
-        partial(_sum_weighted_values, values),
+        partial(sum_weighted_values, values),
         add_arrays,
         columns.align(y_true, y_pred, sample_weight),
         partial(_finish_weighted_sums, finish),
@@ -614,7 +614,7 @@ def _finish_weighted_sums(finish: Callable[[float, Sums], Any], found: Sums) -> 
     return finish(float(found[0]), found[1:])
 
 
-def _sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
+def sum_weighted_values(values: RowValues, rows: ScoredRows) -> Sums:
     """Return the weight of rows, followed by the weighted sum of their values by target."""
     found = values(rows.y_true, rows.y_pred)
     # One array, so that `add_arrays` merges the weight and the sums together.

@@ -18,8 +18,10 @@ import sklearn.calibration
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_statistics import ColumnSketch
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.signatures import suggest_arguments
 from daskml_dist.metrics._columns import (
@@ -478,7 +480,9 @@ def _reduce_calibration_curve(
         labels, sums = run.labels, _sum_run_bins(run, scores, edges)
     else:
         summarise = partial(_sum_block_bins, edges=edges)
-        labels, sums = _CALIBRATION_COLUMNS.reduce(summarise, _merge_bins, collection)
+        labels, sums = _CALIBRATION_COLUMNS.reduce(
+            summarise, _merge_bins, collection, on_device=True
+        )
     positive = labels == _find_positive_label(labels, pos_label)
     rows, probabilities = sums.sum(axis=0).T
     # Empty bins have no point on the curve.
@@ -494,9 +498,10 @@ def _sum_block_bins(rows: ScoredRows, edges: NDArray[np.float64]) -> _LabelBins:
     n_bins = len(edges) - 1
     # (label, bin) as one number, so that one `bincount` sums both dimensions. Only the inner edges
     # are used, as in scikit-learn: 0 and 1 are then in the first and last bin.
-    cells = at * n_bins + np.searchsorted(edges[1:-1], rows.y_pred)
+    xp, proba = namespace(rows.y_pred), cast(rows.y_pred, np.dtype(np.float64))
+    cells = at * n_bins + xp.searchsorted(xp.asarray(edges[1:-1]), proba)
     size = len(labels) * n_bins
-    sums = [np.bincount(cells, minlength=size), np.bincount(cells, rows.y_pred, size)]
+    sums = [copy_to_host(xp.bincount(cells, weights, size)) for weights in (None, proba)]
     return labels, np.stack(sums, axis=-1).reshape(len(labels), n_bins, 2).astype(np.float64)
 
 
@@ -544,7 +549,8 @@ def _check_two_labels(labels: NDArray[Any]) -> None:
 
 
 def _check_unit_interval(values: NDArray[Any]) -> None:
-    if values.min() < 0 or values.max() > 1:
+    xp = namespace(values)
+    if xp.min(values) < 0 or xp.max(values) > 1:
         raise InvalidDataError(
             "y_prob has values outside [0, 1]. Pass the result of predict_proba()."
         )

@@ -3,9 +3,9 @@
 Rows in memory are scored by scikit-learn's functions. A Dask collection is reduced to a summary
 from which the same score follows:
 
-- mean errors: the weighted sum of the rows' errors, in one pass, on a GPU if they lie there;
+- mean errors and deviances: the weighted sum of those of the rows, in one pass, on a GPU if they
+  lie there;
 - R^2 and explained variance: means and sums of squares, merged without loss of digits;
-- deviances: scikit-learn's mean of each block, times the block's weight;
 - medians and other quantiles, exactly: a sketch of the values (`ColumnSketch`) brackets the
   quantile in one pass. If the sketch dropped values, a second pass collects those within the
   bracket, about a thousandth of the rows, and sums those outside.
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
-from scipy.special import xlogy
 from sklearn.exceptions import UndefinedMetricWarning
 
 from daskml_dist.backends.namespace import cast, namespace
@@ -42,7 +41,6 @@ from daskml_dist.errors.stack_level import user_stack_level
 from daskml_dist.metrics._columns import (
     ScoredColumns,
     ScoredRows,
-    average_block_means,
     call_sklearn_metric,
     check_weight_total,
     check_weights_nonnegative,
@@ -50,7 +48,7 @@ from daskml_dist.metrics._columns import (
     read_numbers,
     read_targets,
     reduce_weighted_sums,
-    sum_block_metric,
+    sum_weighted_values,
 )
 from daskml_dist.metrics._metric_functions import make_metric_function
 
@@ -530,15 +528,40 @@ max_error = _make_deviance_metric(
 def _average_tweedie_deviance(
     y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0
 ) -> float:
-    each = _make_tweedie_deviance(power)
-    return float(average_block_means(each, SINGLE_TARGET, y_true, y_pred, sample_weight)[0])
+    finish = partial(_finish_mean_of_targets, np.asarray, "uniform_average")
+    each, rows = _make_deviance(power), (y_true, y_pred, sample_weight)
+    return float(reduce_weighted_sums(SINGLE_TARGET, each, *rows, finish))
 
 
-def _make_tweedie_deviance(power: float) -> Callable[..., Any]:
-    """Return scikit-learn's mean deviance of a power, checked before any block is read."""
-    deviance = partial(theirs.mean_tweedie_deviance, power=power)
-    call_sklearn_metric(deviance, [1.0], [1.0])
-    return deviance
+def _make_deviance(power: float) -> Callable[..., Any]:
+    """Return the function of rows to their deviances of a power, which is checked."""
+    call_sklearn_metric(theirs.mean_tweedie_deviance, [1.0], [1.0], power=power)
+    return partial(_measure_deviances, power=power)
+
+
+def _measure_deviances(y_true: Any, y_pred: Any, power: float) -> Any:
+    """Return the Tweedie deviance of each row, as scikit-learn defines it."""
+    xp = namespace(y_true)
+    y, mean = (cast(values, np.dtype(np.float64)) for values in (y_true, y_pred))
+    if power == 0:
+        return _square_errors(y, mean)
+    least = xp.min(y) if power >= 1 else 1.0
+    if xp.min(mean) <= 0 or least < 0 or (power >= 2 and least == 0):
+        # Raises scikit-learn's error.
+        deviance = partial(theirs.mean_tweedie_deviance, power=power)
+        call_sklearn_metric(deviance, *map(copy_to_host, (y, mean)))
+    if power == 1:
+        return 2 * (_multiply_by_log(y, y / mean) - y + mean)
+    if power == 2:
+        return 2 * (xp.log(mean / y) + y / mean - 1)
+    slopes = y * mean ** (1 - power) / (1 - power)
+    return 2 * (_compute_potential(y, power) - slopes + mean ** (2 - power) / (2 - power))
+
+
+def _multiply_by_log(y: Any, values: Any) -> Any:
+    """Return ``y * log(values)``, and 0 where y is 0."""
+    xp = namespace(y)
+    return xp.where(y > 0, y * xp.log(xp.where(y > 0, values, 1.0)), 0.0)
 
 
 class _DevianceSums(NamedTuple):
@@ -555,9 +578,9 @@ _Summary = TypeVar("_Summary", _ErrorMoments, _DevianceSums)
 
 def _reduce_d2_tweedie(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) -> Any:
     """Return 1 minus the deviance of the predictions over that of the mean of y_true."""
-    summarise = partial(_sum_block_deviance, _make_tweedie_deviance(power), power)
+    summarise = partial(_sum_block_deviance, _make_deviance(power), power)
     collection = SINGLE_TARGET.align(y_true, y_pred, sample_weight)
-    found = SINGLE_TARGET.reduce(summarise, _add_summaries, collection)
+    found = SINGLE_TARGET.reduce(summarise, _add_summaries, collection, on_device=True)
     if found.n_rows < 2:
         return _warn_undefined_score("D^2")
     weight, deviance, potential = found.sums
@@ -580,24 +603,23 @@ def _sum_block_deviance(
 ) -> _DevianceSums:
     weights = rows.weights
     check_weights_nonnegative(weights)
-    sums = sum_block_metric(deviance, rows)
-    potential = weights @ _compute_potential(rows.y_true.astype("float64", copy=False), power)
-    targets = WeightedMoments.of(rows.y_true, weights)
-    return _DevianceSums(len(weights), np.r_[sums, potential], targets)
+    potentials = _compute_potential(cast(rows.y_true, np.dtype(np.float64)), power)
+    sums = np.append(sum_weighted_values(deviance, rows), copy_to_host(weights @ potentials))
+    return _DevianceSums(len(weights), sums, WeightedMoments.of(rows.y_true, weights))
 
 
-def _compute_potential(y: Floats, power: float) -> Floats:
+def _compute_potential(y: Any, power: float) -> Any:
     """Return the convex function whose Bregman divergence is half the Tweedie deviance."""
     if power == 0:
         # Normal distribution: unused, since `WeightedMoments.squares` keeps more digits.
-        return np.zeros_like(y)
+        return 0 * y
     if power == 1:  # Poisson
-        return np.asarray(xlogy(y, y))
+        return _multiply_by_log(y, y)
     if power == 2:  # gamma
-        return np.asarray(-np.log(y))
+        return -namespace(y).log(y)
     # Negative powers allow y <= 0, where the deviance takes max(y, 0) in its place.
-    positive = np.maximum(y, 0.0) if power < 0 else y
-    return np.asarray(positive ** (2 - power) / ((1 - power) * (2 - power)))
+    positive = namespace(y).maximum(y, 0.0) if power < 0 else y
+    return positive ** (2 - power) / ((1 - power) * (2 - power))
 
 
 mean_tweedie_deviance = _make_deviance_metric(
@@ -744,8 +766,7 @@ def _sketch_block(rows: ScoredRows, alpha: float | None) -> _SketchedRows:
     sums = np.array([rows.weights.sum()])
     # The loss of the predictions, in the same pass.
     if alpha is not None:
-        loss = partial(theirs.mean_pinball_loss, alpha=alpha, multioutput="raw_values")
-        sums = sum_block_metric(loss, rows)
+        sums = sum_weighted_values(partial(_measure_pinball_losses, alpha=alpha), rows)
     # None rather than ones: the sketch then sorts the values alone, without an argsort.
     weight = None if rows.weight is None else rows.weights
     return _SketchedRows(len(values), sketch_columns(values, weight), sums)

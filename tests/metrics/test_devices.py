@@ -111,6 +111,11 @@ SHAPES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("r2_score", _NUMBERS, _NUMBERS[:, ::-1], {"multioutput": "variance_weighted"}),
     ("r2_score", _repeat(CLASSES).astype("u1"), _repeat(GUESSES).astype("i2"), {}),
     ("mean_pinball_loss", _NUMBERS, _NUMBERS[:, ::-1], {"alpha": 0.9}),
+    ("mean_tweedie_deviance", _repeat(CLASSES), 1 + _NUMBERS[:, 0].astype("f4"), {"power": 1}),
+    ("mean_tweedie_deviance", _repeat(CLASSES), 1 + _NUMBERS[:, 0], {"power": 1.5}),
+    ("d2_tweedie_score", _repeat(CLASSES) - 1, 1 + _NUMBERS[:, 0], {"power": -1}),
+    ("d2_tweedie_score", _repeat(CLASSES) + 1, 1 + _NUMBERS[:, 0], {"power": 3}),
+    ("calibration_curve", _repeat(CLASSES) > 0, _NUMBERS[:, 0].astype("f4"), {"n_bins": 4}),
     ("accuracy_score", _repeat(CLASSES)[:, None], _repeat(GUESSES).astype("f8"), {}),
     ("confusion_matrix", _repeat(CLASSES) > 0, _repeat(GUESSES) > 1, {"normalize": "true"}),
     ("confusion_matrix", _repeat(CLASSES).astype("i2"), _repeat(GUESSES).astype("f4"), {}),
@@ -127,7 +132,7 @@ def test_shapes_and_dtypes(
 ) -> None:
     """Also in pieces, with weights in host memory; of float32 a logarithm is a rounding off."""
     name, y_true, y_pred, options = shape
-    if WEIGHTS[weights] is not None:
+    if WEIGHTS[weights] is not None and takes_weights(name):
         options = {**options, "sample_weight": _repeat(WEIGHTS[weights])}
     monkeypatch.setattr(_columns, "_DEVICE_PIECE_BYTES", 2000)
     expected = METRICS[name](_lazy(y_true), _lazy(y_pred), **options)
@@ -172,6 +177,10 @@ REFUSED = [
     ("accuracy_score", np.ones(1200), _NUMBERS, None, "y_pred should be a 1d array"),
     ("log_loss", np.arange(1200) % 2, 2 * _NUMBERS[:, 0], None, "y_proba holds 0.* to 1.*, which"),
     ("log_loss", np.arange(1200), _NUMBERS, None, "labels or more, .* the predictions have 3"),
+    ("mean_poisson_deviance", NAN * 0 - 1, np.ones(1200), None, "contains NaN"),
+    ("mean_poisson_deviance", -np.ones(1200), np.ones(1200), None, "non-negative y and strictly"),
+    ("mean_gamma_deviance", np.zeros(1200), np.ones(1200), None, "strictly positive y and y_pred"),
+    ("calibration_curve", np.arange(1200) % 2, 2 * np.ones(1200), None, "values outside"),
     ("mean_squared_log_error", -np.ones(1200), np.ones(1200), None, "Logarithmic Error cannot be"),
 ]
 
