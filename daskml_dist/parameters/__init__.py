@@ -1,6 +1,6 @@
 """Parameters that estimators share: their checks, and how a fit runs.
 
-`run` has `Run`, the parameter that lays a fit out over a cluster; `checks` the checks of values,
-each with an error that names what is valid, and the parameters of scikit-learn that are checked and
-then have no effect.
+`run` has `Run`, the parameter that describes how a fit is distributed over a cluster. `checks` has
+the checks of values, each with an error that names the valid values; parameters of scikit-learn
+that have no effect here are checked there too.
 """

@@ -1,8 +1,8 @@
 """Checks of the estimators' parameters, made when an estimator is fitted.
 
-As scikit-learn has it, a constructor stores its arguments unchecked (``set_params`` and `clone`
-must be able to); ``fit`` checks them before any work is started. Each error names the parameter,
-the value and what is valid.
+As in scikit-learn, a constructor stores its arguments unchecked, because ``set_params`` and `clone`
+rely on it; ``fit`` checks them before any work starts. Each error names the parameter, its value
+and the valid values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _is_count_or_none(value: Any) -> bool:
 
 def _is_random_state(value: Any) -> bool:
     if isinstance(value, Integral) and not _is_flag(value):
-        return 0 <= int(value) < 1 << 32  # the seeds that NumPy's Mersenne Twister takes
+        return 0 <= int(value) < 1 << 32  # the range of seeds of NumPy's Mersenne Twister
     return value is None or isinstance(value, np.random.RandomState) or value is np.random
 
 
@@ -57,8 +57,9 @@ def _is_nonnegative(value: Any) -> bool:
     return isinstance(value, Real) and not _is_flag(value) and float(value) >= 0
 
 
-#: Parameters of scikit-learn that have no effect here: a test of their values, and scikit-learn's
-#: words for the valid ones. They are checked so that a wrong value is an error with either package.
+#: Parameters of scikit-learn that have no effect here: a check of the value, and scikit-learn's
+#: description of the valid values. They are checked so that a wrong value is an error in both
+#: packages.
 ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "copy_X": (_is_flag, "an instance of 'bool'"),
     "dual": (_is_flag, "an instance of 'bool'"),
@@ -93,9 +94,9 @@ _Fit = TypeVar("_Fit", bound=Callable[..., Any])
 
 
 def taking_client(fit: _Fit) -> _Fit:
-    """Give a meta-estimator's ``fit`` the keyword `client`: the cluster of all fits inside it.
+    """Add to a meta-estimator's ``fit`` the keyword `client`: the cluster of all fits inside it.
 
-    It is made the current client meanwhile, so members, splits and scorers need not pass it on.
+    It is the current client while ``fit`` runs, so members, splits and scorers need not pass it on.
     """
 
     @wraps(fit)
@@ -106,14 +107,14 @@ def taking_client(fit: _Fit) -> _Fit:
         with use_client(client):
             return fit(self, *args, **params)
 
-    # inspect.signature would follow `wraps` to the plain ``fit``, which has no `client`. Keywords
-    # stand before **params.
+    # inspect.signature would follow `wraps` to the plain ``fit``, which has no `client`. A keyword
+    # parameter must precede **params.
     signature = inspect.signature(fit)
     *others, last = signature.parameters.values()
     added = inspect.Parameter("client", inspect.Parameter.KEYWORD_ONLY, default=None)
     has_kwargs = last.kind is inspect.Parameter.VAR_KEYWORD
     parameters = [*others, added, last] if has_kwargs else [*others, last, added]
-    # By setattr: to mypy a function has no __signature__.
+    # setattr, because mypy knows no attribute __signature__ of functions.
     setattr(fit_on_client, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
     return cast(_Fit, fit_on_client)
 
@@ -129,7 +130,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
         raise InvalidParameterError(
             f"run={run!r}: use daskml_dist.Run, for example run=Run(n_lanes=2), or None."
         )
-    # No setting is ignored in silence: a user who sets one counts on its effect.
+    # A setting that the estimator does not use is an error: the user expects it to have an effect.
     elif unused := [given for given in run.changed() if given not in used]:
         raise InvalidParameterError(
             f"run={run!r}: {name} does not use {' and '.join(unused)}. Leave that out; it only "
@@ -159,7 +160,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
 
 def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
-    # By identity or between strings: == with an array has no truth value, and 1 == True.
+    # Compare by identity, or as strings: == on an array has no truth value, and 1 == True.
     if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
         raise InvalidParameterError(
             f"{name}={value!r}: use one of {list(valid)}.{suggest_nearest(value, valid)}"
@@ -182,7 +183,7 @@ def check_columns(name: str, value: Any, default: str | None) -> None:
 def check_count(
     name: str, value: Any, also: str = "", least: int = 1, most: int | None = None
 ) -> None:
-    """Check that a parameter is an integer within bounds; `also` names what else is valid."""
+    """Check that a parameter is an integer within bounds; `also` names another valid value."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most:,}"
@@ -191,7 +192,7 @@ def check_count(
 
 
 def check_table_limits(admit_after: Any, expire_after: Any, max_rows: Any) -> None:
-    """Check the parameters that say which ids have a row in a growing table."""
+    """Check the parameters that decide which ids have a row in a growing table."""
     check_count("admit_after", admit_after, most=MOST_SIGHTINGS)
     if expire_after is not None:
         check_count("expire_after", expire_after, "or None: no row expires", most=MOST_STEPS)
@@ -217,8 +218,8 @@ def check_flag(name: str, value: Any) -> None:
         raise InvalidParameterError(f"{name}={value!r}: use True or False.")
 
 
-#: Parameters whose default is True or False and that take other values too (an integer, a scorer, a
-#: matrix): the estimators that have them check them.
+#: Parameters whose default is True or False but that accept other values too (an integer, a scorer,
+#: a matrix). Their estimators check them.
 _NOT_ONLY_FLAGS = frozenset({"average", "oob_score", "precompute", "refit", "verbose"})
 
 
@@ -227,8 +228,8 @@ def check_flags(estimator: Any) -> None:
 
     Otherwise a string such as "no" would count as True.
     """
-    kind: Any = type(estimator)  # Any, because mypy takes a class for unhashable
-    # Those in `_accepted` are checked by `check_accepted`, in scikit-learn's words.
+    kind: Any = type(estimator)  # Any, because mypy considers a class unhashable
+    # `check_accepted` checks the parameters in `_accepted`, with scikit-learn's messages.
     for name in _list_flags(kind).difference(estimator._accepted):
         check_flag(name, getattr(estimator, name))
 
@@ -266,7 +267,7 @@ def _check_budget(memory_budget: Any) -> int | None:
 
 
 def check_weighed(weights: Mapping[int, Any]) -> None:
-    """Check that the test rows of each split have weights, given their sums by split."""
+    """Check that the test rows of each split have a positive total weight, given by split."""
     for split, weight in weights.items():
         if float(weight) == 0:
             raise InvalidDataError(
@@ -277,7 +278,7 @@ def check_weighed(weights: Mapping[int, Any]) -> None:
 
 
 def check_some_weight(weight: Any) -> None:
-    """Check that rows to be scored have weights, given the sum of these."""
+    """Check that the rows to score have a positive total weight, given that total."""
     if float(weight) == 0:
         raise InvalidDataError(
             "The sample weights sum to zero, so there is no score. Give some rows a positive "
@@ -286,9 +287,9 @@ def check_some_weight(weight: Any) -> None:
 
 
 def seed_of(random_state: Any) -> int:
-    """Return a seed below 2**31 - 1, drawn from a `random_state` of scikit-learn's kinds.
+    """Return a seed below 2**31 - 1, drawn from a `random_state` as scikit-learn accepts it.
 
-    A `RandomState` moves on, so two fits of one estimator differ, as scikit-learn's do.
+    Drawing advances a `RandomState`, so two fits of one estimator differ, as in scikit-learn.
     """
     try:
         return int(check_random_state(random_state).randint(2**31 - 1))
@@ -303,7 +304,7 @@ def check_steps(params: dict[str, Any]) -> None:
     # An integer is the number of rows after which averaging begins, as in scikit-learn's SGD.
     if not _is_flag(params["average"]):
         check_count("average", params["average"], also="True or False")
-    # Only the types: `get_penalty` checks the ranges.
+    # Check only the types here: `get_penalty` checks the ranges.
     for name in ("alpha", "l1_ratio"):
         if not isinstance(params[name], Real):
             raise InvalidParameterError(f"{name}={params[name]!r}: use a number.")
@@ -336,12 +337,12 @@ def check_steps(params: dict[str, Any]) -> None:
 
 
 def has_sklearns_callbacks(estimator: Any) -> bool:
-    """Return whether an estimator has callbacks of scikit-learn's ``set_callbacks`` (1.9)."""
+    """Return whether callbacks were set by scikit-learn's ``set_callbacks`` (scikit-learn 1.9)."""
     return bool(getattr(estimator, "_skl_callbacks", None))
 
 
 def refuse_sklearns_callbacks(estimator: Any) -> None:
-    """Raise if scikit-learn's callbacks are set: only scikit-learn's own ``fit`` calls them."""
+    """Raise if scikit-learn's callbacks are set: only the ``fit`` of scikit-learn calls them."""
     if has_sklearns_callbacks(estimator):
         raise InvalidParameterError(
             f"set_callbacks: {type(estimator).__name__} only supports scikit-learn's callbacks "
@@ -353,8 +354,8 @@ _RUN_NAMES = frozenset(field.name for field in fields(Run))
 
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
-    """Check that a constructor has the parameters that it is called with by name."""
-    # The name of a parameter of `run` gets a hint of its own.
+    """Check that a constructor accepts the given parameter names."""
+    # A parameter of `run` gets its own hint.
     known = (list_parameter_names(estimator) if params else None) or ()
     unknown = (name for name in params if name not in known)
     check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))

@@ -1,8 +1,9 @@
-"""Checks of private fits: every way by which rows reach a model without noise is refused.
+"""Checks of private fits: refuse every way in which rows could affect a model without noise.
 
-The accountant counts steps that draw each row with the same probability, clip its gradient, and
-add noise to the sum of all. Whatever else looks at rows (a learning rate tuned to them, their
-weights, a stop on their loss) would tell of them outside of its account.
+The privacy accountant counts steps that draw each row with the same probability, clip its gradient,
+and add noise to the sum of the gradients. Anything else that depends on rows (a learning rate tuned
+to them, their weights, a stopping rule based on their loss) would reveal information that the
+accountant does not count.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def check_privacy(privacy: Any) -> None:
 def make_private_settings(
     settings: Settings, params: Mapping[str, Any], *, goes_on: bool
 ) -> Settings:
-    """Return the settings of a private fit; raise for each that would tell of rows without noise.
+    """Return the settings of a private fit; raise for a setting that uses rows without noise.
 
-    `params` are the estimator's parameters as the user gave them; `goes_on`, whether the fit goes
-    on from an earlier one. The fit makes all `max_iter`
-    passes, since a tolerance looks at losses, and starts from the model's own initial parameters
-    at the optimizer's own rate, since a pilot looks at rows.
+    `params` are the estimator's parameters as given by the user; `goes_on` states whether the fit
+    continues an earlier one. All `max_iter` passes are made, because a tolerance depends on losses.
+    The fit starts from the model's own initial parameters with the optimizer's own learning rate,
+    because a pilot depends on rows.
     """
     refusal = next(_list_refusals(settings, params, goes_on), None)
     if refusal is not None:
@@ -47,7 +48,7 @@ def make_private_settings(
 def _list_refusals(
     settings: Settings, params: Mapping[str, Any], goes_on: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what cannot be private, with the reason and the remedy."""
+    """Yield each setting that cannot be private, with the reason and the remedy."""
     policy, run = settings.policy, settings.run
     if type(policy) not in (Synchronous, AllReduce):
         yield (
@@ -146,7 +147,7 @@ def _list_refusals(
 
 
 def refuse_weights() -> InvalidParameterError:
-    """Return the error for weights of the rows of a private fit."""
+    """Return the error for sample weights in a private fit."""
     return InvalidParameterError(
         "sample_weight with privacy=: weights are scaled by their mean, which each row changes for "
         "all others. Leave sample_weight out."
@@ -154,7 +155,7 @@ def refuse_weights() -> InvalidParameterError:
 
 
 def refuse_more_rows() -> InvalidParameterError:
-    """Return the error for private fits whose number of steps is not known before."""
+    """Return the error for private fits whose number of steps is not known in advance."""
     return InvalidParameterError(
         "partial_fit and stream with privacy=: the noise depends on the number of steps, which "
         "is not known in advance. Use fit, or privacy=None."

@@ -1,4 +1,4 @@
-"""`Run`: how fits are laid out over a cluster, as one parameter of every estimator."""
+"""`Run`: how fits are distributed over a cluster, as one parameter of every estimator."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ class Run(NamedParameters):
     """Layout of a fit on a cluster: the parameter `run` of every estimator.
 
     A nested parameter in scikit-learn's sense: names such as ``run__memory_budget`` work in
-    ``set_params`` and in a search's grid, also for an estimator whose `run` is None, which stands
-    for ``Run()``. Values are checked when an estimator is fitted. A value other than the default
-    that an estimator does not use is an error: estimators fitted by a
-    :mod:`solver <daskml_dist.solvers>` have no parameter server and use neither `n_servers`,
-    `compression` nor `shard`, and of them
-    :class:`~daskml_dist.linear_model.LogisticRegression` alone uses `compute_dtype`.
+    ``set_params`` and in the grid of a search, even if the estimator's `run` is None, which means
+    ``Run()``. Values are checked when an estimator is fitted. It is an error to change a parameter
+    that the estimator does not use: estimators fitted by a :mod:`solver <daskml_dist.solvers>` have
+    no parameter server and use neither `n_servers`, `compression` nor `shard`; of these estimators
+    only :class:`~daskml_dist.linear_model.LogisticRegression` uses `compute_dtype`.
 
     Parameters
     ----------
     n_lanes : int or None, default=None
-        Lanes: logical workers, each with its share of the rows. None: one lane a worker thread,
-        where the rows lie. With a number the coefficients do not depend on how many workers there
-        are. No lane is without rows: with fewer rows than lanes, each lane has one row.
+        Lanes: logical workers, each with its share of the rows. None: one lane for each worker
+        thread, on the worker that holds the rows. With a number, the coefficients do not depend on
+        the number of workers. No lane is empty: with fewer rows than lanes, there is one lane for
+        each row.
     n_servers : int, default=1
         Shards of the parameter server, spread over the workers. With 1, a fit of one lane under
         ``"sync"`` has none.
     deterministic : bool, default=False
-        Whether sums are added up in the order of the lanes. With `n_lanes`, coefficients are then
-        the same to the bit on any workers.
+        Whether sums are added in the order of the lanes. With `n_lanes`, coefficients are then
+        identical to the bit on any number of workers.
     compute_dtype : {"float16", "bfloat16"} or None, default=None
-        Type in which a GPU stores the features of dense rows, with half the memory and the time of
+        Type in which a GPU stores the features of dense rows, at half the memory and time of
         float32: ``"float16"`` has 11 significant bits and values up to 65,504, ``"bfloat16"`` 8
-        bits and the range of float32. All arithmetic is then in float32, on a CPU too, which
-        stores float32.
+        bits and the range of float32. All arithmetic is then in float32. A CPU stores and computes
+        in float32.
     memory_budget : int or str, default="auto"
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
-        memory limit, and 60 % of the memory of a GPU that it uses. Rows that were not persisted
-        and do not fit are read again in each pass (the next blocks are prefetched) and dropped
-        after use. Trees leave half of the budget to the binned rows. Of a table of ids each
-        server keeps rows of half as many bytes in memory, and others in mapped files in Dask's
+        memory limit, and 60 % of the memory of a GPU that it uses. Rows that are not persisted and
+        do not fit are read again in each pass (the next blocks are prefetched) and dropped after
+        use. Trees leave half of the budget to the binned rows. For a table of ids, each server
+        keeps rows of up to half the budget in memory, and the others in mapped files in Dask's
         ``temporary-directory``. A block larger than the budget is an error, and so are rows in
-        memory that take more than it on each worker. Without a cluster, rows in memory stay where
-        they are, and the budget has no effect.
+        memory that exceed it on each worker. Without a cluster, the budget has no effect: rows in
+        memory stay there.
     on_lost_data : {"raise", "skip"}, default="raise"
-        What to do when the only worker that held some rows is lost, and no task can compute them
-        again (they were scattered, without a replica): raise `DataLostError`, or go on without
-        them; then ``history_.extra["lost_rows"]`` counts them.
+        How to handle rows that were held only by a lost worker and that no task can compute again
+        (they were scattered, without a replica): raise `DataLostError`, or continue without them;
+        then ``history_.extra["lost_rows"]`` counts them.
     shard : {"rows", "features"}, default="rows"
-        What is divided among the lanes. With ``"features"`` each holds some columns of all rows,
-        and the parameters of these columns, for models that are too large for a worker: at each
-        step the lanes' partial products of a batch are all-reduced, and no parameter is sent. The
-        iterates are those of one lane with all columns. For linear models and perceptrons trained
-        by steps under ``"sync"`` or ``"allreduce"``; see :doc:`/columns`.
+        How data is divided among the lanes. With ``"features"``, each lane holds some columns of
+        all rows and the parameters of these columns, for models that are too large for one worker.
+        In each step the lanes' partial products of a batch are all-reduced; no parameter is sent.
+        The iterates are those of one lane with all columns. For linear models and perceptrons
+        trained by steps under ``"sync"`` or ``"allreduce"``; see :doc:`/columns`.
     compression : str, Compressor or None, default=None
-        Compression, with error feedback, of what lanes send to servers or to each other:
-        ``"fp16"``, ``"8bit"``, ``"4bit"``, ``"1bit"``, ``"topk"``, ``"significant"``, under
+        Compression, with error feedback, of the messages that lanes send to servers or to each
+        other: ``"fp16"``, ``"8bit"``, ``"4bit"``, ``"1bit"``, ``"topk"``, ``"significant"``, under
         ``"allreduce"`` also ``"powersgd"`` and ``"ef21"``, or an object; see
-        :mod:`daskml_dist.compression`. For all policies but ``"hogwild"``. Under ``"sync"``,
-        ``"ssp"`` and ``"async"`` the coefficients then depend a little on the number of workers,
+        :mod:`daskml_dist.compression`. All policies but ``"hogwild"`` support it. Under ``"sync"``,
+        ``"ssp"`` and ``"async"`` the coefficients then depend slightly on the number of workers,
         unless the run is `deterministic`.
 
     Examples
@@ -105,7 +105,7 @@ class Run(NamedParameters):
         Raises
         ------
         InvalidParameterError
-            There is no such parameter; nothing is set then.
+            There is no such parameter. In this case no parameter is set.
         """
         known = self.get_params()
         # All names are checked before any is set.
