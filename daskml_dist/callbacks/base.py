@@ -1,4 +1,4 @@
-"""Base class of callbacks with state of a fit, and helpers for records of passes."""
+"""Base class of callbacks that hold the state of a fit, and helpers for records of passes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from daskml_dist.errors.signatures import NamedParameters
 class FitCallback(NamedParameters):
     """Base class of callbacks that hold the state of one fit, such as an open file.
 
-    Estimators are cloned and pickled with their callbacks: copies have the parameters and no state
-    (attributes that begin with an underscore). Two fits at a time need two callbacks.
+    Estimators are cloned and pickled with their callbacks: copies have the parameters but not the
+    state (attributes that begin with an underscore). Two concurrent fits need two callbacks.
     """
 
     # Open files and connections cannot be copied, and a search fits many clones of an estimator.
@@ -22,8 +22,8 @@ class FitCallback(NamedParameters):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # Parameters are shared with the copy: a trial of Optuna is the study's, and rows to score may
-    # be large.
+    # Copies share the parameters: a trial belongs to its Optuna study, and rows to score may be
+    # large.
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)(**self.__getstate__())
 
@@ -33,22 +33,22 @@ class FitCallback(NamedParameters):
 
 
 def find_fit_facts(run: Any) -> dict[str, Any]:
-    """Return the facts of a fit that loggers write as it begins, without those that are None."""
+    """Return the facts that loggers write at the begin of a fit, without those that are None."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def is_more_better(name: str) -> bool:
-    """Return whether a larger value of a measure is better, as of scores; others are losses."""
-    # EvalMonitor's keys have suffixes where there are several sets of rows or scores.
+    """Return whether larger values of a measure are better: True for scores, False for losses."""
+    # EvalMonitor adds suffixes to its keys if there are several sets of rows or scores.
     return name == "val_score" or name.startswith("eval_score")
 
 
 def find_numbers(record: dict[str, Any]) -> dict[str, float]:
     """Return the measured numbers of a record, without the number of the pass.
 
-    None was not measured, and lists, such as counts by staleness, are no single curve.
+    None means "not measured"; a list, such as counts by staleness, is not one curve.
     """
     return {
         key: value
@@ -58,7 +58,7 @@ def find_numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def find_measure(record: dict[str, Any], name: str, callback: str) -> float:
-    """Return the measure `name` of a pass's record; raise for `callback` where there is none."""
+    """Return the measure `name` of a pass's record; raise for `callback` if there is none."""
     value = record.get(name)
     if value is None or isinstance(value, str | list):
         raise InvalidParameterError(

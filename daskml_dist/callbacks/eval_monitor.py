@@ -1,8 +1,8 @@
 """Callback that scores the model after each pass, on rows that the fit does not learn from.
 
-The scores are written into the pass's record, so that callbacks behind it in the list (loggers,
-`EarlyStopping`) read them as any other measure. Keys are ``eval_score``, with the names of the set
-and of the score behind it where there are several.
+The scores are added to the pass's record, so later callbacks in the list (loggers, `EarlyStopping`)
+can read them like any other measure. The key is ``eval_score``, followed by the names of the set
+and of the score if there are several.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from daskml_dist.metrics._columns import find_all_labels
 class EvalMonitor(FitCallback):
     """Callback that scores the model on given rows after each pass.
 
-    ``fit(..., eval_set=(X, y), scoring=...)`` is the short way to it. The score is the record's
-    ``eval_score``, in :attr:`history_`, for callbacks that come after, and for
-    :class:`EarlyStopping`; the seconds that it took are ``eval_seconds``.
+    ``fit(..., eval_set=(X, y), scoring=...)`` creates one. The score is the ``eval_score`` of the
+    record in :attr:`history_`; later callbacks such as :class:`EarlyStopping` can read it. The
+    seconds spent on scoring are ``eval_seconds``.
 
-    Several sets of rows, or several scores, are the record's ``eval_score_SET``,
-    ``eval_score_SCORE`` or ``eval_score_SET_SCORE`` too; ``eval_score`` is the first of them.
+    With several sets of rows or several scores, each score also has its own key:
+    ``eval_score_SET``, ``eval_score_SCORE`` or ``eval_score_SET_SCORE``. ``eval_score`` is the
+    first of them.
 
     Parameters
     ----------
     eval_set : tuple of (X, y), or of (X, y, sample_weight), or list or dict of these
-        Rows in memory or Dask collections, which the fit does not learn from. Sets of a list are
-        named by their positions: ``"0"``, ``"1"``.
+        Rows in memory or Dask collections, which the fit does not learn from. The sets of a list
+        are named by position: ``"0"``, ``"1"``.
     scoring : str, callable, list of str, dict of str to these, or None, default=None
         A name of :func:`daskml_dist.metrics.get_scorer_names`, or a function of a fitted estimator,
-        X and y (and ``sample_weight=``, where it is given). None: the estimator's ``score``. More
-        is better.
+        X and y (and ``sample_weight=`` if given). None: the estimator's ``score``. Larger is
+        better.
 
     Raises
     ------
     InvalidParameterError
-        `eval_set` is no such tuple, or `scoring` is unknown.
+        `eval_set` has another form, or `scoring` is unknown.
     InvalidDataError
-        After the first pass: no label of a set is one that the classifier was fitted to. Where some
-        are, a warning names the others, which no prediction can meet.
+        After the first pass: none of a set's labels is a class of the classifier. If only some are
+        not, a warning names them, since no prediction can equal them.
 
     Examples
     --------
@@ -63,7 +64,7 @@ class EvalMonitor(FitCallback):
     ['eval_score_train_accuracy', 'eval_score', 'eval_score_held_accuracy']
     """
 
-    #: The fit brings its parameters to the client after each pass: scores are computed there.
+    #: The fit sends its parameters to the client after each pass: scores are computed there.
     needs_parameters = True
 
     def __init__(self, eval_set: Any, scoring: Any = None) -> None:
@@ -96,7 +97,8 @@ class EvalMonitor(FitCallback):
         """
         begin = time.perf_counter()
         estimator = run.estimator()
-        # Once a fit: its classes do not change, and the labels of a Dask collection are computed.
+        # Once per fit: the classes do not change, and the labels of a Dask collection must be
+        # computed.
         if not self._labels_are_checked:
             for name, (_, y, *_) in self._sets.items():
                 _check_labels(estimator, name, y)
@@ -119,7 +121,7 @@ class EvalMonitor(FitCallback):
 def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tuple[Any, ...]]:
     """Return the sets of an argument `eval_set` by their names; a single set has the name "".
 
-    `others` names what may follow X and y in a set.
+    `others` lists the arrays that may follow X and y in a set.
     """
     names = others.split(", ")
     # A list of tuples is several sets, as in XGBoost; a list [X, y] is one.
@@ -143,7 +145,7 @@ def name_eval_sets(eval_set: Any, others: str = "sample_weight") -> dict[str, tu
 def name_scores(scoring: Any) -> dict[str, Any]:
     """Return the scores of an argument `scoring` by their names; a single score has the name ""."""
     scores = scoring if isinstance(scoring, dict) else {"": scoring}
-    # Names of a list become keys of the record, so each is a str and there once.
+    # Names of a list become keys of the record, so each must be a str, without duplicates.
     if isinstance(scoring, list | tuple):
         scores = {name: name for name in scoring if isinstance(name, str)}
         if len(scores) < len(scoring):
@@ -151,14 +153,14 @@ def name_scores(scoring: Any) -> dict[str, Any]:
     if not scores:
         raise InvalidParameterError("scoring is empty: give at least one score.")
     for name, one in scores.items():
-        # None, the estimator's own score, stands alone: it would be a key without a name.
+        # None (the estimator's own score) is only valid alone, without a name.
         if not isinstance(name, str) or (one is None and name):
             raise InvalidParameterError(_wrong_scoring(scoring))
     return scores
 
 
 def record_keys(sets: Iterable[str], scores: Iterable[str]) -> list[str]:
-    """Return the keys of a record for each score of each set, the scores of a set side by side."""
+    """Return the record's keys of each score of each set, with the scores of a set adjacent."""
     names = list(scores)
     return [_record_key(set_name, score_name) for set_name in sets for score_name in names]
 
@@ -169,7 +171,7 @@ def _record_key(set_name: str, score_name: str) -> str:
 
 
 def _wrong_scoring(scoring: Any) -> str:
-    """Return the message about an argument `scoring` that is none."""
+    """Return the message about an invalid argument `scoring`."""
     return (
         f"scoring={scoring!r}: give a name, a function (estimator, X, y), None, a list of names, "
         "each once, or a dict of names and functions."
@@ -177,12 +179,12 @@ def _wrong_scoring(scoring: Any) -> str:
 
 
 def _check_labels(estimator: Any, name: str, y: Any) -> None:
-    """Raise where no label of a set is a class of the classifier; warn where some are not."""
-    # Regressors have no classes, and classifiers of several outputs a list of them.
+    """Raise if no label of a set is a class of the classifier; warn if some are not."""
+    # Regressors have no classes, and classifiers with several outputs have a list of arrays.
     classes = getattr(estimator, "classes_", None)
     if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
         return
-    # Compared as Python's values: NumPy would convert the number 1 to the string "1" first.
+    # Compare Python values: NumPy would convert the number 1 to the string "1" first.
     labels, known = find_all_labels(y).tolist(), set(classes.tolist())
     unknown = [label for label in labels if label not in known]
     if not unknown:
@@ -204,7 +206,7 @@ def _check_labels(estimator: Any, name: str, y: Any) -> None:
 
 
 def make_eval_monitor(eval_set: Any, scoring: Any) -> EvalMonitor:
-    """Return the callback that the arguments `eval_set` and `scoring` of a ``fit`` ask for."""
+    """Return the callback for the arguments `eval_set` and `scoring` of a ``fit``."""
     if eval_set is None:
         raise InvalidParameterError(
             f"scoring={scoring!r} without eval_set: pass the rows to score, eval_set=(X, y)."
@@ -214,9 +216,9 @@ def make_eval_monitor(eval_set: Any, scoring: Any) -> EvalMonitor:
 
 @contextmanager
 def _explain_pipelines() -> Iterator[None]:
-    """Add to errors of rows that rows to score do not pass through the steps of a pipeline.
+    """Add to data errors the hint that a pipeline does not transform the rows of `eval_set`.
 
-    A last step gets `eval_set` from the pipeline as it is, and its own rows transformed.
+    The last step of a pipeline gets the training rows transformed, but `eval_set` unchanged.
     """
     try:
         yield

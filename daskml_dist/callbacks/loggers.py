@@ -1,8 +1,8 @@
 """Callbacks that write the passes of a fit to CSV files, TensorBoard and MLflow.
 
-Each writes as soon as a pass ends, so that a fit that is killed leaves its passes. After the loss
-of a worker passes are made again (`on_pass_redone`): a file is cut back to the pass, and the other
-two take a later number of the same step.
+Each writes as soon as a pass ends, so the passes of a killed fit are kept. After the loss of a
+worker some passes are repeated (`on_pass_redone`): the CSV file is truncated at the first repeated
+pass; TensorBoard and MLflow show the later value of the same step.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 class CSVLogger(FitCallback):
     """Callback that writes a line to a CSV file after each pass.
 
-    The columns are those of :attr:`daskml_dist.training.history.History.records`; an empty field
-    was not measured.
+    The columns are the keys of :attr:`daskml_dist.training.history.History.records`; an empty field
+    is a value that was not measured.
 
     Parameters
     ----------
     path : str or path
-        A file in an existing folder, on a disk of the client.
+        A file in an existing folder on a disk of the client.
     append : bool, default=False
         Whether lines are appended to an existing file; else it is replaced.
 
     Raises
     ------
     InvalidParameterError
-        As the fit begins: the file cannot be written.
+        At the begin of the fit: the file cannot be written.
 
     Examples
     --------
@@ -85,11 +85,11 @@ class CSVLogger(FitCallback):
         if self._file is None:
             return
         if self._writer is None:
-            # The first record decides the columns, which cannot be added to later. Lists are no
-            # field of a table.
+            # The first record determines the columns: a CSV file cannot get more columns later.
+            # Lists are left out, since a field holds one value.
             names = [name for name, value in record.items() if not isinstance(value, list)]
             self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
-            # A file that is appended to has its header.
+            # A file that is appended to already has its header.
             if self._file.tell() == 0:
                 self._writer.writeheader()
         self._offsets[record["pass"]] = self._file.tell()
@@ -104,7 +104,8 @@ class CSVLogger(FitCallback):
         run : object
         record : dict
         """
-        # The fit went on from a state before this pass, so the lines of later ones are void too.
+        # The fit resumed from a state before this pass, so the lines of later passes are invalid
+        # too.
         if self._file is not None and record["pass"] in self._offsets:
             self._file.seek(self._offsets[record["pass"]])
             self._file.truncate()
@@ -125,18 +126,18 @@ class CSVLogger(FitCallback):
 class TensorBoard(FitCallback):
     """Callback that writes the measures of each pass for TensorBoard.
 
-    Needs ``pip install "daskml-dist[tensorboard]"`` (tensorboardX). The step of a number is its
-    pass; changes of membership are texts.
+    Needs ``pip install "daskml-dist[tensorboard]"`` (tensorboardX). The step of a value is the
+    number of its pass; changes of membership are written as text.
 
     Parameters
     ----------
     log_dir : str or path
-        Folder of the run, one a fit.
+        Folder of the run; one per fit.
 
     Raises
     ------
     DaskMLDistError
-        As the fit begins: tensorboardX is not installed.
+        At the begin of the fit: tensorboardX is not installed.
 
     Examples
     --------
@@ -183,7 +184,7 @@ class TensorBoard(FitCallback):
         self._pass = record["pass"]
         for key, value in find_numbers(record).items():
             self._writer.add_scalar(key, value, self._pass)
-        # tensorboardX would write its queue every two minutes.
+        # By default tensorboardX writes its queue only every two minutes.
         self._writer.flush()
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
@@ -222,22 +223,22 @@ class TensorBoard(FitCallback):
 class MLflow(FitCallback):
     """Callback that logs a fit as an MLflow run: parameters once, metrics after each pass.
 
-    Needs ``pip install "daskml-dist[mlflow]"`` (mlflow-skinny). Where a run is active, as in
-    ``with mlflow.start_run():``, the fit is logged into it, and it stays open.
+    Needs ``pip install "daskml-dist[mlflow]"`` (mlflow-skinny). If a run is active, as in ``with
+    mlflow.start_run():``, the fit is logged into it, and the run stays open.
 
     Parameters
     ----------
     run_name : str or None, default=None
         Name of the run; MLflow makes one up by default.
     experiment : str or None, default=None
-        Name of the experiment, which is made where there is none; the current one by default.
+        Name of the experiment, which is created if missing; the current one by default.
     tracking_uri : str or None, default=None
         Server or folder; MLflow's own by default.
 
     Raises
     ------
     DaskMLDistError
-        As the fit begins: MLflow is not installed.
+        At the begin of the fit: MLflow is not installed.
 
     Examples
     --------
@@ -257,7 +258,7 @@ class MLflow(FitCallback):
         self.tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id = ""
-        # Whether the run was begun here, and so is to be ended here.
+        # Whether this callback started the run, and so must end it.
         self._is_own_run = False
 
     def on_fit_begin(self, run: Any) -> None:
@@ -277,8 +278,8 @@ class MLflow(FitCallback):
             ) from error
         client = mlflow.MlflowClient(self.tracking_uri)
         active = mlflow.active_run()
-        # A server or experiment of this callback's own takes a run of its own, beside the active
-        # one. Else the active run is used, or one is made active, in the experiment that is set.
+        # If the callback names its own server or experiment, it creates a run beside the active
+        # one. Otherwise it uses the active run, or starts one in the current experiment.
         elsewhere = self.tracking_uri is not None or self.experiment is not None
         self._is_own_run = elsewhere or active is None
         if elsewhere:
@@ -293,7 +294,7 @@ class MLflow(FitCallback):
             client.log_param(self._run_id, name, value)
 
     def _experiment_id(self, client: Any) -> str:
-        """Return the id of the experiment, which is made where there is none of its name."""
+        """Return the id of the experiment, which is created if there is none of its name."""
         name = "Default" if self.experiment is None else self.experiment
         found = client.get_experiment_by_name(name)
         return str(client.create_experiment(name) if found is None else found.experiment_id)
@@ -346,7 +347,7 @@ class MLflow(FitCallback):
         import mlflow
 
         status = "FINISHED" if getattr(run, "error", None) is None else "FAILED"
-        # A run that was made active is ended by MLflow, which else would go on to log into it.
+        # If the run is MLflow's active run, MLflow must end it; otherwise it would stay active.
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self._run_id:
             mlflow.end_run(status)

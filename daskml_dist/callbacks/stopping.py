@@ -1,7 +1,7 @@
-"""Callbacks that end a fit early: by time, by a pruner of Optuna, or without improvement.
+"""Callbacks that end a fit early: a time limit, Optuna's pruner, or no more improvement.
 
-`TimeLimit` and `EarlyStopping` call ``run.stop()``, after which the fit ends as one that has
-converged does. `OptunaPruning` raises, since Optuna takes no value from a pruned trial.
+`TimeLimit` and `EarlyStopping` call ``run.stop()``; the fit then ends as if it had converged.
+`OptunaPruning` raises, since Optuna does not use the value of a pruned trial.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 class TimeLimit(FitCallback):
     """Callback that ends a fit before it takes longer than a limit.
 
-    A fit ends with a whole pass: it stops once another pass, as long as the longest so far, would
-    end after the limit. The first pass is always made. The estimator is fitted as if `max_iter` had
-    been the number of these passes, without a warning about convergence.
+    A fit ends after a whole pass: it stops when another pass, if it took as long as the longest so
+    far, would exceed the limit. The first pass is always made. The estimator is fitted as if
+    `max_iter` had been the number of passes made, without a warning about convergence.
 
     Parameters
     ----------
     limit : float, str or datetime.timedelta
-        Seconds, or a time as Dask writes it, such as ``"10 minutes"``; > 0. It counts from the
-        first step on: reading the data comes before.
+        Seconds, or a duration in Dask's notation, such as ``"10 minutes"``; > 0. The time counts
+        from the first step, after the data has been read.
 
     Raises
     ------
     InvalidParameterError
-        `limit` is no such time.
+        `limit` is not a positive duration.
 
     Examples
     --------
@@ -52,8 +52,8 @@ class TimeLimit(FitCallback):
     def __init__(self, limit: float | str | timedelta) -> None:
         self.limit = limit
         self._seconds = _parse_seconds(limit)
-        # Monotonic times of the fit's begin and of the last pass's end, and the longest pass, in
-        # seconds.
+        # Monotonic times of the begin of the fit and of the end of the last pass, and the duration
+        # of the longest pass, in seconds.
         self._begin = self._last = self._longest = 0.0
 
     def on_fit_begin(self, run: Any) -> None:
@@ -82,11 +82,12 @@ class TimeLimit(FitCallback):
 
 
 def _parse_seconds(limit: Any) -> float:
-    """Return a time limit in seconds; raise where it is no time > 0."""
+    """Return a time limit in seconds; raise if it is not a duration > 0."""
     try:
         seconds = float(parse_timedelta(limit))
     except Exception:
-        # Dask's errors are of several classes and name no parameter: raised below with a remedy.
+        # Dask raises errors of several classes that do not name the parameter: a better one
+        # follows.
         seconds = 0.0
     if isinstance(limit, bool) or not 0 < seconds < float("inf"):
         raise InvalidParameterError(
@@ -98,26 +99,27 @@ def _parse_seconds(limit: Any) -> float:
 class OptunaPruning(FitCallback):
     """Callback that reports each pass to a trial of Optuna, and ends the fit if it is pruned.
 
-    Needs ``pip install "daskml-dist[optuna]"``. The step of a report is its pass. A pruned fit
-    raises ``optuna.TrialPruned``, which the study expects of its objective, and leaves nothing on
-    the cluster. A trial is one fit: reports of a second one are ignored by Optuna, with a warning.
+    Needs ``pip install "daskml-dist[optuna]"``. The step of a report is the number of its pass. A
+    pruned fit raises ``optuna.TrialPruned``, which the study expects from its objective, and leaves
+    nothing on the cluster. Use one trial for one fit: Optuna ignores the reports of a second one,
+    with a warning.
 
     Parameters
     ----------
     trial : optuna.trial.Trial
-        Trial that the objective was called with. Copies of the callback share it.
+        Trial passed to the objective. Copies of the callback share it.
     monitor : str, default="eval_score"
-        A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
-        ``"val_score"`` (of rows held out, with ``early_stopping=True``), which the study is to
-        maximise; or ``"loss"``, which it is to minimise.
+        A key of the history's records: ``"eval_score"`` (on the rows of ``fit(eval_set=...)``) or
+        ``"val_score"`` (on held-out rows, with ``early_stopping=True``), which the study must
+        maximise; or ``"loss"``, which it must minimise.
 
     Raises
     ------
     InvalidParameterError
-        `trial` is no trial, or its study optimises `monitor` in the wrong direction. As the first
-        pass ends: it has no such measure.
+        `trial` is not a trial, or its study optimises `monitor` in the wrong direction. At the end
+        of the first pass: the fit does not record `monitor`.
     DaskMLDistError
-        As the fit begins: Optuna is not installed.
+        At the begin of the fit: Optuna is not installed.
 
     References
     ----------
@@ -140,7 +142,7 @@ class OptunaPruning(FitCallback):
         _check_direction(trial, monitor)
         self.trial = trial
         self.monitor = monitor
-        # Optuna's own exception, once `on_fit_begin` has imported it.
+        # Optuna's own exception after `on_fit_begin` has imported it.
         self._pruned_error: type[Exception] = DaskMLDistError
 
     def on_fit_begin(self, run: Any) -> None:
@@ -176,7 +178,7 @@ class OptunaPruning(FitCallback):
 
 
 def _check_direction(trial: Any, monitor: str) -> None:
-    """Raise where a trial's study optimises in a direction by which it would prune the best."""
+    """Raise if a trial's study optimises in the wrong direction, and so would prune the best."""
     # Trials without a study, such as optuna.trial.FixedTrial, are never pruned.
     directions = getattr(getattr(trial, "study", None), "directions", None)
     if directions is None:
@@ -198,28 +200,28 @@ def _check_direction(trial: Any, monitor: str) -> None:
 class EarlyStopping(FitCallback):
     """Callback that ends a fit once a measure stops improving.
 
-    Under policies whose lanes run at their own pace, a pass that has begun by then is finished. An
-    estimator's own `tol` and ``early_stopping=True`` end a fit too; set ``tol=None`` to leave it to
-    this callback.
+    Under policies whose lanes run at their own pace, lanes finish a pass that they have already
+    begun. An estimator's own `tol` and ``early_stopping=True`` also end a fit; set ``tol=None`` to
+    use only this callback.
 
     Parameters
     ----------
     monitor : str, default="eval_score"
-        A key of the history's records: ``"eval_score"`` (of the rows of ``fit(eval_set=...)``),
-        ``"val_score"`` (of rows held out, with ``early_stopping=True``), of which larger values are
-        better; or ``"loss"``, of which smaller ones are.
+        A key of the history's records: ``"eval_score"`` (on the rows of ``fit(eval_set=...)``) or
+        ``"val_score"`` (on held-out rows, with ``early_stopping=True``), of which larger values are
+        better; or ``"loss"``, of which smaller values are better.
     patience : int, default=5
-        Passes in a row without an improvement, after which the fit ends; >= 1.
+        Number of consecutive passes without an improvement after which the fit ends; >= 1.
     min_delta : float, default=0.0
-        Difference from the best value so far above which a pass is an improvement; >= 0.
+        A pass is an improvement if it exceeds the best value so far by more than this; >= 0.
     restore_best : bool, default=False
-        Whether the fit ends with the parameters of the best pass instead of the last one's. They
-        are brought to the client after each pass. Only fits by gradient steps can do so.
+        Whether the fit ends with the parameters of the best pass instead of the last pass. They are
+        sent to the client after each pass. Only fits by gradient steps can do so.
 
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning; as the first pass ends: it has no such measure.
+        A parameter is invalid. At the end of the first pass: the fit does not record `monitor`.
 
     References
     ----------
@@ -257,8 +259,8 @@ class EarlyStopping(FitCallback):
         self.patience = patience
         self.min_delta = min_delta
         self.restore_best = restore_best
-        # The best value so far, with its sign changed where less is better; the passes since then;
-        # and its parameters, with restore_best.
+        # The best value so far (negated if smaller is better), the number of passes since then,
+        # and, with restore_best, the parameters of that pass.
         self._best, self._stale = -math.inf, 0
         self._kept: Any = None
 
@@ -268,7 +270,7 @@ class EarlyStopping(FitCallback):
         return self.restore_best
 
     def on_fit_begin(self, run: Any) -> None:
-        """Forget the last fit.
+        """Reset the state of the last fit.
 
         Parameters
         ----------
@@ -286,10 +288,10 @@ class EarlyStopping(FitCallback):
         """
         value = find_measure(record, self.monitor, "EarlyStopping")
         signed = value if is_more_better(self.monitor) else -value
-        # NaN is greater than nothing, and so never an improvement.
+        # A comparison with NaN is False, so NaN is never an improvement.
         if signed > self._best + self.min_delta:
             self._best, self._stale = signed, 0
-            # A copy: the fit may go on in the same memory.
+            # A copy, because the fit may continue in the same memory.
             if self.restore_best:
                 self._kept = np.copy(run.parameters())
             return
@@ -298,7 +300,7 @@ class EarlyStopping(FitCallback):
             run.stop()
 
     def on_fit_end(self, run: Any) -> None:
-        """Give the fit the best parameters.
+        """Pass the best parameters to the fit.
 
         Parameters
         ----------
