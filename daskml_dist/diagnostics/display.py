@@ -1,7 +1,7 @@
 """Displays of the status of a fit: plain lines, a live line of a terminal, a notebook's output.
 
-A display is given a `Status`, which callbacks keep up to date, and is told by `enter` and `show`
-that it has changed. All three have the methods of `Display`, which prints plain lines.
+A display gets a `Status` that callbacks update; they call `enter` and `show` after a change. All
+three displays have the methods of `Display`, which prints plain lines.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from daskml_dist.diagnostics.status import Status
 
 #: Size in pixels, and colour, of a notebook's progress bar.
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_COLOUR = 160, 10, "#4c8bf5"
-#: Redraws of the display a second.
+#: Redraws of the display per second.
 _REFRESH_PER_SECOND = 4
-#: Seconds within one phase after which plain output repeats the status, by whether each pass has a
-#: line of its own; the delay doubles each time, up to the maximum.
+#: Seconds within one phase after which plain output repeats the status, by whether each pass has
+#: its own line; the delay doubles each time, up to the maximum.
 _FIRST_DELAY, _MAX_DELAY = {False: 5.0, True: 1.0}, 600.0
 
 
 def open_display(console: Console | None, status: Status, verbose: int) -> Display:
-    """Open the display that suits a console; with `verbose` of 2 or more, a plain line a pass."""
+    """Open the display that suits a console; `verbose` >= 2 prints a plain line for each pass."""
     console = console or rich.get_console()
     if verbose > 1:
         return Display(console, status, each_pass=True)
@@ -40,31 +40,31 @@ def open_display(console: Console | None, status: Status, verbose: int) -> Displ
         with suppress(ImportError):
             return _NotebookDisplay(console, status)
     elif console.is_terminal and console.is_interactive:
-        # Before rich 14.1 a console carries one live display at a time.
+        # Before rich 14.1 a console supports only one live display at a time.
         with suppress(LiveError):
             return _TerminalDisplay(console, status)
     return Display(console, status)
 
 
 class Display:
-    """Display of plain lines, which is open from its construction on.
+    """Display of plain lines, open as soon as it is constructed.
 
     Parameters
     ----------
     console : rich.console.Console
     status : Status
     each_pass : bool, default=False
-        Whether each pass has a line.
+        Whether each pass gets its own line.
     """
 
     def __init__(self, console: Console, status: Status, *, each_pass: bool = False) -> None:
         self._console = console
         self._status = status
         self._each_pass = each_pass
-        # Held where a timer is replaced, by the fit's thread or by the timer's.
+        # Guards the timer, which the fit's thread and the timer's thread both replace.
         self._lock = Lock()
         self._timer: Timer | None = None
-        # Number of the latest timer: an older one that was too late to cancel does nothing.
+        # Number of the latest timer: an older one that could not be cancelled in time does nothing.
         self._timer_number = 0
         self._restart_timer()
 
@@ -74,28 +74,28 @@ class Display:
             self.note(self._status.opening())
 
     def enter(self, *, anew: bool) -> None:
-        """Show the phase of the fit; `anew` where it has just begun, else its progress."""
+        """Show the phase of the fit; `anew` if it has just begun, otherwise its progress."""
         if anew:
             with self._lock:
                 self._restart_timer()
 
     def show(self) -> None:
-        """Show a pass."""
+        """Show a completed pass."""
         if self._each_pass:
             self.note(self._status.line())
 
     def show_line(self, text: str) -> None:
-        """Print a line, if each pass has one."""
+        """Print a line, if each pass gets one."""
         if self._each_pass:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Print a line, which stays."""
-        # As Text, so that brackets are no markup; soft_wrap, so that files get one line.
+        """Print a permanent line."""
+        # As Text, so that brackets are not markup; with soft_wrap, so that files get one line.
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Print the summary, after which nothing is printed."""
+        """Print the summary, and stop all further output."""
         with self._lock:
             self._timer_number += 1
             if self._timer is not None:
@@ -103,7 +103,7 @@ class Display:
         self.note(self._status.summary())
 
     def _restart_timer(self, seconds: float | None = None) -> None:
-        """Start the timer that repeats the status, in place of the one before."""
+        """Start the timer that repeats the status, in place of the previous one."""
         seconds = seconds or _FIRST_DELAY[self._each_pass]
         if self._timer is not None:
             self._timer.cancel()
@@ -118,14 +118,14 @@ class Display:
             if timer_number != self._timer_number:
                 return
             if not (self._each_pass and self._status.in_passes):
-                # Output that has been closed must not end the timer's thread with a traceback.
+                # A closed output must not end the timer's thread with a traceback.
                 with suppress(OSError, ValueError):
                     self.note(self._status.line())
             self._restart_timer(min(2 * seconds, _MAX_DELAY))
 
 
 class _TerminalDisplay(Display):
-    """Display of a live line, redrawn by a thread of rich's, so that short passes do not wait."""
+    """Display of a live line, redrawn by a thread of rich, so that short passes do not wait."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -141,13 +141,13 @@ class _TerminalDisplay(Display):
         self._live.stop()
         super().close()
 
-    # The live line shows at any time what a timer would repeat.
+    # The live line always shows the status, so no timer has to repeat it.
     def _restart_timer(self, seconds: float | None = None) -> None:
         pass
 
 
 class _NotebookDisplay(Display):
-    """Display of an output that is rewritten in place; rich's own display needs ipywidgets."""
+    """Display that rewrites one output in place; rich's own display would need ipywidgets."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
@@ -155,7 +155,7 @@ class _NotebookDisplay(Display):
         self._handle = display(Snapshot(status.line(), make_status_html(status)), display_id=True)
         self._shown = time.perf_counter()
 
-    # A new phase is shown at once; passes and progress at most a few times a second, as each
+    # A new phase is shown immediately; passes and progress only a few times per second, since each
     # update is a message to the browser.
     def enter(self, *, anew: bool) -> None:
         if anew:
@@ -180,7 +180,7 @@ class _NotebookDisplay(Display):
 
 
 class Snapshot:
-    """Rich output of a notebook: HTML, with a text for frontends without it.
+    """Rich output of a notebook: HTML, with a plain text for frontends without HTML.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def _frame_html(text: str, status: Status) -> str:
 
 
 def _make_bar(share: float | None) -> str:
-    """Return a bar filled by the share that is done, or nothing where it is unknown."""
+    """Return a bar filled by the completed share, or nothing if that is unknown."""
     if share is None:
         return ""
     done = _BAR_WIDTH * min(max(share, 0.0), 1.0)

@@ -1,9 +1,8 @@
-"""Progress of operations that are not a single fit, such as searches, on screen and dashboard.
+"""Progress of operations that are more than one fit, such as searches, on screen and dashboard.
 
-An operation opens a context (`report_operation`, or `report_reading` for one that only reads
-blocks), and code at any depth within it names phases by `report_phase`, without being passed a
-reporter: the current one is a context variable, so threads and tasks of other operations have their
-own.
+An operation opens a context (`report_operation`, or `report_reading` if it only reads blocks). Code
+at any depth within it calls `report_phase`, without having to pass a reporter: the current reporter
+is a context variable, so other threads and tasks have their own.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from daskml_dist.diagnostics.status import Status
 
 
 class _ProgressReport:
-    """Reporter of an operation in progress, to a display and to the dashboard's page.
+    """Reporter of a running operation, to a display and to the dashboard's page.
 
     Parameters
     ----------
     name : str
     verbose : int
     at_once : bool
-        Whether the page shows the operation from its start, rather than from the first report of
+        Whether the page shows the operation from its start, instead of from the first report of
         blocks.
     """
 
@@ -40,7 +39,7 @@ class _ProgressReport:
         self._status: Status | None = None
         self._display: Display | None = None
         self._phase_text = ""
-        # Threads report concurrently, some of them after the end: these reports are dropped.
+        # Several threads report concurrently; reports that arrive after the end are dropped.
         self._lock, self._closed = Lock(), False
         if verbose:
             self._status = Status(None, work=name)
@@ -48,16 +47,16 @@ class _ProgressReport:
             self._display = open_display(None, self._status, verbose)
 
     def show_phase(self, phase: str, done: int, total: int | None, noun: str) -> None:
-        """Show the present phase, with `done` of `total` parts that `noun` names."""
+        """Show the current phase, with `done` of `total` parts; `noun` names a part."""
         self._phase_text = _format_phase(phase, done, total)
         with self._lock:
             self._show(phase, done, total, noun)
 
     def read(self, done: int, total: int) -> None:
-        """Show how many blocks have been read within the present phase; called from any thread."""
+        """Show how many blocks have been read in the current phase; called from any thread."""
         with self._lock:
             if not self._closed:
-                # On the page from the first report on, which short reads never make.
+                # The page shows the operation from the first report; short reads end before that.
                 self._feed = self._feed or SearchFeed(self._name)
                 phase = f"{self._phase_text}: reading" if self._phase_text else "reading"
                 self._show(phase, done, total, "block")
@@ -75,12 +74,12 @@ class _ProgressReport:
             self._feed.rung(scores)
 
     def note(self, text: str) -> None:
-        """Print a line, if `verbose` asks for one for each pass."""
+        """Print a line, if `verbose` requests one for each pass."""
         if self._display is not None:
             self._display.show_line(text)
 
     def close(self, how: str) -> None:
-        """End the report; `how` is the state that the page shows."""
+        """End the report; `how` is the final state that the page shows."""
         with self._lock:
             self._closed = True
             if self._feed is not None:
@@ -94,13 +93,13 @@ def _format_phase(phase: str, done: int, total: int | None) -> str:
     return phase if total is None else f"{phase} {done}/{total}"
 
 
-#: Report of the operation that the present thread or task belongs to.
+#: Report of the operation that the current thread or task belongs to.
 _current_report: ContextVar[_ProgressReport | None] = ContextVar("daskml_dist_work", default=None)
 
 
 @contextmanager
 def report_operation(name: str, verbose: Any) -> Iterator[None]:
-    """Report an operation while the context is open; :func:`report_phase` names its phases."""
+    """Report an operation while the context is open; :func:`report_phase` sets its phase."""
     with _report_during(_ProgressReport(name, _resolve_verbose(verbose))):
         yield
 
@@ -109,10 +108,10 @@ def report_operation(name: str, verbose: Any) -> Iterator[None]:
 def report_reading(name: str, verbose: Any = None) -> Iterator[None]:
     """Report how many blocks have been read while the context is open.
 
-    Reads of less than about two seconds are not shown on the page. Within an operation that is
-    reported already, blocks are shown as progress of its phase.
+    Reads of less than about two seconds are not shown on the page. Inside another operation, blocks
+    are shown as progress of the phase of that operation.
     """
-    # Blocks of a search's fits are progress of the search.
+    # Reading blocks inside a search is progress of the search.
     if (report := _current_report.get()) is not None:
         with report_progress_to(report.read):
             yield
@@ -129,11 +128,11 @@ def _resolve_verbose(verbose: Any) -> int:
 
 @contextmanager
 def _report_during(report: _ProgressReport) -> Iterator[None]:
-    """Make a report the current one, and close it with the way in which the context ends."""
+    """Make a report the current one, and close it with the state in which the context ends."""
     token, how = _current_report.set(report), "ended"
     try:
         yield
-    # Also KeyboardInterrupt: the page shows how an operation ended.
+    # KeyboardInterrupt too: the page shows how an operation ended.
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         how = "interrupted" if interrupted else f"failed: {type(error).__name__}"

@@ -19,19 +19,19 @@ class Progress(NamedParameters):
     """Callback that shows the progress of a fit, and leaves a one-line summary.
 
     A terminal shows one live line: while rows are read and workers are chosen, the phase and its
-    progress; then pass, loss, rows per second, staleness, validation score, the time since the fit
-    began and an upper bound of the time that is left. A notebook shows the same in one output that
-    is rewritten in place, with the curves so far; it needs no widgets. Output that is neither (a
-    file, a pipe, a batch job's log) gets the summary, and before it the status of a phase that
-    lasts, after 5 seconds and then at delays that double up to 10 minutes.
+    progress; then pass, loss, rows per second, staleness, validation score, elapsed time and an
+    upper bound of the remaining time. A notebook shows the same in one output that is rewritten in
+    place, with the curves so far; it needs no widgets. Any other output (a file, a pipe, the log of
+    a batch job) gets the summary; if a phase takes long, its status is printed before that, after 5
+    seconds and then at delays that double up to 10 minutes.
 
     Parameters
     ----------
     console : rich.console.Console or None, default=None
-        Where to write; None takes rich's own console, which writes to standard output. Copies
-        share the console; a pickle leaves it behind.
+        Where to write; None uses rich's default console, which writes to standard output. Copies
+        share the console; it is not pickled.
     max_iter : int or None, default=None
-        Number of passes that count as the whole; None takes the fit's ``max_iter``.
+        Number of passes that counts as 100 %; None uses the fit's ``max_iter``.
     verbose : int, default=1
         2 or more: a plain line for each pass, also in a terminal, and for other phases that take
         more than a second.
@@ -39,7 +39,7 @@ class Progress(NamedParameters):
     Raises
     ------
     InvalidParameterError
-        `max_iter` is less than 1, or `verbose` no whole number.
+        `max_iter` is less than 1, or `verbose` is not an integer.
 
     Examples
     --------
@@ -63,11 +63,11 @@ class Progress(NamedParameters):
         self.console = console
         self.max_iter = max_iter
         self.verbose = verbose
-        # Both are there from the first phase of a fit to its end.
+        # Both exist from the first phase of a fit to its end.
         self._status: Status | None = None
         self._display: Display | None = None
 
-    # An estimator is cloned and pickled with its callbacks, but a console holds locks and files:
+    # An estimator is cloned and pickled with its callbacks, but a console holds locks and files: so
     # copies share it, and pickles leave it out.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Progress:
@@ -84,12 +84,12 @@ class Progress(NamedParameters):
         phase : str
             One of :data:`daskml_dist.training.callbacks.PHASES`.
         done, total : int, int or None
-            Blocks that are read, of how many.
+            Number of blocks read, and their total number.
         """
         if phase == "end":
             self._close()
             return
-        # The first phase comes before `on_fit_begin`: the display opens with it.
+        # The first phase begins before `on_fit_begin`, so the display is opened here.
         if self._status is None or self._display is None:
             self._status = Status(self.max_iter)
             self._status.enter(phase, done, total)
@@ -105,7 +105,7 @@ class Progress(NamedParameters):
         run : object
             With the attributes ``max_iter``, ``policy_name``, ``n_lanes`` and ``n_servers``.
         """
-        # A status with a title is of an earlier fit, which did not come to its end.
+        # A status with a title belongs to an earlier fit that was not finished.
         if self._status is not None and self._status.title:
             self._close()
         if self._status is None or self._display is None:
@@ -121,8 +121,8 @@ class Progress(NamedParameters):
         ----------
         run : object
         record : dict
-            The record of the pass: ``pass``, ``loss``, ``rows``, ``seconds``,
-            ``staleness_mean``, ``staleness_max`` and ``val_score``.
+            Record of the pass: ``pass``, ``loss``, ``rows``, ``seconds``, ``staleness_mean``,
+            ``staleness_max`` and ``val_score``.
         """
         if self._status is not None and self._display is not None:
             self._status.add(record)

@@ -1,7 +1,7 @@
 """Status of a fit in progress, and its texts.
 
-`Status` keeps what callbacks report (phases, passes), and words it for every display: a line, a
-summary, a row of rich's. Times are wall time in seconds.
+`Status` stores the reports of callbacks (phases, passes) and formats them for every display: as a
+line, a summary, or a table row of rich. Times are wall time in seconds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from daskml_dist.diagnostics.curves import CURVES
 
 #: Characters of a progress bar.
 _BAR_WIDTH = 16
-#: Most records that are kept for curves: beyond it every second one is dropped.
+#: Largest number of records kept for curves; beyond it, every second one is dropped.
 _MAX_RECORDS = 1000
-#: The phase in which passes are made.
+#: Name of the phase in which passes are made.
 _PASSES = "training"
-#: Remaining seconds, about four months, beyond which they are not shown.
+#: Remaining seconds (about four months) above which they are not shown.
 _MAX_SECONDS_LEFT = 1e7
 
 #: Share of `max_iter` that must be done before the remaining time is estimated: a fit may end long
-#: before `max_iter`, and a bound of many times its length would tell nothing.
+#: before `max_iter`, and a bound of many times its length would be useless.
 _MIN_SHARE_OF_ESTIMATE = 0.01
 
 
@@ -37,7 +37,7 @@ class Status:
     Parameters
     ----------
     max_iter : int or None
-        Number of passes that is 100 %; None: the fit's own.
+        Number of passes that counts as 100 %; None: the fit's own.
     work : str, default=""
         Name of an operation that makes several fits, such as a search.
 
@@ -46,21 +46,21 @@ class Status:
     title : str
         Policy and size of the fit; empty before it begins.
     phase : str
-        Present phase, as callbacks are given it.
+        Current phase, as passed to callbacks.
     """
 
     def __init__(self, max_iter: int | None, work: str = "") -> None:
         self.title = work
         self._work = work
         self.max_iter = max_iter
-        # The phase, when it began, and its parts: how many are done, of how many, of what.
+        # The phase, its start time, and its parts: number done, total number, noun.
         self.phase = _PASSES
         self._entered = time.perf_counter()
         self._done = 0
         self._total: int | None = None
         self._noun = "block"
         self._since = time.perf_counter()
-        # Record of the last pass; and pass, rows and seconds of each pass that was not undone.
+        # Record of the last pass; and (pass, rows, seconds) of each pass that is still valid.
         self._last: dict[str, Any] | None = None
         self._made: list[tuple[int, int, float]] = []
         #: Measures of every `_every`-th pass, for curves.
@@ -78,7 +78,7 @@ class Status:
     def enter(
         self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
     ) -> bool:
-        """Record the phase and its progress; return whether the phase is a new one."""
+        """Record the phase and its progress; return whether the phase is new."""
         before, self.phase, self._noun = self.phase, phase, noun
         if phase != before:
             self._entered = time.perf_counter()
@@ -88,7 +88,7 @@ class Status:
     def add(self, record: dict[str, Any]) -> None:
         """Record a pass."""
         self.phase = _PASSES
-        # A pass that is made again after the loss of a worker undoes itself and later ones.
+        # A pass repeated after the loss of a worker replaces its first record and all later ones.
         while self._made and self._made[-1][0] >= record["pass"]:
             self._made.pop()
         while self.records and self.records[-1]["pass"] >= record["pass"]:
@@ -102,7 +102,7 @@ class Status:
 
     @property
     def in_passes(self) -> bool:
-        """Return whether the fit makes passes now."""
+        """Return whether the fit is now making passes."""
         return self.phase == _PASSES
 
     def position(self) -> str:
@@ -116,7 +116,7 @@ class Status:
 
     @property
     def _seconds(self) -> float:
-        """Return the seconds of all passes."""
+        """Return the total seconds of all passes."""
         return sum(seconds for *_, seconds in self._made)
 
     @property
@@ -126,7 +126,7 @@ class Status:
 
     @property
     def share(self) -> float | None:
-        """Return the share of the phase that is done; None where it is unknown."""
+        """Return the completed share of the phase; None if it is unknown."""
         done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
         return done / total if total else None
 
@@ -149,7 +149,7 @@ class Status:
         return _format_clock(time.perf_counter() - self._since)
 
     def _left(self) -> list[str]:
-        """Return the time that is left up to `max_iter`; a tolerance may end the fit earlier."""
+        """Return the time left until `max_iter` as text; a tolerance may end the fit earlier."""
         each = self._seconds / max(len(self._made), 1)
         seconds = estimate_seconds_left(self._pass, self.max_iter, each)
         return (
@@ -159,7 +159,7 @@ class Status:
         )
 
     def _left_of_phase(self) -> list[str]:
-        """Return the time that is left of a phase at its pace so far, from one second on."""
+        """Return the time left in a phase at its pace so far as text, if at least one second."""
         if not self._done or self._total is None:
             return []
         spent = time.perf_counter() - self._entered
@@ -179,9 +179,9 @@ class Status:
         return f"{named}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
-        """Return the last line of a fit; for one that never began, with its last phase."""
+        """Return the last line of a fit; if it never began, with its last phase."""
         spent = time.perf_counter() - self._since
-        # An operation of several fits has no passes of its own.
+        # An operation with several fits has no passes.
         if self._work:
             return f"{self._work}: {spent:.3g} s, last: {self.position()}"
         if not self.title:
@@ -222,7 +222,7 @@ def _format_rate(rows: int, seconds: float) -> str:
     if seconds <= 0:
         return "- rows/s"
     rate = rows / seconds
-    # From 999.5 on three digits round to 1,000.
+    # From 999.5 on, three digits round to 1,000, so the next unit is used.
     for unit in ("", "k", "M"):
         if rate < 999.5:
             return f"{rate:.3g}{unit} rows/s"
@@ -231,20 +231,20 @@ def _format_rate(rows: int, seconds: float) -> str:
 
 
 def _format_loss(record: dict[str, Any]) -> list[str]:
-    """Return the loss as text; none for fits without one, such as naive Bayes."""
+    """Return the loss as text; nothing for fits without one, such as naive Bayes."""
     return [] if math.isnan(record["loss"]) else [f"loss {record['loss']:.6g}"]
 
 
 def _format_score(record: dict[str, Any]) -> list[str]:
-    """Return the validation score as text; none of fits without validation rows."""
+    """Return the validation score as text; nothing for fits without validation rows."""
     score = record["val_score"]
     return [] if score is None else [f"val score {score:.4g}"]
 
 
 def estimate_seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
-    """Return the seconds that are left of `most` passes of `seconds` each, `n_passes` being made.
+    """Return the seconds left for `most` passes of `seconds` each, after `n_passes` of them.
 
-    NaN where that is not known, or too early to say.
+    NaN if that is unknown, or too early to estimate.
     """
     if most is None or not n_passes or n_passes < _MIN_SHARE_OF_ESTIMATE * most:
         return math.nan

@@ -1,8 +1,8 @@
-"""Client side of the dashboard's page: callbacks of fits, and their events to the scheduler.
+"""Client side of the dashboard's page: callbacks that send events of fits to the scheduler.
 
-Hooks of a fit put events into a queue of the client (`_SchedulerLine`), from whatever thread; a
-coroutine in the client's event loop sends what there is, once a second at most. The scheduler is
-asked once whether it shows the page; if not, events are dropped from then on.
+Hooks of a fit put events into a queue of the client (`_SchedulerLine`), from any thread. A
+coroutine in the client's event loop sends the queued events, at most once per second. It first
+checks whether the scheduler has the page; if not, all further events are dropped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from daskml_dist.diagnostics.live.fits import HANDLER
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two messages, before the first one (a short fit is over by then, and is sent
-#: whole), and until a message times out.
+#: Seconds between two messages; before the first one (a short fit has ended by then and is sent
+#: whole); and until a message times out.
 _SEND_INTERVAL, _FIRST_DELAY, _SEND_TIMEOUT = 1.0, 0.25, 5.0
-#: Most events that wait for a message; beyond, the oldest are dropped.
+#: Largest number of queued events; beyond it, the oldest are dropped.
 _MAX_EVENTS = 20_000
 
-#: Queue of each client; it goes with the client.
+#: Queue of each client, garbage-collected with the client.
 _lines: WeakKeyDictionary[Any, _SchedulerLine] = WeakKeyDictionary()
 
 
@@ -46,7 +46,7 @@ def _guard_hook(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class FitFeed:
-    """Callback that reports a fit on a cluster to the page; fits in one process are not reported.
+    """Callback that reports fits on a cluster to the page; fits in one process are not reported.
 
     Hooks append to a queue, which is sent from the client's event loop.
 
@@ -55,7 +55,7 @@ class FitFeed:
     estimator : str
         Name of its class.
     max_iter : int or None, default=None
-        Number of passes that count as the whole; None takes the fit's ``max_iter``.
+        Number of passes that counts as 100 %; None uses the fit's ``max_iter``.
     """
 
     def __init__(self, estimator: str, max_iter: int | None = None) -> None:
@@ -65,14 +65,14 @@ class FitFeed:
         self._client: Any = None
         self._fit = ""
         self._began = 0.0
-        # Worker of each lane, as it was last reported.
+        # Worker of each lane, as last reported.
         self._lanes: list[str] = []
-        # Run id of the present part of the fit: one that trains in parts has several.
+        # Run id of the current part of the fit: a fit that trains in parts has several run ids.
         self._part = ""
 
     @_guard_hook
     def on_phase(self, phase: str, done: int, total: int | None) -> None:
-        """Report the phase of a fit that has begun."""
+        """Report the current phase, once the fit has begun."""
         if self._client is not None:
             self._tell("phase", text=phase)
 
@@ -100,7 +100,7 @@ class FitFeed:
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Report a pass."""
         if self._client is not None:
-            # Workers report by run: the page is told that this one belongs to the fit too.
+            # Workers report by run id: send the page the id of a new part of the fit.
             if run.run_id != self._part:
                 self._part = run.run_id
                 self._tell("part", run=run.run_id)
@@ -133,13 +133,13 @@ class FitFeed:
         """Report the worker of each lane, if that has changed."""
         lanes = [address for _, address in sorted(run.lane_addresses.items())]
         if lanes != self._lanes:
-            # The first lanes are shown from the begin of the fit on.
+            # The first assignment of lanes is shown from the begin of the fit.
             at = None if self._lanes else 0.0
             self._lanes = lanes
             self._tell("lanes", at=at, lanes=lanes)
 
     def _tell(self, kind: str, at: float | None = None, **facts: Any) -> None:
-        """Queue an event, at a second of the fit; None: now."""
+        """Queue an event that happened at a second of the fit; None means now."""
         at = time.monotonic() - self._began if at is None else at
         get_scheduler_line(self._client).tell(
             self._client, {"fit": self._fit, "kind": kind, "at": at, **facts}
@@ -152,11 +152,11 @@ def get_scheduler_line(client: Any) -> _SchedulerLine:
 
 
 class _SchedulerLine:
-    """Queue of a client's events, sent once a second at most, and as a fit ends."""
+    """Queue of a client's events, sent at most once per second and at the end of a fit."""
 
     def __init__(self) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
-        # Whether the scheduler shows the page; None: it has not been asked.
+        # Whether the scheduler has the page; None: not yet known.
         self._has_page: bool | None = None
         self._is_sending = False
         self._send_early = asyncio.Event()
@@ -167,7 +167,7 @@ class _SchedulerLine:
         if self._has_page is False:
             return
         self._events.append(event)
-        # A script may end soon after its fit, and its client with it.
+        # Send the end of a fit early: a script may end soon after it, and close its client.
         if event["kind"] == "end":
             client.loop.add_callback(self._send_early.set)
         if not self._is_sending:
@@ -176,7 +176,7 @@ class _SchedulerLine:
     # -- in the client's event loop ------------------------------------------------------------
 
     async def _send_all(self, client: Any) -> None:
-        """Send events until there are none, unless another call does so already."""
+        """Send events until the queue is empty, unless another call is already doing so."""
         if self._is_sending:
             return
         self._is_sending = True
@@ -187,13 +187,13 @@ class _SchedulerLine:
         except Exception:
             logger.debug("The scheduler rejected progress reports of a fit", exc_info=True)
             self._events.clear()
-            # A restarted scheduler must be asked again.
+            # After a restart the scheduler must be checked again.
             self._has_page = None
         finally:
             self._is_sending = False
         if self._has_page is False:
             self._events.clear()
-        # Queued by another thread after the loop's last look at the queue.
+        # Another thread has queued an event after the last check of the queue.
         elif self._events:
             client.loop.add_callback(self._send_all, client)
 
@@ -202,13 +202,13 @@ class _SchedulerLine:
         wait = max(_FIRST_DELAY, self._last_sent + _SEND_INTERVAL - time.monotonic())
         with suppress(TimeoutError):
             await asyncio.wait_for(self._send_early.wait(), wait)
-            # The end of a fit is sent early, but not more often than once in an interval.
+            # The end of a fit is sent early, but at most once per interval.
             await asyncio.sleep(max(0.0, self._last_early_send + _SEND_INTERVAL - time.monotonic()))
             self._last_early_send = time.monotonic()
         self._send_early.clear()
 
     async def _send(self, client: Any) -> None:
-        """Send all queued events as one message; open the page before the first."""
+        """Send all queued events as one message; open the page before the first one."""
         if self._has_page is None:
             self._has_page = await client.run_on_scheduler(_make_page_opener())
         events = list(self._events)
@@ -220,7 +220,7 @@ class _SchedulerLine:
 
 
 def _make_page_opener() -> Callable[..., bool]:
-    """Return a function that opens the page, pickled by value: a scheduler may lack the package."""
+    """Return a page opener, pickled by value, since the scheduler may lack the package."""
 
     def open_on(dask_scheduler: Any) -> bool:
         try:
@@ -261,7 +261,7 @@ class SearchFeed:
 
     @_guard_hook
     def _begin(self, name: str) -> None:
-        """Report the begin, if there is a client; a search has no lanes or passes of its own."""
+        """Report the begin, if there is a client; a search has no lanes or passes."""
         from distributed import default_client
 
         try:
@@ -273,13 +273,12 @@ class SearchFeed:
 
     @_guard_hook
     def phase(self, text: str) -> None:
-        """Report the present phase."""
+        """Report the current phase."""
         self._tell("phase", text=text)
 
     @_guard_hook
     def rung(self, scores: Sequence[dict[str, Any]]) -> None:
-        """Report the scores of some candidates: ``candidate``, ``bracket``, ``resource``,
-        ``score``.
+        """Report candidates' scores: ``candidate``, ``bracket``, ``resource``, ``score``.
 
         A score of NaN marks a failed candidate.
         """

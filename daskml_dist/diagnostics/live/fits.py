@@ -1,8 +1,8 @@
-"""Recent fits of a cluster as reported by their clients, and the tables of the page's figures.
+"""Recent fits of a cluster as reported by their clients, and the data tables of the figures.
 
-`RecentFits` applies events to `Fit` objects, at the scheduler. The functions below make these
-tables of columns for bokeh; each takes None for a page without a fit, and then returns the columns
-without rows.
+`RecentFits` runs on the scheduler and applies events to `Fit` objects. The functions below turn a
+fit into tables of columns for bokeh. Each accepts None for a page without a fit, and then returns
+empty columns.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from daskml_dist.diagnostics.status import estimate_seconds_left
 
 #: Name of the scheduler's handler of the clients' events.
 HANDLER = "daskml_dist_training"
-#: Most fits that are kept, and for each the last passes, changes of membership, lanes in a figure
-#: and scores of rungs.
+#: Largest number of fits that are kept, and for each fit of its last passes, changes of membership,
+#: lanes in a figure, and scores of rungs.
 N_FITS, N_PASSES, N_CHANGES, N_LANES, N_RUNGS = 20, 2000, 100, 256, 2000
-#: Last passes whose speed gives rates and remaining time.
+#: Number of last passes from which the speed and the remaining time are computed.
 _N_RECENT_PASSES = 5
 #: Measures whose axis need not contain 0, and all measures of a record.
 LEVELS = ("loss", "val_score", "eval_score")
@@ -36,9 +36,9 @@ class Fit:
     Parameters
     ----------
     fit, estimator, policy, client : str
-        Names; of the client its id.
+        Names; for the client, its id.
     max_iter : int or None
-        Most passes; None where the fit has no such limit.
+        Largest number of passes; None if the fit has no such limit.
     n_lanes, n_servers : int
     began : float
         Seconds since the epoch.
@@ -53,23 +53,23 @@ class Fit:
     n_servers: int
     began: float
     state: str = "running"
-    #: Seconds from the begin to the last event or report.
+    #: Seconds from the begin to the latest event or report.
     at: float = 0.0
-    #: Raised by each event, so that the page knows when to redraw.
+    #: Incremented by each event, so that the page knows when to redraw.
     version: int = 0
     records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=N_PASSES))
-    #: Second and text of each change of membership; second, and worker of each lane from then on.
+    #: (Second, text) of each change of membership; then (second, worker of each lane from then on).
     generations: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
     lanes: deque[tuple[float, list[str]]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
-    #: Present phase.
+    #: Current phase.
     phase: str = ""
-    #: Candidate, bracket, resource and score, as searches report them.
+    #: (Candidate, bracket, resource, score), as reported by searches.
     rungs: deque[tuple[int, int, float, float]] = field(
         default_factory=lambda: deque(maxlen=N_RUNGS)
     )
     heartbeats: HeartbeatHistory = field(default_factory=HeartbeatHistory)
-    #: Begin by this process's monotonic clock: the earliest that an event implies, since the
-    #: delivery of an event can only make it seem later.
+    #: Begin of the fit on this process's monotonic clock: the earliest begin that an event implies,
+    #: since delays in delivery can only make it seem later.
     here: float = math.inf
 
     def take(self, event: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Fit:
         self.at, self.version = max(self.at, at), self.version + 1
         self.here = min(self.here, time.monotonic() - at)
         if kind == "pass":
-            # A pass that is made again takes the place of the first one and of later ones.
+            # A repeated pass replaces its first report and the reports of later passes.
             self._take_back(event["record"]["pass"] - 1)
             self.records.append(event["record"])
         elif kind == "phase":
@@ -95,14 +95,14 @@ class Fit:
             self.state = event["how"]
 
     def hear(self, told: dict[str, Any]) -> None:
-        """Update the rates with a worker's report."""
+        """Update the rates with the report of a worker."""
         if self.state == "running":
             self.at = max(self.at, time.monotonic() - self.here)
             if self.heartbeats.record(self.at, told):
                 self.version += 1
 
     def _take_back(self, n_passes: int) -> None:
-        """Drop the passes after a number of them, which are to be made again."""
+        """Drop the passes after the first `n_passes`: they will be repeated."""
         while self.records and self.records[-1]["pass"] > n_passes:
             self.records.pop()
 
@@ -113,18 +113,18 @@ class Fit:
 
     @property
     def passes(self) -> str:
-        """Return the number of the last pass, and of `max_iter` where there is one, as text."""
+        """Return the number of the last pass as text, with `max_iter` if there is one."""
         return f"{self.n_passes}" if self.max_iter is None else f"{self.n_passes}/{self.max_iter}"
 
     @property
     def rows_per_second(self) -> float:
-        """Return the rows per second of the last passes; NaN before the first."""
+        """Return the rows per second of the last passes; NaN before the first one."""
         rows, seconds, _ = self._recent
         return rows / seconds if seconds > 0 else math.nan
 
     @property
     def seconds_left(self) -> float:
-        """Return the seconds that are left at most: NaN where unknown, 0 once the fit has ended."""
+        """Return an upper bound of the remaining seconds: NaN if unknown, 0 after the end."""
         if self.state != "running":
             return 0.0
         _, seconds, passes = self._recent
@@ -145,15 +145,15 @@ class RecentFits:
 
     def __init__(self) -> None:
         self._fits: dict[str, Fit] = {}
-        # Fit to which each run belongs: a fit that trains in parts has a run for each.
+        # The fit of each run id: a fit that trains in parts has one run id per part.
         self._fit_of: dict[str, str] = {}
 
     def take(self, events: list[dict[str, Any]]) -> None:
-        """Apply the events of a client; those of unknown fits are ignored."""
+        """Apply the events of a client; events of unknown fits are ignored."""
         for event in events:
             name = event["fit"]
             if event["kind"] == "begin":
-                # Dropped and added again, so that the newest fit is the last of the dict.
+                # Remove and insert again, so that the newest fit is the last of the dict.
                 facts = {k: v for k, v in event.items() if k not in {"kind", "at"}}
                 self._fits.pop(name, None)
                 self._fits[name] = Fit(**facts)
@@ -168,29 +168,29 @@ class RecentFits:
                 self._fits[name].take(event)
 
     def hear(self, told: dict[str, Any]) -> None:
-        """Apply the report of a worker; those of unknown runs are ignored."""
+        """Apply the report of a worker; reports of unknown runs are ignored."""
         fit = self._fits.get(self._fit_of.get(told["run"], ""))
         if fit is not None:
             fit.hear(told)
 
     def leave(self, client: str) -> None:
-        """Note that a client is gone, and with it the fits that it ran."""
+        """Record that a client has left, and with it the fits that it ran."""
         for fit in self._fits.values():
             if fit.client == client and fit.state == "running":
                 fit.state, fit.version = "its client has left", fit.version + 1
 
     def all(self) -> list[Fit]:
-        """Return all fits that are kept, oldest first."""
+        """Return all stored fits, oldest first."""
         return list(self._fits.values())
 
 
 def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
-    """Return columns over the passes of a fit, NaN where there is no value."""
+    """Return columns over the passes of a fit; NaN marks a missing value."""
     records = [] if fit is None else list(fit.records)
     table = {
         key: [number_or_nan(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)
     }
-    # Points below and above each value, which keep the axis from a height of nearly nothing.
+    # Invisible points below and above each value keep the axis from shrinking to almost no height.
     for name in LEVELS:
         half = [LEAST_SPAN / 2 * abs(value) for value in table[name]]
         table[f"{name}_low"] = [v - h for v, h in zip(table[name], half, strict=True)]
@@ -205,8 +205,8 @@ def make_pass_table(fit: Fit | None) -> dict[str, list[float]]:
 
 
 def make_staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return bars of the gradients applied in the kept passes, by their staleness in versions."""
-    # Count number i is of staleness 0 (i = 0), 1 (i = 1), and of 2^(i - 1) up to 2^i - 1.
+    """Return bars of the gradients applied in the stored passes, by their staleness in versions."""
+    # Entry i counts staleness 0 (i = 0), 1 (i = 1), or 2^(i - 1) to 2^i - 1 (larger i).
     counts: list[int] = []
     for record in () if fit is None else fit.records:
         found = record.get("staleness_counts") or []
@@ -225,14 +225,14 @@ def assign_colours(fit: Fit | None) -> dict[str, str]:
 
 
 def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return rectangles of the lanes that each worker ran, from one second to another."""
+    """Return rectangles of the lanes that each worker ran, with begin and end in seconds."""
     table: dict[str, list[Any]] = {
         key: [] for key in ("left", "right", "bottom", "top", "lane", "worker", "colour")
     }
     if fit is None or not fit.lanes:
         return table
     colours = assign_colours(fit)
-    # An assignment of lanes lasts until the next one, the last until now.
+    # An assignment of lanes lasts until the next one begins; the last one, until now.
     ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.at]
     for (begin, lanes), end in zip(fit.lanes, ends, strict=True):
         for lane, worker in enumerate(lanes[:N_LANES]):
@@ -243,7 +243,7 @@ def make_lane_table(fit: Fit | None) -> dict[str, list[Any]]:
 
 
 def make_mark_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return marks of changes of membership: the second of each, and its text."""
+    """Return marks of changes of membership: the second and the text of each."""
     marks = [] if fit is None else list(fit.generations)
     top = 0 if fit is None else min(fit.n_lanes, N_LANES) - 0.5
     return {
@@ -255,7 +255,7 @@ def make_mark_table(fit: Fit | None) -> dict[str, list[Any]]:
 
 
 def make_rung_table(fit: Fit | None) -> dict[str, list[Any]]:
-    """Return lines of the scores of each candidate over its rungs; failed ones (NaN) left out."""
+    """Return lines of the scores of each candidate over its rungs, without failed ones (NaN)."""
     lines: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for candidate, bracket, resource, score in () if fit is None else fit.rungs:
         if not math.isnan(score):

@@ -1,9 +1,9 @@
-"""Rates of a fit over time, made from the reports that workers send each second.
+"""Rates of a fit over time, computed from the reports that workers send every second.
 
 A report has counters: steps of each lane and bytes of each transport since the generation began.
-Differences of a worker's successive reports, by its own clock, are rates (`_make_report`). Reports
-of all workers that come within one interval make a moment (`RateSample`), which a second report of
-the same worker ends.
+`_make_report` computes rates from the differences between a worker's successive reports, by the
+worker's own clock. The reports of all workers within one interval form one sample (`RateSample`);
+the sample is closed when a worker reports for the second time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-#: Topic of the workers' reports, as in `daskml_dist.training.worker.notifications`.
+#: Topic of the workers' reports; equal to the one in `daskml_dist.training.worker.notifications`.
 HEARTBEAT_TOPIC = "daskml_dist_heartbeats"
-#: Most samples that are kept of a fit: beyond it every second one is dropped.
+#: Largest number of samples kept per fit; beyond it, every second one is dropped.
 MAX_RATE_SAMPLES = 400
-#: Lanes whose speed is kept, from lane 0 on.
+#: Number of lanes whose speed is kept, starting at lane 0.
 MAX_SPEED_LANES = 32
-#: Intervals between reports after which a silent worker counts as lost. One late report is usual
-#: where the scheduler is busy.
+#: Number of intervals without a report after which a worker counts as lost. One late report is
+#: normal if the scheduler is busy.
 _MAX_SILENT_INTERVALS = 2.5
 #: Columns of the load table, by transport.
 TRANSPORTS = {"sockets": "sockets", "shared memory": "shared_memory", "NCCL": "nccl"}
@@ -34,14 +34,14 @@ class RateSample:
     Parameters
     ----------
     at : float
-        Seconds from the begin of the fit.
+        Seconds since the begin of the fit.
     speeds : tuple of (int, str, float, float)
-        Lane, its worker, seconds since the begin of the fit, and the lane's steps a second between
-        the worker's last two reports.
+        Lane, its worker, seconds since the begin of the fit, and the lane's steps per second
+        between the worker's last two reports.
     traffic : dict of str to float
-        Bytes a second, by transport; empty until some worker has reported twice.
+        Bytes per second, by transport; empty until at least one worker has reported twice.
     sums : dict of str to float
-        ``rows_here``, ``rows_streamed``, ``memory`` and ``spilled`` of all workers.
+        ``rows_here``, ``rows_streamed``, ``memory`` and ``spilled``, summed over all workers.
     """
 
     at: float
@@ -57,16 +57,16 @@ class _Report:
     Parameters
     ----------
     at : float
-        Seconds from the begin of the fit at which the worker made it.
+        Seconds since the begin of the fit at which the worker made the report.
     offset : float
-        Seconds from the worker's clock to that of the fit.
+        Seconds to add to the worker's clock to get the clock of the fit.
     content : dict
     steps : dict of int to int
         By lane.
     speeds : dict of int to float
-        Steps a second, by lane.
+        Steps per second, by lane.
     traffic : dict of str to float
-        Bytes a second, by transport.
+        Bytes per second, by transport.
     """
 
     at: float
@@ -78,20 +78,20 @@ class _Report:
 
 
 class HeartbeatHistory:
-    """Rates of a fit at successive moments, oldest first.
+    """Rates of a fit at successive times, oldest first.
 
-    A busy scheduler delivers reports late, or several at once. So rates are taken by the clock of
-    the worker that counted, and a worker without a report in a moment counts with its last one.
+    A busy scheduler delivers reports late, or several together. So rates use the clock of the
+    worker that counted, and a sample without a report of some worker uses that worker's last one.
     """
 
     def __init__(self) -> None:
         self.samples: list[RateSample] = []
-        # The last report of each worker, and the workers that have reported in the present moment.
+        # The last report of each worker, and the workers that have reported in the current sample.
         self._last: dict[str, _Report] = {}
         self._open: list[str] = []
 
     def record(self, at: float, content: dict[str, Any]) -> bool:
-        """Record a worker's report; return whether it opens a new moment and so ends the last."""
+        """Record a worker's report; return whether it closed a sample and opened a new one."""
         worker = content["worker"]
         ends = worker in self._open
         if ends:
@@ -101,15 +101,15 @@ class HeartbeatHistory:
         return ends
 
     def forget_others(self, workers: Collection[str]) -> None:
-        """Forget workers that have no lanes any more: others count the rows that they took over."""
+        """Forget workers without lanes: other workers now report the rows that they held."""
         if self._open and not self._last.keys() <= set(workers):
             self._close()
         self._last = {name: one for name, one in self._last.items() if name in workers}
 
     def _close(self) -> None:
-        """End the present moment, with the last report of each worker."""
+        """Close the current sample, with the last report of each worker."""
         at = max(self._last[worker].at for worker in self._open)
-        # Workers that have been silent for too long count as lost, not with their last report.
+        # Workers that have been silent for too long count as lost; their last report is not used.
         heard = {
             name: report
             for name, report in self._last.items()
@@ -126,32 +126,33 @@ class HeartbeatHistory:
             traffic.update(report.traffic)
         names = ("rows_here", "rows_streamed", "memory", "spilled")
         sums = {name: float(sum(one.content[name] for one in heard.values())) for name in names}
-        # Several late reports of one moment are merged with it.
+        # Late reports that belong to the same time are merged into one sample.
         if self.samples and at <= self.samples[-1].at:
             last = self.samples.pop()
             at, speeds = last.at, [*last.speeds, *speeds]
         self.samples.append(RateSample(at, tuple(sorted(speeds)), dict(traffic), sums))
         self._open = []
-        # Each second moment from the second on: the first one stays.
+        # Drop every second sample, but keep the first one.
         if len(self.samples) > MAX_RATE_SAMPLES:
             del self.samples[1::2]
 
 
 def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> _Report:
-    """Return a worker's report with its rates; the first one has none."""
+    """Return a worker's report with its rates; a worker's first report has none."""
     clock = content["clock"]
     steps = {lane: n for lane, n in content["steps"] if lane < MAX_SPEED_LANES}
     if before is None or (passed := clock - before.content["clock"]) <= 0:
         return _Report(at, at - clock, content, steps, {}, {})
     # The report with the shortest delivery gives the best estimate of the clocks' difference.
     offset = min(before.offset, at - clock)
-    # No speed for a lane that has moved here, or whose counter a new generation has reset.
+    # No speed for a lane that has just moved to this worker, or whose counter a new generation
+    # reset.
     speeds = {
         lane: (n - before.steps[lane]) / passed
         for lane, n in steps.items()
         if n >= before.steps.get(lane, math.inf)
     }
-    # Counters begin at 0 again with a new generation: then the new value is all that was moved.
+    # A new generation resets the counters to 0: then the new value is the whole difference.
     moved = {
         transport: n - then if n >= (then := before.content["traffic"].get(transport, 0)) else n
         for transport, n in content["traffic"].items()
@@ -163,8 +164,8 @@ def _make_report(at: float, content: dict[str, Any], before: _Report | None) -> 
 def make_speed_table(
     heartbeats: HeartbeatHistory | None, colours: dict[str, str]
 ) -> dict[str, list[Any]]:
-    """Return lines of the steps per second of each lane, a new line where its worker changes."""
-    # By lane, worker, and number of the line among the lane's.
+    """Return lines of the steps per second of each lane, with a new line for each worker."""
+    # Key: lane, worker, and index of the line among the lane's lines.
     lines: dict[tuple[int, str, int], tuple[list[float], list[float]]] = {}
     parts: dict[int, tuple[str, int]] = {}
     for sample in [] if heartbeats is None else heartbeats.samples:

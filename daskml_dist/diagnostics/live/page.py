@@ -1,7 +1,8 @@
-"""Page of the dashboard, drawn with bokeh; each browser has a document of its own.
+"""Page of the dashboard, drawn with bokeh; each browser has its own document.
 
-`show` makes the figures once, each with a data source; twice a second the page looks whether a fit
-has had an event, and only then replaces the sources' tables, which bokeh sends to the browser.
+`show` creates the figures once, each with a data source. Twice per second the page checks whether a
+fit has had an event, and only then replaces the tables of the sources, which bokeh sends to the
+browser.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 #: Milliseconds between two updates of the page.
 _UPDATE_INTERVAL = 500
-#: Choice of the fit that is shown: the newest at any time, rather than one by its id.
+#: Value of the selection that always shows the newest fit, instead of one by its id.
 _NEWEST = "newest"
-#: Figures over passes: the title, and the columns that are drawn with their colours.
+#: Figures over passes: title, and the columns to draw with their colours.
 _FIGURES = (
     ("Mean training loss", {"loss": "#0072b2"}),
     ("Score on validation rows and eval_set", {"val_score": "#009e73", "eval_score": "#e69f00"}),
@@ -46,7 +47,7 @@ _FIGURES = (
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
-#: Texts in figures without values, by the first column.
+#: Texts in figures without values, keyed by the figure's first column.
 _EMPTY = {
     "loss": "This fit records no loss.",
     "val_score": "No score recorded: set early_stopping=True, or pass fit(..., eval_set=(X, y)).",
@@ -54,7 +55,7 @@ _EMPTY = {
     "staleness_mean": "This fit applies no stale gradients.",
     "rows_per_second": "No pass has ended yet.",
 }
-#: Position of the bars of staleness among the figures: after the one of its mean and maximum.
+#: Position of the staleness bars among the figures: after the mean and maximum of staleness.
 _STALENESS_POSITION = 4
 #: Figures over seconds, in the same form.
 _LOADS = (
@@ -73,7 +74,7 @@ _MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     """Fill a bokeh document with the page of `fits`, and update it periodically.
 
-    `extra` are Dask's variables for its template of a page.
+    `extra` has Dask's variables for its page template.
     """
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot
@@ -81,7 +82,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
 
     from daskml_dist.dask_internals.dashboard import BOKEH_THEME, env
 
-    # Empty tables have the columns that figures are drawn from.
+    # Empty tables already have the columns that the figures use.
     sources = {name: ColumnDataSource(table(None), name=name) for name, table in _TABLES.items()}
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
@@ -92,7 +93,8 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     }
     staleness = _draw_staleness(sources["staleness"])
     figures.insert(_STALENESS_POSITION, staleness)
-    # Changes of membership are marked in all figures over seconds, as they explain their steps.
+    # Changes of membership are marked in all figures over seconds, since they explain sudden
+    # changes.
     over_time = [_draw_speeds(sources["speeds"])]
     over_time += [
         _draw_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS
@@ -102,7 +104,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
     figures += [_draw_lanes(sources["lanes"], sources["marks"]), *over_time]
     rungs = _draw_rungs(sources["rungs"])
     grid = gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_options={"logo": None})
-    # The choice, and the version of each fit, that are on the page now.
+    # The selection, and the version of each fit, that the page shows now.
     shown: list[Any] = []
 
     def update() -> None:
@@ -123,7 +125,8 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
             rungs.visible = fit is not None and fit.n_lanes == 0
             rungs_of_fit = () if fit is None else fit.rungs
             rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in rungs_of_fit})
-            # All columns of a source at once: columns of different lengths would be an error.
+            # Replace all columns of a source together: columns of different lengths would be an
+            # error.
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
             for _, columns in _FIGURES:
@@ -134,7 +137,7 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
         except Exception:
             logger.debug("The page of fits could not be drawn", exc_info=True)
 
-    # bokeh checks each value of each property again on every change; the tables are made here.
+    # bokeh would validate every value of each property on every change; these tables are trusted.
     update()
     document.add_periodic_callback(without_property_validation(update), _UPDATE_INTERVAL)
     document.title, document.theme = "Dask: Training", BOKEH_THEME
@@ -144,12 +147,12 @@ def show(fits: RecentFits, extra: dict[str, Any], document: Any) -> None:
 
 
 def _is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
-    """Return whether a figure of some columns shows no value, though passes are recorded."""
+    """Return whether a figure of some columns shows no value although passes are recorded."""
     return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
 
 
 def _add_empty_label(plot: Any, column: str) -> Any:
-    """Add a hidden label to a figure, which is shown while it has no values."""
+    """Add a label to a figure, to be shown only while the figure has no values."""
     from bokeh.models import Label
 
     place = {"x": 10, "y": 90, "x_units": "screen", "y_units": "screen"}
@@ -176,9 +179,9 @@ def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "p
     for name, colour in columns.items():
         named = {"legend_label": name.replace("_", " ")} if len(columns) > 1 else {}
         plot.line(over, name, source=source, color=colour, line_width=2, **named)
-        # Dots too, as a line of a single point is not seen.
+        # Dots too, since a line of a single point is invisible.
         plot.scatter(over, name, source=source, color=colour, size=5, **named)
-        # Invisible points that the axis must reach: see `make_pass_table`.
+        # Invisible points that the axis must include: see `make_pass_table`.
         for edge in ("low", "high") if name in LEVELS else ():
             plot.scatter(over, f"{name}_{edge}", source=source, alpha=0.0, size=1)
     if len(columns) > 1:
@@ -188,7 +191,7 @@ def _draw_lines(title: str, columns: dict[str, str], source: Any, over: str = "p
         )  # fmt: skip
         legend.padding = legend.margin = 0
         plot.add_layout(legend, "above")
-    # Losses and scores keep all their digits; counts are shortened to 1.2k and 3.4m.
+    # Losses and scores keep all digits; counts are shortened, such as 1.2k and 3.4m.
     if "loss" not in columns and "val_score" not in columns:
         plot.yaxis.formatter = NumeralTickFormatter(format="0.[000]a")
     tips = [(over, f"@{over}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
@@ -254,7 +257,7 @@ def _draw_rungs(source: Any) -> Any:
         x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
         x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
     )  # fmt: skip
-    # Ticks are set with the data: one at each rung.
+    # The ticks are set together with the data: one at each rung.
     plot.xaxis[0].ticker, plot.xaxis[0].formatter = FixedTicker(ticks=[]), BasicTickFormatter()
     plot.multi_line("resource", "score", source=source, color="colour", line_alpha=0.5)
     dots = plot.scatter(
@@ -269,13 +272,13 @@ def _draw_rungs(source: Any) -> Any:
 
 
 def _format_fit_name(fit: Fit) -> str:
-    """Return the time of the begin, the estimator and the policy, for the list of choices."""
+    """Return the start time, the estimator and the policy, for the list of fits."""
     began = time.strftime("%H:%M:%S", time.localtime(fit.began))
     return ", ".join([f"{began} {fit.estimator}", *([fit.policy] if fit.policy else [])])
 
 
 def _make_header(fit: Fit | None) -> str:
-    """Return the header of the page as HTML: the fit, its position and its numbers."""
+    """Return the header of the page as HTML: the fit, its progress and its numbers."""
     if fit is None:
         return "<b>No fit has been run on this cluster yet.</b>"
     facts = [f"<b>{escape(fit.estimator)}</b>"]

@@ -1,7 +1,7 @@
 """Scheduler plugin that keeps the recent fits and adds their page to Dask's dashboard.
 
-`open_page` runs on the scheduler, called by the first client that reports a fit. A scheduler has
-the page only if it runs Dask's own dashboard (bokeh) and has this package installed.
+`open_page` runs on the scheduler when the first client reports a fit. A scheduler has the page only
+if it runs Dask's own dashboard (bokeh) and has this package installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from daskml_dist.diagnostics.live.heartbeats import HEARTBEAT_TOPIC
 
 logger = logging.getLogger(__name__)
 
-#: Name of the plugin at the scheduler, and of the page in the dashboard.
+#: Name of the plugin on the scheduler, and of the page in the dashboard.
 NAME, PAGE = "daskml-dist-training", "training"
 #: Page of the dashboard after which the tab is placed.
 _PRECEDING_PAGE = "system"
@@ -38,15 +38,15 @@ class TrainingPage(SchedulerPlugin):
         self.fits = RecentFits()
 
     def take(self, events: list[dict[str, Any]]) -> None:
-        """Apply events of a client; errors are logged, since a scheduler must not fail by them."""
+        """Apply events of a client; errors are logged, since they must not break the scheduler."""
         try:
             self.fits.take(events)
-        # Events are of clients of any version.
+        # The client may have another version of the package, so any error is possible.
         except Exception:
             logger.debug("A progress report of a fit cannot be read", exc_info=True)
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Apply a worker's report; errors are logged, since a scheduler must not fail by them."""
+        """Apply a worker's report; errors are logged, since they must not break the scheduler."""
         if topic != HEARTBEAT_TOPIC:
             return
         try:
@@ -79,7 +79,7 @@ def open_page(scheduler: Any) -> bool:
 
 def find_dashboard(scheduler: Any) -> Any:
     """Return Dask's own bokeh application; None for a scheduler without dashboard."""
-    # The application of Dask's pages is the one that has /status.
+    # Dask's own application is the one that serves /status.
     if "bokeh" not in sys.modules:
         return None
     applications = getattr(getattr(scheduler, "http_application", None), "applications", ())
@@ -98,8 +98,8 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
         show(fits, extra, document)
 
     variables = template_variables(scheduler)
-    # An application of bokeh beside Dask's own, which has been started already. As one of the
-    # scheduler's applications it is stopped with them.
+    # A separate bokeh application beside Dask's own, which has already started. Registered among
+    # the scheduler's applications, it is stopped together with them.
     application = BokehApplication(
         {f"/{PAGE}": serve, f"/individual-{PAGE}": serve},
         scheduler,
@@ -109,7 +109,7 @@ def add_tab(scheduler: Any, dashboard: Any, fits: RecentFits) -> None:
     application.initialize(IOLoop.current())
     application.start()
     scheduler.http_application.add_application(application)
-    # The list that Dask's own pages draw their navigation bar from, changed in place.
+    # Dask's own pages draw their navigation bar from this list, so it is changed in place.
     pages = variables["pages"]
     if PAGE not in pages:
         pages.insert(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def get_axes(ax: Axes | None, name: str) -> Axes:
-    """Return the given Axes, or those of a new figure; `name` is the plot's, for errors."""
+    """Return the given Axes, or those of a new figure; `name` of the plot is used in errors."""
     # plt.subplots(2) returns an array of Axes, which is often passed by mistake.
     if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
         raise InvalidParameterError(
@@ -28,30 +28,30 @@ def get_axes(ax: Axes | None, name: str) -> Axes:
         raise DaskMLDistError(
             f"plots.{name} needs matplotlib: pip install 'daskml-dist[viz]'"
         ) from error
-    # Long labels and legends would else be cut off.
+    # The constrained layout keeps long labels and legends from being cut off.
     _, made = pyplot.subplots(layout="constrained")
     return made
 
 
 def keep_least_height(ax: Axes) -> None:
-    """Widen the y axis of values that hardly change, so that their lines look flat."""
+    """Widen the y axis if values hardly change, so that their lines look flat."""
     low, high = ax.dataLim.intervaly
     least = LEAST_SPAN * max(abs(low), abs(high))
-    # False where nothing is drawn: the limits are infinite then.
+    # With an empty plot the limits are infinite, and the comparison is False.
     if high - low < least:
         centre = low + (high - low) / 2
         ax.set_ylim(centre - least / 2, centre + least / 2)
 
 
 def whole_numbers(ax: Axes) -> None:
-    """Put ticks of the x axis, which counts passes, at integers alone."""
+    """Allow only integer ticks on the x axis, which counts passes."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def get_history(given: Any) -> Any:
-    """Return the history of a fitted estimator, or the history itself."""
+    """Return the history of a fitted estimator, or a given history itself."""
     history = getattr(given, "history_", given)
     if not (hasattr(history, "records") and hasattr(history, "extra")):
         raise InvalidParameterError(
@@ -61,7 +61,7 @@ def get_history(given: Any) -> Any:
 
 
 def name_histories(given: Any) -> dict[str, Any]:
-    """Return histories by name; without names, by their policies: "sync", "sync #2"."""
+    """Return histories by name; unnamed ones are named by policy: "sync", "sync #2"."""
     if isinstance(given, Mapping):
         named = {str(name): get_history(one) for name, one in given.items()}
     else:
@@ -70,7 +70,7 @@ def name_histories(given: Any) -> dict[str, Any]:
         for one in several:
             history = get_history(one)
             name = str(history.extra.get("policy", "fit"))
-            # Fits of one policy are numbered from the second on.
+            # The second and later fits with the same policy get a number.
             number = sum(known.split(" #")[0] == name for known in named)
             named[f"{name} #{number + 1}" if number else name] = history
     if not named:

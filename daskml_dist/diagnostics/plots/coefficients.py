@@ -29,25 +29,25 @@ def coefficients(
     ----------
     estimator : fitted estimator with ``coef_``, or a pipeline that ends with one
     n : int, default=20
-        Coefficients that are drawn, those of the largest absolute values; >= 1.
+        Number of coefficients to draw, the largest in absolute value; >= 1.
     label : label, or int, or None, default=None
-        Class whose coefficients are drawn, where there are several; with several targets, the
-        number of one. None: the only one.
+        Class whose coefficients are drawn, if there are several; with several targets, the index of
+        a target. None: the only one.
     feature_names : sequence of str, or None, default=None
-        Names of all features. None: those that the model was fitted with (of a pipeline, those that
-        its steps give), else their numbers.
+        Names of all features. None: the names that the model was fitted with (in a pipeline, the
+        names that its steps return), or else their indices.
     ax : matplotlib.axes.Axes or None, default=None
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a bar for each, the largest at the top.
+        With a bar for each coefficient, the largest at the top.
 
     Raises
     ------
     InvalidParameterError
-        The estimator has no coefficients, `label` is none of its labels or missing, or there are
-        too many or too few names.
+        The estimator has no coefficients, `label` is missing or is not one of its labels, or the
+        number of names is wrong.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -68,16 +68,16 @@ def coefficients(
         )
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InvalidParameterError(f"n={n!r}: give a number of coefficients, >= 1.")
-    # Coefficients may be sparse (`sparsify`), and those of a regression have one dimension.
+    # Coefficients may be sparse (`sparsify`); a regression has a one-dimensional array.
     if hasattr(found, "toarray"):
         found = found.toarray()
     coef = _select_label(last, np.atleast_2d(np.asarray(found)), label)
     names = _find_names(estimator, last, len(coef), feature_names)
     ax = get_axes(ax, "coefficients")
-    # Bars are drawn from the bottom up, so the largest comes last.
+    # Bars are drawn from the bottom up, so the largest one must be last.
     largest = np.argsort(-np.abs(coef), kind="stable")[:n][::-1]
     values = coef[largest]
-    # Blue and red: the sign is seen at a glance.
+    # The colour shows the sign: blue for positive, red for negative.
     colours = [COLOURS[0] if value >= 0 else COLOURS[5] for value in values]
     ax.barh(range(len(values)), values, color=colours)
     ax.set_yticks(range(len(values)), [names[i] for i in largest])
@@ -92,7 +92,7 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
         if label is None:
             return coef[0]
         classes = getattr(estimator, "classes_", ())
-        # A binary model has one row: that of the second label, and, negated, of the first.
+        # A binary model has one row of coefficients, for the second label; negate it for the first.
         signs = dict(zip(classes, (-1, 1), strict=True)) if len(classes) == 2 else {0: 1}
     else:
         signs = dict.fromkeys(getattr(estimator, "classes_", range(len(coef))), 1)
@@ -107,7 +107,7 @@ def _select_label(estimator: Any, coef: Any, label: Any) -> Any:
 def _find_names(estimator: Any, last: Any, n: int, given: Sequence[str] | None) -> list[str]:
     """Return names of the features of a model: given ones, a pipeline's, the fit's, or numbers."""
     if given is None and estimator is not last and hasattr(estimator, "get_feature_names_out"):
-        # A step may have no names.
+        # Steps need not have feature names.
         try:
             given = estimator[:-1].get_feature_names_out()
         except (AttributeError, ValueError):

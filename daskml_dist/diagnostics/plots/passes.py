@@ -28,36 +28,36 @@ _MEASURES = {
 _OVER = {"pass": "pass", "seconds": "wall time (s)", "rows": "rows", "bytes": "traffic (MB)"}
 #: Colour of the lines where a fit recovered from a loss.
 _RECOVERY = "#d00000"
-#: Most workers that a legend names; more would hide the figure.
+#: Largest number of workers in a legend; more entries would cover the figure.
 _MAX_NAMED_WORKERS = 12
 
 
 def learning_curves(
     histories: Any, y: str = "loss", *, over: str = "pass", ax: Axes | None = None
 ) -> Axes:
-    """Draw learning curves of fits side by side, such as those of several policies.
+    """Draw learning curves of fits side by side, for example of several policies.
 
     Parameters
     ----------
     histories : dict of str to history, or one history, or a list of them
-        Fitted estimators do as well. Without names, lines are called by their policies.
+        Fitted estimators are accepted too. Unnamed lines are named after their policies.
     y : {"loss", "val_score", "eval_score"}, default="loss"
         ``"val_score"`` needs ``early_stopping=True``, ``"eval_score"`` ``fit(eval_set=...)``.
     over : {"pass", "seconds", "rows", "bytes"}, default="pass"
-        Cost on the x axis: the number of passes, or their wall time (s), rows or traffic (MB),
-        summed up.
+        Cost on the x axis: the number of passes, or their cumulative wall time (s), rows or traffic
+        (MB).
     ax : matplotlib.axes.Axes or None, default=None
         Where to draw; None makes a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a line for each history.
+        With one line for each history.
 
     Raises
     ------
     InvalidParameterError
-        An argument has no meaning, or a fit has not recorded `y`.
+        An argument is invalid, or a fit has not recorded `y`.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -76,7 +76,7 @@ def learning_curves(
     lines = {name: _find_curve(name, h, y, over) for name, h in name_histories(histories).items()}
     ax = get_axes(ax, "learning_curves")
     for number, (name, (costs, values)) in enumerate(lines.items()):
-        # A marker, since the line of a single pass has no length.
+        # A marker, since the line of a single pass would be invisible.
         colour = COLOURS[number % len(COLOURS)]
         ax.plot(costs, values, label=name, marker=".", color=colour)
     ax.set_xlabel(_OVER[over])
@@ -112,13 +112,14 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     histories : dict of str to history, or one history, or a list of them
-        As of :func:`learning_curves`.
+        As in :func:`learning_curves`.
     ax : matplotlib.axes.Axes or None, default=None
 
     Returns
     -------
     matplotlib.axes.Axes
-        With two lines for each history, the largest dashed; in versions of the parameters.
+        With two lines for each history (mean, and maximum as a dashed line), in versions of the
+        parameters.
 
     Raises
     ------
@@ -155,7 +156,7 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the bytes of each pass of a fit as stacked bars, pushed ones below pulled ones.
+    """Draw the bytes of each pass of a fit as stacked bars: pushed bytes below pulled bytes.
 
     Parameters
     ----------
@@ -170,7 +171,7 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     InvalidParameterError
-        It is no history.
+        The argument is not a history.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -199,25 +200,25 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw which worker ran each lane of a fit, and when; recoveries are gaps with a red line.
+    """Draw which worker ran each lane of a fit, and when; a recovery is a gap with a red line.
 
     Parameters
     ----------
     history : History or fitted estimator
-        Of a fit on a cluster.
+        The fit must have run on a cluster.
     ax : matplotlib.axes.Axes or None, default=None
         Where to draw; None makes a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a collection of bars for each worker, over seconds since training began, and a dashed
-        line where each generation after the first begins.
+        With a collection of bars for each worker, over the seconds since training began, and a
+        dashed line at the begin of each generation after the first.
 
     Raises
     ------
     InvalidParameterError
-        The fit was on no cluster, or it is no history.
+        The fit did not run on a cluster, or the argument is not a history.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -237,14 +238,14 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
             "The history has no workers: the fit ran in one process. Fit with a distributed.Client."
         )
     ax = get_axes(ax, "lanes")
-    # A generation's workers stand until the recovery before the next one begins, which took
-    # `seconds` and ended `at`.
+    # The workers of a generation ran until the recovery before the next one began; that recovery
+    # took `seconds` and ended `at`.
     ends = [after["at"] - after["seconds"] for after in seatings[1:]] + [extra["seconds"]]
     bars: dict[str, list[tuple[int, float, float]]] = {}
     for seating, end in zip(seatings, ends, strict=True):
         for lane, worker in enumerate(seating["workers"]):
             bars.setdefault(worker, []).append((lane, seating["at"], end))
-    # Lane, begin and end of each bar of a worker.
+    # Draw the bars of each worker: lane, begin and end.
     for number, (worker, of_worker) in enumerate(bars.items()):
         left = [begin for _, begin, _ in of_worker]
         ax.barh(
@@ -259,11 +260,11 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("seconds since training began")
     ax.set_ylabel("lane")
     ax.set_ylim(-0.5, len(seatings[0]["workers"]) - 0.5)
-    # matplotlib warns of an axis of length 0, as of a fit without a measurable time.
+    # matplotlib warns about an axis of length 0, which a very short fit could have.
     ax.set_xlim(0.0, max(extra["seconds"], 1e-9))
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    # Below the axes, which bars fill.
+    # Below the axes, since the bars fill them.
     ax.legend(title="worker", loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small")
     return ax

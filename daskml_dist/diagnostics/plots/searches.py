@@ -1,4 +1,4 @@
-"""Plots of searches: scores over parameters, rungs of successive halving, rates of a range test."""
+"""Plots of searches: scores over parameters, rungs of successive halving, learning-rate tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from daskml_dist.errors import InvalidParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Ratio of the largest to the smallest value from which an axis is logarithmic.
+#: Ratio of the largest to the smallest value above which an axis is logarithmic.
 _MIN_LOG_RATIO = 100.0
 
 
@@ -26,24 +26,24 @@ def search_results(
     Parameters
     ----------
     search : fitted search with ``cv_results_``
-        scikit-learn's, too.
+        A search of scikit-learn is accepted too.
     params : str, or sequence of one or two str, or None, default=None
-        Names of the parameters on the axes x and y. None: all that vary. Where others vary as well,
-        the best score of each value is drawn.
+        Names of the parameters on the x and y axes. None: all parameters that vary. If further
+        parameters vary, the best score over them is drawn.
     score : str, default="score"
-        Metric that is drawn, where there are several.
+        Metric to draw, if there are several.
     ax : matplotlib.axes.Axes or None, default=None
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a line of mean test scores, and a band of a standard deviation of the splits to either
+        With a line of mean test scores and a band of one standard deviation of the splits on each
         side; or an image whose rows are values of the second parameter.
 
     Raises
     ------
     InvalidParameterError
-        The search is not fitted, or has no such parameters or score.
+        The search is not fitted, or lacks a given parameter or score.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -67,9 +67,9 @@ def search_results(
         raise InvalidParameterError(
             f"params={names}: name one parameter, for a curve, or two, for a heat map."
         )
-    # Candidates of a list of grids need not have all parameters.
+    # With a list of grids, candidates need not have all parameters.
     values = [_list_values([c[name] for c in candidates if name in c]) for name in names]
-    # Index of the best candidate by its value, or pair of values.
+    # Index of the best candidate for each value, or pair of values.
     best = _find_best(candidates, names, means)
     ax = get_axes(ax, "search_results")
     if len(names) == 1:
@@ -84,20 +84,20 @@ def search_results(
 
 
 def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
-    """Draw scores over the values of one parameter, at even distances if these are no numbers."""
+    """Draw scores over the values of one parameter, evenly spaced if they are not numbers."""
     numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
     x = values if numbers else range(len(values))
     ax.plot(x, means, marker=".", color=COLOURS[0])
     ax.fill_between(x, means - spread, means + spread, color=COLOURS[0], alpha=0.2)
     if not numbers:
         ax.set_xticks(range(len(values)), [str(v) for v in values])
-    # Such as alpha from 1e-5 to 1.
+    # For example alpha from 1e-5 to 1.
     elif min(values) > 0 and max(values) >= _MIN_LOG_RATIO * min(values):
         ax.set_xscale("log")
 
 
 def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: str) -> None:
-    """Draw scores over the values of two parameters as an image, NaN where none was tried."""
+    """Draw scores over two parameters as an image; NaN marks pairs that were not tried."""
     grid = np.full((len(values[1]), len(values[0])), np.nan)
     for row, of_y in enumerate(values[1]):
         for column, of_x in enumerate(values[0]):
@@ -128,7 +128,7 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     InvalidParameterError
-        It is no such search, or not fitted.
+        The search is of another kind, or not fitted.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -146,7 +146,7 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
             style = {"color": COLOURS[0], "linewidth": 2.5, "label": "best"}
         ax.plot(*zip(*points, strict=True), marker=".", **style)
     resources = [x for points, _ in lines for x, _ in points]
-    # Resources grow by a factor from rung to rung: on a logarithmic axis by even distances.
+    # Resources grow by a constant factor, so they are evenly spaced on a logarithmic axis.
     if min(resources) > 0 and max(resources) > min(resources):
         ax.set_xscale("log")
         marks = sorted(set(resources))
@@ -179,7 +179,7 @@ def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, flo
             "for other searches, use search_results."
         )
     resource = str(getattr(search, "resource", "resources"))
-    # Halving searches list a candidate once for each rung, with other resources.
+    # A halving search lists a candidate once per rung, each time with another resource.
     by_candidate: dict[Any, list[tuple[float, float]]] = {}
     for candidate, n, score in zip(
         results["params"], results["n_resources"], results["mean_test_score"], strict=True
@@ -190,13 +190,13 @@ def _find_candidate_lines(search: Any) -> tuple[list[tuple[list[tuple[float, flo
 
 
 def _make_candidate_key(params: dict[str, Any], resource: str) -> Any:
-    """Return a value that identifies a candidate, whatever its resources."""
-    # The resource may be a parameter, such as n_estimators, which grows from rung to rung.
+    """Return a hashable value that identifies a candidate regardless of its resource."""
+    # The resource may itself be a parameter, such as n_estimators, which grows with each rung.
     return tuple(sorted((name, _make_key(v)) for name, v in params.items() if name != resource))
 
 
 def _get_results(search: Any) -> Any:
-    """Return the results of a search, or raise an error before its fit."""
+    """Return the results of a search; raise if it is not fitted."""
     results = getattr(search, "cv_results_", None)
     if results is None:
         raise InvalidParameterError(
@@ -206,7 +206,7 @@ def _get_results(search: Any) -> Any:
 
 
 def _get_column(results: Any, name: str) -> Any:
-    """Return a column of the results, or raise an error that names the scores there are."""
+    """Return a column of the results; raise an error that names the available scores."""
     if name not in results:
         known = [key.removeprefix("mean_test_") for key in results if key.startswith("mean_test_")]
         raise InvalidParameterError(
@@ -248,7 +248,7 @@ def _find_best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any,
             continue
         key = tuple(_make_key(candidate[name]) for name in names)
         known = best.get(key)
-        # Failed candidates have NaN: any other is better.
+        # Failed candidates have NaN: any other candidate is better.
         if known is None or np.isnan(means[known]) or means[number] > means[known]:
             best[key] = number
     return best
@@ -260,20 +260,20 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     found : LearningRates
-        Of :func:`daskml_dist.model_selection.learning_rate_range`.
+        Result of :func:`daskml_dist.model_selection.learning_rate_range`.
     ax : matplotlib.axes.Axes or None, default=None
         Where to draw; None makes a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a line of the losses, without those of fits that diverged, and a dashed line at the
-        suggestion. Losses far above that of the smallest rate are outside the axes.
+        With a line of the losses, without fits that diverged, and a dashed line at the suggested
+        rate. Losses far above that of the smallest rate are outside the axes.
 
     Raises
     ------
     InvalidParameterError
-        It is no such result.
+        The argument is not such a result.
     DaskMLDistError
         matplotlib is not installed.
 
@@ -292,8 +292,8 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
     losses = found.losses[finite]
     ax.plot(found.rates[finite], losses, marker=".", color=COLOURS[0])
     if len(losses):
-        # As far above the first loss as the lowest is below it: losses just before divergence are
-        # orders of magnitude larger, and would make the rest look flat.
+        # The upper limit is as far above the first loss as the lowest loss is below it: losses just
+        # before divergence are orders of magnitude larger, and would flatten the rest.
         low, first = losses.min(), losses[0]
         room = max(first - low, 0.05 * abs(first), 1e-12)
         ax.set_ylim(low - 0.1 * room, first + room)
