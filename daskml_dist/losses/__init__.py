@@ -1,14 +1,14 @@
 """Losses: value and gradient with respect to the raw prediction.
 
-A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
-outputs. Everything here is elementwise, in the functions of the array API standard, so that the
-arrays of a GPU are computed by the same code; ``evaluate_row`` is the same function for the numbers
-of one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
+A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) if a model has K > 1 outputs.
+All functions here are elementwise and use only functions of the array API standard, so the same
+code runs on arrays of a GPU. ``evaluate_row`` is the same function for the numbers of one row;
+numba compiles it into steps of single rows (`daskml_dist.backends.row_steps`).
 
-Each family is a module, by the argument of its losses: the margin (`margin`, classification), the
-residual (`residual`) or the mean of a distribution (`deviance`, both regression). The classes in a
-module's `__all__` are public here and fill the table `LOSSES`. Losses of times until an event
-(`survival`) have no names, and are given as objects.
+There is one module for each argument of a loss: the margin (`margin`, classification), the residual
+(`residual`) or the mean of a distribution (`deviance`; both for regression). The classes in a
+module's `__all__` are public here and listed in the table `LOSSES`. Losses of times until an event
+(`survival`) have no names and are passed as objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ += margin.__all__
 __all__ += residual.__all__
 __all__ += deviance.__all__
 
-# `AbsoluteError` is for boosting alone.
+# `AbsoluteError` is for boosting only.
 LOSSES.update(
     (loss.name, loss)
     for family in (margin, residual, deviance)
@@ -39,14 +39,14 @@ LOSSES.update(
 
 
 def get_loss(loss: str | Loss, kind: Kind, *, censored: bool = False) -> Loss:
-    """Return the loss of a name, or check an object.
+    """Return the loss with a name, or check a loss object.
 
     Parameters
     ----------
     loss : str or Loss
     kind : {"classification", "regression"}
     censored : bool, default=False
-        Whether losses of censored times are accepted, too.
+        Whether losses of censored times are accepted too.
 
     Raises
     ------

@@ -30,7 +30,7 @@ __all__ = [
 #: An array of NumPy, or of another library that follows the array API standard.
 Array = Any
 Kind = Literal["classification", "regression", "survival"]
-#: Returns the exponential of each number of an array, in a new array.
+#: A function that returns the exponential of each entry of an array, as a new array.
 Exponential = Callable[[Array], Array]
 Multiclass = Literal["softmax", "ovr"]
 
@@ -43,7 +43,7 @@ class Loss(NamedParameters, ABC):
     Attributes
     ----------
     name : str
-        Value of an estimator's ``loss`` parameter that chooses it.
+        Value of an estimator's ``loss`` parameter that selects it.
     kind : {"classification", "regression", "survival"}
     multiclass : {"softmax", "ovr"} or None
         Form for more than two classes: one softmax over integer codes, or one -1/+1 problem for
@@ -53,31 +53,32 @@ class Loss(NamedParameters, ABC):
     in_target_units : bool
         Whether raw predictions are in the units of the targets.
     center : {"mean", "median"} or None
-        For a function of ``raw - y`` alone: near which of the targets the best constant prediction
-        lies. A fit then takes it from the targets, and adds it to the intercept. Not inherited by
-        a class with a :meth:`value_and_gradient` of its own.
+        For a function of ``raw - y`` only: the statistic of the targets near which the best
+        constant prediction lies. A fit then subtracts it from the targets, and adds it to the
+        intercept. Not inherited by a class that overrides :meth:`value_and_gradient`.
     kernel : str or None
-        Name of the fused kernel of backends that computes the same for linear models. Not
+        Name of the fused kernel of backends that computes this loss for linear models. Not
         inherited, since a subclass may compute something else.
     evaluate_row : function or None
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
-        classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
-        numba compiles it. None: the loss has only its array form, and no steps of single rows.
+        classification), raw prediction and `parameters`. It uses only arithmetic and `math`, so
+        that numba can compile it. None: the loss has only its array form, and no steps of single
+        rows.
     derive_row : function or None
-        Static: first and second derivative of one row, with the arguments of `evaluate_row`; by it
-        gradient boosting is compiled.
+        Static: first and second derivative of one row, with the arguments of `evaluate_row`; used
+        by compiled gradient boosting.
     has_hessian : bool
         Whether :meth:`value_gradient_hessian` is defined.
     tree_kernel : str or None
-        Name of the loss's gradient in tree_gradients.cu, which has the operations of
+        Name of the loss's gradient in tree_gradients.cu, which does the operations of
         :meth:`derive`. Not inherited.
     unit_hessian : bool
         Whether second derivatives are 1 everywhere. Not inherited.
     leaf_quantile : float or None
-        A leaf of boosting takes this quantile of its residuals (Friedman 2001, algorithm 3, for the
-        median); None: a Newton step.
+        A leaf of boosting predicts this quantile of its residuals (Friedman 2001, algorithm 3, for
+        the median); None: a Newton step.
     overflow_remedy : str
-        What to do where derivatives overflow: the last sentence of boosting's error.
+        Remedy if derivatives overflow: the last sentence of boosting's error.
 
     Examples
     --------
@@ -108,7 +109,7 @@ class Loss(NamedParameters, ABC):
         cls.kernel = vars(cls).get("kernel")
         cls.tree_kernel = vars(cls).get("tree_kernel")
         cls.unit_hessian = vars(cls).get("unit_hessian", False)
-        # A subclass that overrides the array form does not inherit the form for one row.
+        # A subclass that overrides the array form must not inherit the form for one row.
         forms = {
             "value_and_gradient",
             "_evaluate_at_margin",
@@ -122,7 +123,7 @@ class Loss(NamedParameters, ABC):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Return the numbers that `evaluate_row` needs besides the row."""
+        """Return the numbers that `evaluate_row` needs in addition to the row."""
         return ()
 
     @abstractmethod
@@ -139,9 +140,9 @@ class Loss(NamedParameters, ABC):
         Returns
         -------
         values : ndarray of shape (n,)
-            Summed over the columns where `raw` is 2-d.
+            Summed over the columns if `raw` is 2-d.
         gradient : ndarray of the shape of `raw`
-            A subgradient where the loss has a kink.
+            A subgradient at a kink.
         """
 
     def value(self, y: Array, raw: Array) -> Array:
@@ -153,13 +154,13 @@ class Loss(NamedParameters, ABC):
         return self.value_and_gradient(y, raw)[1]
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative by `raw`.
+        """Return each row's loss, gradient, and second derivative with respect to `raw`.
 
         Returns
         -------
         values, gradient : ndarray
-        hessian : ndarray of shape (n,), or (n, K, K) where `raw` is 2-d
-            Can be negative where the loss is not convex.
+        hessian : ndarray of shape (n,), or (n, K, K) if `raw` is 2-d
+            Can be negative if the loss is not convex.
 
         Raises
         ------
@@ -174,31 +175,32 @@ class Loss(NamedParameters, ABC):
     def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array | None]:
         """Return first and second derivatives per row, for boosting.
 
-        But for `exponential` they are made of operations that IEEE 754 rounds, one row at a time:
-        with an exponential of the same bits everywhere the trees are the same on every machine.
+        Apart from `exponential`, only operations whose rounding IEEE 754 defines are used, one row
+        at a time. If `exponential` returns the same bits everywhere, the trees are the same on
+        every machine.
 
         Parameters
         ----------
         y : ndarray of shape (n,)
-            Targets; of classification the number of the class.
-        raw : ndarray of shape (n,), or (n_classes, n) of more than two classes
+            Targets; for classification, the index of the class.
+        raw : ndarray of shape (n,), or (n_classes, n) for more than two classes
         exponential : callable
 
         Returns
         -------
         gradient : ndarray of the shape of `raw`
         hessian : ndarray of the shape of `raw`, or None
-            None: 1 everywhere, which also stands for a second derivative that there is not.
+            None: 1 everywhere, also if the loss has no second derivative.
         """
         return self.gradient(y, raw), None
 
     def start(self, mean: Array) -> Array:
         """Return the raw predictions that boosting starts from.
 
-        `mean` holds the mean of the targets, of classification the shares of classes or, of a loss
-        of your own, the mean of -1 and 1.
+        `mean` is the mean of the targets; for classification, the shares of the classes or, for a
+        custom loss, the mean of -1 and 1.
         """
-        # A loss of residuals is least near the mean; others say where they begin.
+        # A loss of residuals has its minimum near the mean; other losses define where to start.
         return mean if self.center is not None else np.array([self.constant(float(mean[0]))])
 
     def predict_proba(self, raw: Array) -> Array:
@@ -224,7 +226,7 @@ class Loss(NamedParameters, ABC):
         )
 
     def write_proba(self, raw: Array, out: Array) -> None:
-        """Write :meth:`predict_proba` to `out`, of shape (n, n_classes); `raw` may be lost."""
+        """Write :meth:`predict_proba` to `out`, of shape (n, n_classes); may overwrite `raw`."""
         out[...] = self.predict_proba(raw)
 
     def inverse_link(self, raw: Array) -> Array:
@@ -232,25 +234,25 @@ class Loss(NamedParameters, ABC):
         return raw
 
     def constant(self, mean: float) -> float:
-        """Return the raw prediction to start from, by the mean of the targets."""
+        """Return the raw prediction to start from, given the mean of the targets."""
         return 0.0
 
     def check_target(self, y: Array) -> None:
         """Raise InvalidDataError for a target outside the loss's domain."""
 
 
-#: Losses by the names that estimators take; filled in `daskml_dist.losses`. It is defined here
-#: since error messages of `Loss` list its keys.
+#: Losses by the names that estimators accept; filled in `daskml_dist.losses`. Defined here because
+#: error messages of `Loss` list its keys.
 LOSSES: dict[str, type[Loss]] = {}
 
 
 def sum_over_columns(values: Array) -> Array:
-    """Return losses of shape (n,), summed over the columns where they are of shape (n, K)."""
+    """Return losses of shape (n,), summed over the columns if they have shape (n, K)."""
     return values if values.ndim == 1 else total(values, axis=1)
 
 
 def diagonal_matrices(hessian: Array) -> Array:
-    """Return diagonal matrices of shape (n, K, K), of second derivatives of shape (n, K)."""
+    """Return diagonal matrices (n, K, K) of second derivatives of shape (n, K)."""
     n, width = hessian.shape
     # In a flattened matrix every (width + 1)-th entry lies on the diagonal.
     pairs = zeros((n, width**2), hessian.dtype, hessian)
@@ -258,7 +260,7 @@ def diagonal_matrices(hessian: Array) -> Array:
     return namespace(hessian).reshape(pairs, (n, width, width))
 
 
-#: Names of the losses of regression that classifiers take too, for targets -1 and +1.
+#: Names of regression losses that classifiers accept too, for targets -1 and +1.
 LABEL_LOSS_NAMES = ("squared_error", "huber", "epsilon_insensitive", "squared_epsilon_insensitive")
 
 
@@ -266,12 +268,13 @@ LABEL_LOSS_NAMES = ("squared_error", "huber", "epsilon_insensitive", "squared_ep
 class _LabelLoss(Loss):
     """Loss of the residual ``raw - y`` for labels y in {-1, +1}, one class against the rest.
 
-    It has only its array form: the fused kernels of regression need a column of targets per output.
+    It has only its array form: the fused kernels of regression need one column of targets per
+    output.
 
     Parameters
     ----------
     loss : Loss
-        A loss of regression.
+        A regression loss.
     """
 
     kind = "classification"
@@ -280,7 +283,7 @@ class _LabelLoss(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Return the name of the loss of regression."""
+        """Return the name of the regression loss."""
         return self.loss.name
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
@@ -288,5 +291,5 @@ class _LabelLoss(Loss):
 
 
 def label_loss_of(loss: Loss) -> Loss:
-    """Return a loss of regression as a loss of classification."""
+    """Return a classification loss made from a regression loss."""
     return _LabelLoss(loss)

@@ -32,8 +32,8 @@ __all__ = ["Gamma", "Poisson", "Tweedie"]
 class _TweedieDeviance(Loss):
     """Half the deviance of a distribution of the Tweedie family, up to a constant in `raw`.
 
-    Of a mean m and a target y the deviance is ``2 (c(y) - c(m) - c'(m) (y - m))``, the Bregman
-    divergence of a convex function c that belongs to the distribution (:meth:`convex`).
+    For a mean m and a target y the deviance is ``2 (c(y) - c(m) - c'(m) (y - m))``, the Bregman
+    divergence of a convex function c that depends on the distribution (:meth:`convex`).
     """
 
     kind = "regression"
@@ -59,7 +59,7 @@ class _TweedieDeviance(Loss):
         return sum_over_columns(values), gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative by `raw`."""
+        """Return each row's loss, gradient, and second derivative with respect to `raw`."""
         values, gradient, hessian = self._evaluate_derivatives(cast(y, raw.dtype), raw)
         return (
             sum_over_columns(values),
@@ -68,7 +68,7 @@ class _TweedieDeviance(Loss):
         )
 
     def convex(self, y: Array) -> Array:
-        """Return c(y) in float64; half the null deviance is the mean of c(y) less c of the mean."""
+        """Return c(y) in float64; half the null deviance is mean of c(y) minus c of the mean."""
         y = np.asarray(y, dtype=np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y) - y)
@@ -80,7 +80,7 @@ class _TweedieDeviance(Loss):
         return np.asarray(np.maximum(y, 0) ** two / (one * two))
 
     def half_deviance(self, y: Array, mean: Array) -> Array:
-        """Return half the deviance of each target from its mean, in float64; 0 where equal."""
+        """Return half the deviance of each target from its mean, in float64; 0 if equal."""
         y, mean = y.astype(np.float64), mean.astype(np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y / mean) - y + mean)
@@ -141,7 +141,7 @@ class Poisson(_LogLinkDeviance):
         return mean - y, mean
 
     def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        # One exponential serves the value and both derivatives by raw.
+        # One exponential gives the value and both derivatives with respect to raw.
         gradient, mean = self.derive(y, raw, namespace(raw).exp)
         return mean - y * raw, gradient, mean
 
@@ -173,7 +173,7 @@ class Gamma(_LogLinkDeviance):
     power = 2.0
 
     def derive(self, y: Array, raw: Array, exponential: Exponential) -> tuple[Array, Array]:
-        """Return first and second derivatives; the second one is the target over the mean."""
+        """Return first and second derivatives; the second one is the target divided by the mean."""
         ratio = y * exponential(-raw)
         return 1 - ratio, ratio
 
@@ -193,8 +193,8 @@ class Tweedie(_TweedieDeviance):
         Poisson-gamma (y >= 0, with exact zeros), 2 gamma, 3 inverse Gaussian (y > 0). No
         distribution exists between 0 and 1.
     identity : bool, default=False
-        Whether the raw prediction is the mean itself, which must be positive unless `power` is
-        0; else it is its logarithm.
+        Whether the raw prediction is the mean itself, which must be positive unless `power` is 0;
+        otherwise it is the logarithm of the mean.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class Tweedie(_TweedieDeviance):
             raise InvalidParameterError(
                 f"power={self.power!r}: use a number <= 0 or >= 1; no distribution exists between."
             )
-        # A NumPy float64 would widen a float32 fit, a Python float does not.
+        # A NumPy float64 would widen a float32 fit; a Python float does not.
         object.__setattr__(self, "power", float(self.power))
 
     def link(self, mean: Any) -> Any:
@@ -230,12 +230,12 @@ class Tweedie(_TweedieDeviance):
             return self._evaluate_at_mean(y, raw)
         if self.power in (1, 2):
             return (Poisson() if self.power == 1 else Gamma())._evaluate_derivatives(y, raw)
-        # Half the deviance is m**(2-p) / (2-p) - y * m**(1-p) / (1-p), up to terms in y, with
-        # m = exp(raw) (Jorgensen 1987).
+        # Half the deviance is m**(2-p) / (2-p) - y * m**(1-p) / (1-p), up to terms that depend only
+        # on y, with m = exp(raw) (Jorgensen 1987).
         one, two = 1 - self.power, 2 - self.power
         xp = namespace(raw)
         a, b = y * xp.exp(one * raw), xp.exp(two * raw)
-        # For p = 0 the term y**2 / 2 is added, so that it is half the squared error.
+        # For p = 0, y**2 / 2 is added to get half the squared error.
         values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
         return values, b - a, two * b - one * a
 
@@ -244,8 +244,8 @@ class Tweedie(_TweedieDeviance):
         xp = namespace(mean)
         if self.power == 0:
             return (mean - y) ** 2 / 2, mean - y, xp.ones_like(mean)
-        # No distribution has a mean <= 0: an infinite loss makes the line search shorten its step.
-        # The mean 1 stands in, so that no logarithm or power below fails.
+        # A mean <= 0 is outside the distribution's domain: an infinite loss makes the line search
+        # shorten its step. The mean is replaced by 1, so that no logarithm or power below fails.
         outside = mean <= 0
         mean = xp.where(outside, 1, mean)
         one, two = 1 - self.power, 2 - self.power

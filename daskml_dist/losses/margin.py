@@ -23,8 +23,8 @@ from daskml_dist.losses.base import Array, Exponential, Loss, Multiclass, sum_ov
 
 __all__ = ["Hinge", "LogLoss", "ModifiedHuber", "Perceptron", "SquaredHinge"]
 
-#: Most columns for which a softmax is written class by class: loops over rows of few entries are
-#: slower.
+#: Largest number of columns for which a softmax is written class by class: a loop over rows with
+#: few entries each is slower.
 _MAX_COLUMNS_BY_CLASS = 40
 
 
@@ -89,8 +89,8 @@ class LogLoss(_MarginLoss):
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
         xp, host = namespace(raw), is_host(raw)
-        # In NumPy an array's methods are faster for few rows, and indexed assignment is faster than
-        # a one-hot array for many classes. Shifted by the maximum, no exponential overflows.
+        # In NumPy, array methods are faster for few rows, and indexed assignment is faster than a
+        # one-hot array for many classes. After subtracting the maximum no exponential overflows.
         top = raw.max(axis=1) if host else xp.max(raw, axis=1)
         shifted = raw - top[:, None]
         gradient = xp.exp(shifted)
@@ -104,7 +104,7 @@ class LogLoss(_MarginLoss):
         return xp.log(sums) - xp.take_along_axis(shifted, y[:, None], axis=1)[:, 0], gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative by `raw`.
+        """Return each row's loss, gradient, and second derivative with respect to `raw`.
 
         Second derivatives are products of probabilities, never differences such as ``p - p**2``,
         so that no digits are lost where p is near 0 or 1.
@@ -134,8 +134,8 @@ class LogLoss(_MarginLoss):
         """Return first and second derivatives, ``p - 1[y]`` and ``p * (1 - p)``, class by class."""
         xp = namespace(raw)
         if raw.ndim == 1:
-            # exp(-|raw|) does not overflow. It gives the larger and the smaller probability of the
-            # two classes.
+            # exp(-|raw|) does not overflow. It determines the larger and the smaller probability of
+            # the two classes.
             smaller = exponential(-xp.abs(raw))
             larger = 1 / (1 + smaller)
             smaller *= larger
@@ -144,7 +144,7 @@ class LogLoss(_MarginLoss):
             larger *= smaller
             return gradient, larger
         proba = exponential(raw - raw.max(axis=0))
-        # A loop, since the order of the additions in numpy.sum depends on the number of rows.
+        # A loop, since the order of additions in numpy.sum depends on the number of rows.
         sums = proba[0].copy()
         for other in proba[1:]:
             sums += other
@@ -153,7 +153,7 @@ class LogLoss(_MarginLoss):
         return proba - is_class, proba * (1 - proba)
 
     def start(self, mean: Array) -> Array:
-        """Return the log odds of two classes, or logarithms of the shares of more."""
+        """Return the log odds for two classes, or the logarithms of the shares for more classes."""
         eps = float(np.finfo(np.float64).eps)
         share = np.clip(mean, eps, 1 - eps)
         if len(share) == 1:
@@ -182,7 +182,7 @@ class LogLoss(_MarginLoss):
     def _binary_probabilities(self, raw: Array) -> tuple[Array, Array]:
         """Return the probabilities of the two classes: the softmax of (0, raw)."""
         # Both are computed from the odds, so that small probabilities keep their digits; the odds
-        # are bounded so that they do not overflow.
+        # are bounded to avoid overflow.
         xp = namespace(raw)
         odds = xp.exp(xp.minimum(-raw, _log_of_largest_odds(xp, raw.dtype)))
         positive = 1 / (1 + odds)
@@ -208,8 +208,8 @@ class Hinge(_MarginLoss):
     _threshold: ClassVar[float] = 1.0
 
     def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
-        # At the kink the slope is that of the wrong side, as in scikit-learn: a perceptron at w = 0
-        # has margin 0 everywhere and must move.
+        # At the kink the slope is that of the side with a loss, as in scikit-learn: a perceptron at
+        # w = 0 has margin 0 everywhere and must be able to move.
         xp = namespace(margin)
         slope = -cast(margin <= self._threshold, margin.dtype)
         return xp.maximum(self._threshold - margin, 0), slope
@@ -245,7 +245,7 @@ class SquaredHinge(_MarginLoss):
     def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
         gap = namespace(margin).maximum(1 - margin, 0)
         values = gap * gap
-        # The derivative, in the array of the gap.
+        # The derivative, written over the array of the gap.
         gap *= -2
         return values, gap
 
@@ -336,7 +336,7 @@ def _log_of_largest_odds(xp: Any, dtype: Any) -> float:
 
 
 def _write_softmax(raw: Array, out: Array) -> None:
-    """Write the softmax over few columns, class by class: one vector loop over all rows each."""
+    """Write the softmax over few columns: for each class, one vectorised loop over all rows."""
     proba = np.ascontiguousarray(raw.T)
     row = proba.max(axis=0)
     proba -= row
@@ -347,10 +347,10 @@ def _write_softmax(raw: Array, out: Array) -> None:
 
 
 def _log_one_plus(e: Array) -> Array:
-    """Return ``log(1 + e)`` for e from 0 to 1, without loss of digits for small e.
+    """Return ``log(1 + e)`` for e from 0 to 1, without losing digits for small e.
 
-    In NumPy's float32 a logarithm that is corrected for the rounding of ``1 + e`` is twice as fast
-    as `log1p` (Goldberg 1991, theorem 4).
+    For NumPy's float32, a logarithm corrected for the rounding of ``1 + e`` is twice as fast as
+    `log1p` (Goldberg 1991, theorem 4).
     """
     if not is_host(e) or e.dtype != np.float32:
         return namespace(e).log1p(e)

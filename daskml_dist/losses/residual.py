@@ -1,4 +1,4 @@
-"""Losses of the residual ``raw - y``, for regression: squared, robust and by quantile.
+"""Losses of the residual ``raw - y``, for regression: squared, robust and quantile losses.
 
 References
 ----------
@@ -78,7 +78,7 @@ class SquaredError(_ResidualLoss):
         return 0.5 * residual * residual, residual
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative, which is 1."""
+        """Return each row's loss, gradient, and second derivative, which is 1."""
         hessian = namespace(raw).ones_like(raw)
         return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else diagonal_matrices(
             hessian
@@ -106,7 +106,7 @@ class _EpsilonLoss(_ResidualLoss):
         """Return ``max(0, |residual| - epsilon)``, a new array."""
         xp = namespace(residual)
         excess = xp.abs(residual)
-        # In place, which keeps float32 whatever the type of epsilon.
+        # In place, which keeps float32 even if epsilon has another type.
         excess -= self.epsilon
         return xp.maximum(excess, 0)
 
@@ -172,7 +172,7 @@ class EpsilonInsensitive(_EpsilonLoss):
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         xp = namespace(residual)
         values = self._residual_beyond_epsilon(residual)
-        # Inside the tube the value and the subgradient are 0, at its border too.
+        # Inside the tube and at its border, the value and the subgradient are 0.
         return values, xp.sign(residual) * cast(values > 0, residual.dtype)
 
     @staticmethod
@@ -208,7 +208,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         excess = self._residual_beyond_epsilon(residual)
         values = excess * excess
-        # The derivative is 2 * excess with the sign of the residual, and has no kink.
+        # The derivative is 2 * excess with the sign of the residual; it has no kink.
         excess *= 2
         return values, namespace(residual).copysign(excess, residual)
 
@@ -250,7 +250,7 @@ class Quantile(_ResidualLoss):
             )
 
     def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
-        # 1 - quantile for predictions above the target, -quantile for those below.
+        # The slope is 1 - quantile for predictions above the target, -quantile for those below.
         slope = cast(residual > 0, residual.dtype)
         slope -= self.quantile
         return slope * residual, slope
@@ -277,7 +277,7 @@ class Quantile(_ResidualLoss):
 class AbsoluteError(_ResidualLoss):
     """Absolute error ``|raw - y|`` of gradient boosting: a leaf predicts the median.
 
-    Linear models take ``Quantile(0.5)``, which is half of it.
+    Linear models use ``Quantile(0.5)``, which is half of it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Base class of losses of the user's own, written for one row."""
+"""Base class of custom losses that are written for one row."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["RowLoss"]
 class RowLoss(Loss):
     """Base class of custom losses that are written for a single row and compiled.
 
-    One class serves `SGDClassifier` and `SGDRegressor`, the solvers of linear models, and gradient
-    boosting (`HistGradientBoostingClassifier`, `HistGradientBoostingRegressor`). Its functions are
-    compiled by numba where they can be: arithmetic and `math`. Others run in Python, much slower,
-    with the same numbers.
+    One class can be used by `SGDClassifier` and `SGDRegressor`, the solvers of linear models, and
+    gradient boosting (`HistGradientBoostingClassifier`, `HistGradientBoostingRegressor`). numba
+    compiles its functions if they use only arithmetic and `math`. Other functions run in Python,
+    much slower, with the same results.
 
     A subclass sets `name` and `kind`, and defines:
 
     - ``evaluate_row(y, raw, parameters)``, a static method: the value of the loss of a row, and its
-      derivative by the raw prediction. y is the target, or -1 and +1 for two classes.
+    derivative with respect to the raw prediction. y is the target; for two classes, -1 and +1.
     - ``derive_row(y, raw, parameters)``, a static method, optional: the first and the second
-      derivative, by which leaves of boosting and Newton's method take their steps. Without it
-      leaves take the mean of the gradients.
-    - `parameters`, optional: numbers that these functions are given.
-    - ``inverse_link(raw)``, optional: the predicted target, of arrays. For two classes with
-      ``proba = True``: the probability of the second one.
-    - ``constant(mean)``, optional: the raw prediction to start from, by the mean of the targets as
-      the functions see them (of classes between -1 and 1).
+    derivative, which determine the steps of boosting's leaves and of Newton's method. Without it,
+    leaves use the mean of the gradients.
+    - `parameters`, optional: numbers that are passed to these functions.
+    - ``inverse_link(raw)``, optional: the predicted target, for arrays. For two classes with
+    ``proba = True``: the probability of the second class.
+    - ``constant(mean)``, optional: the raw prediction to start from, given the mean of the targets
+    as these functions get them (for classes, between -1 and 1).
 
     Examples
     --------
@@ -59,7 +59,8 @@ class RowLoss(Loss):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # What a subclass writes down says what boosting and Newton's method may ask of it.
+        # The methods that a subclass defines determine whether boosting and Newton's method can use
+        # it.
         cls.has_hessian = cls.derive_row is not None
 
     @staticmethod
@@ -73,7 +74,7 @@ class RowLoss(Loss):
         return sum_over_columns(values), gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative by `raw`."""
+        """Return each row's loss, gradient, and second derivative with respect to `raw`."""
         if type(self).derive_row is None:
             return super().value_gradient_hessian(y, raw)
         values = self.value(y, raw)
@@ -81,20 +82,20 @@ class RowLoss(Loss):
         return values, gradient, hessian if raw.ndim == 1 else diagonal_matrices(hessian)
 
     def predict_proba(self, raw: Array) -> Array:
-        """Return the probabilities of two classes, by `inverse_link`."""
+        """Return the probabilities of two classes, from `inverse_link`."""
         if not self.proba or raw.ndim != 1:
             return super().predict_proba(raw)
         share = self.inverse_link(raw)
         return namespace(raw).stack([1 - share, share], axis=1)
 
     def _map_rows(self, function: Any, y: Array, raw: Array) -> tuple[Array, Array]:
-        """Return the two results of a function of rows, elementwise."""
+        """Return the two results of a function of single rows, elementwise."""
         if not is_host(raw):
             raise InvalidParameterError(
                 f"loss={self.name!r} is written for single rows, in Python, and runs on the CPU. "
                 "Set device='cpu'; losses on arrays derive from daskml_dist.losses.Loss."
             )
-        # At first use: it loads numba.
+        # Imported at first use, since it loads numba.
         from daskml_dist.backends.own_losses import map_row_function
 
         return map_row_function(function, y, raw, self.parameters)

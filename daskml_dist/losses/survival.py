@@ -1,8 +1,8 @@
-"""Losses of times until an event, some of which are known by bounds alone (censored).
+"""Losses of times until an event, some of which are known only within bounds (censored).
 
 `AFT` is a loss of single rows: an accelerated failure time model, in which the logarithm of the
-time is the raw prediction plus noise. `Cox` is one of all rows together: the partial likelihood of
-the order of events, of which the raw prediction is the logarithm of the hazard.
+time is the raw prediction plus noise. `Cox` is a loss of all rows together: the partial likelihood
+of the order of events, with the raw prediction as the logarithm of the hazard.
 
 References
 ----------
@@ -29,28 +29,29 @@ from daskml_dist.losses.row import RowLoss
 
 __all__ = ["AFT", "UNBOUNDED", "Cox", "RiskOrder", "make_no_event_error"]
 
-#: Stands for an infinite logarithm of a time beside finite ones: float32 holds it, and as a power
-#: of two a mean of it alone is itself.
+#: Finite number that stands for an infinite logarithm of a time: it fits into float32, and as it is
+#: a power of two, the mean of several copies is exactly this number.
 UNBOUNDED = 2.0**100
-#: Distributions of the noise, by the numbers that the function of a row is given.
+#: Distributions of the noise, and the numbers that stand for them in compiled functions.
 _DISTRIBUTIONS = ("normal", "logistic", "extreme")
 _NORMAL, _LOGISTIC, _EXTREME = 0.0, 1.0, 2.0
-#: Hazards of the extreme distribution are exponentials: beyond it float64 has none.
+#: Hazards of the extreme distribution are exponentials: larger exponents could overflow float64.
 _MAX_EXPONENT = 500.0
-#: Logarithm of the root of 2 pi, and the root of a half, of the normal density and its integral:
-#: compiled functions read them as constants.
+#: log(sqrt(2 pi)) and sqrt(1 / 2), for the normal density and its integral; compiled functions read
+#: them as constants.
 _LOG_ROOT_2_PI = 0.9189385332046727
 _ROOT_HALF = 0.7071067811865476
-#: Half the width of an interval of residuals below which its probability is the density times the
-#: width, to about this number squared: the difference of two probabilities so near to each other
-#: would have lost more than half of the digits.
+#: Half the width of an interval of residuals below which its probability is computed as density
+#: times width, with a relative error of about this number squared: the difference of two nearly
+#: equal probabilities would have lost more than half of the digits.
 _NARROW = 1e-6
-#: Above it the normal distribution's hazard is a continued fraction, of so many terms.
+#: Above this residual, the normal distribution's hazard is a continued fraction with this many
+#: terms.
 _MIN_FRACTION, _FRACTION_TERMS = 4.0, 60
 
 
 def _normal_hazard(z: float) -> tuple[float, float, float]:
-    """Return the cumulated hazard ``-log S(z)``, the hazard and its slope: standard normal."""
+    """Return the standard normal's cumulative hazard ``-log S(z)``, hazard, and hazard's slope."""
     if z < _MIN_FRACTION:
         below = 0.5 * math.erfc(-z * _ROOT_HALF)
         if z < 0.0:
@@ -59,8 +60,8 @@ def _normal_hazard(z: float) -> tuple[float, float, float]:
             cumulated = -math.log(0.5 * math.erfc(z * _ROOT_HALF))
         hazard = math.exp(cumulated - 0.5 * z * z - _LOG_ROOT_2_PI)
         return cumulated, hazard, hazard * (hazard - z)
-    # Mills's ratio as a continued fraction (Kalbfleisch and Prentice use tables): the hazard is
-    # z + 1 / (z + 2 / (z + 3 / ...)), whose excess over z keeps its digits so.
+    # Mills's ratio as a continued fraction (Kalbfleisch and Prentice use tables): the hazard is z +
+    # 1 / (z + 2 / (z + 3 / ...)). This form keeps the digits of its excess over z.
     rest = z
     for k in range(_FRACTION_TERMS, 1, -1):
         rest = z + k / rest
@@ -70,7 +71,7 @@ def _normal_hazard(z: float) -> tuple[float, float, float]:
 
 
 def _find_hazard(distribution: float, z: float) -> tuple[float, float, float]:
-    """Return the cumulated hazard, the hazard and its slope at a residual of unit scale."""
+    """Return the cumulative hazard, the hazard and its slope at a residual of unit scale."""
     if distribution == _NORMAL:
         return _normal_hazard(z)
     if distribution == _LOGISTIC:
@@ -102,7 +103,8 @@ def _evaluate_interval(distribution: float, low: float, high: float) -> tuple[fl
         return _find_hazard(distribution, low)
     sign = 1.0
     if distribution != _EXTREME and low + high < 0.0:
-        # Of a symmetric distribution the side on which survival is small keeps more digits.
+        # For a symmetric distribution, use the side with the smaller survival: it keeps more
+        # digits.
         low, high, sign = -high, -low, -1.0
         if high >= UNBOUNDED:
             value, slope, curve = _find_hazard(distribution, low)
@@ -125,7 +127,7 @@ def _evaluate_interval(distribution: float, low: float, high: float) -> tuple[fl
 def _evaluate_time(
     y: complex, raw: float, parameters: tuple[float, ...]
 ) -> tuple[float, float, float]:
-    """Return value, first and second derivative of a row; `y` as of :meth:`AFT.encode`."""
+    """Return value, first and second derivative of a row; `y` as in :meth:`AFT.encode`."""
     distribution, scale = parameters[0], parameters[1]
     middle, bounds = y.real, y.imag
     z = (middle - raw) / scale
@@ -143,7 +145,7 @@ def _evaluate_time(
             value -= math.log(2.0 * half)
         else:
             value, slope, curve = _evaluate_interval(distribution, z - half, z + half)
-    # All densities are log-concave: below 0 there is only rounding.
+    # All densities are log-concave: a negative value can only be a rounding error.
     return value, -slope / scale, max(curve, 0.0) / (scale * scale)
 
 
@@ -159,20 +161,21 @@ def _evaluate_time_slope(
 class AFT(RowLoss):
     """Loss of an accelerated failure time model: minus the log likelihood of times.
 
-    The logarithm of a time is the raw prediction plus noise: ``log(t) = raw + scale * z``. An event
-    at t counts by the density, a censored time by the probability of its interval. `predict` gives
-    ``exp(raw)``, the median of the normal and the logistic distribution.
+    The logarithm of a time is the raw prediction plus noise: ``log(t) = raw + scale * z``. The
+    likelihood of an event at t is the density; that of a censored time is the probability of its
+    interval. `predict` returns ``exp(raw)``, the median of the normal and the logistic
+    distribution.
 
-    It is a loss of `SGDRegressor` and of `HistGradientBoostingRegressor`, whose `fit` then takes
-    y as signed times (negative: no event up to then), as an array of (event, time), or as two
+    Use it with `SGDRegressor` and `HistGradientBoostingRegressor`, whose `fit` then takes y as
+    signed times (negative: no event up to that time), as an array of (event, time), or as two
     columns of bounds.
 
     Parameters
     ----------
     distribution : {"normal", "logistic", "extreme"}, default="normal"
-        Of the noise z; times are then log-normal, log-logistic or of Weibull's distribution.
+        Distribution of the noise z; times are then log-normal, log-logistic or Weibull-distributed.
     scale : float, default=1.0
-        Of the noise.
+        Scale of the noise.
 
     Examples
     --------
@@ -190,14 +193,14 @@ class AFT(RowLoss):
     kind = "survival"
     multiclass = None
     in_target_units = False
-    # Residuals are in units of the scale: where it is far too small, steps grow like exponentials.
+    # Residuals are divided by the scale: if it is far too small, steps grow exponentially.
     overflow_remedy = (
         "Raise scale, as in loss=AFT(scale=1.0): times are too many scales from the predictions. "
         "Or lower learning_rate."
     )
     distribution: str = "normal"
     scale: float = 1.0
-    # A pair of numbers is no target of the compiled steps of single rows.
+    # The compiled steps of single rows take one number as target; here it is a pair.
     evaluate_row: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
@@ -213,7 +216,7 @@ class AFT(RowLoss):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Return the number of the distribution, and `scale`."""
+        """Return the number that stands for the distribution, and `scale`."""
         return float(_DISTRIBUTIONS.index(self.distribution)), float(self.scale)
 
     @staticmethod
@@ -223,7 +226,7 @@ class AFT(RowLoss):
         return slope, curve
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        """Return the loss of each row, and its gradient; `y` as of :meth:`encode`."""
+        """Return the loss of each row, and its gradient; `y` as in :meth:`encode`."""
         values, gradient = self._map_rows(_evaluate_time_slope, y, raw)
         return sum_over_columns(values), gradient
 
@@ -231,8 +234,9 @@ class AFT(RowLoss):
     def encode(low: Array, high: Array) -> Array:
         """Return bounds of times as two columns of finite numbers, of shape (n, 2).
 
-        The middle of the logarithms of the bounds (or the one that there is), and half of their
-        distance: 0 for an event, `UNBOUNDED` without an upper bound, minus that without a lower.
+        The first is the middle of the logarithms of the bounds (or the only finite one). The second
+        is half of their distance: 0 for an event, `UNBOUNDED` without an upper bound, minus
+        `UNBOUNDED` without a lower bound.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high = np.log(low), np.log(high)
@@ -246,16 +250,16 @@ class AFT(RowLoss):
 
     @staticmethod
     def join(y: Array, dtype: Any) -> Array:
-        """Return the columns of :meth:`encode` as the complex numbers that functions of rows take.
+        """Return the columns of :meth:`encode` as complex numbers, for the functions of rows.
 
-        So a target stays one number a row wherever rows are dealt, batched and gathered.
+        So a target stays one number per row wherever rows are distributed, batched and gathered.
         """
         joined = np.empty(len(y), np.result_type(dtype, np.complex64))
         joined.real, joined.imag = y[:, 0], y[:, 1]
         return joined
 
     def check_events(self, mean: Array) -> None:
-        """Raise InvalidDataError where all times lack one bound, by the means of the columns."""
+        """Raise InvalidDataError if all times lack one bound, given the means of the columns."""
         if mean[1] >= UNBOUNDED:
             raise make_no_event_error()
         if mean[1] <= -UNBOUNDED:
@@ -270,21 +274,21 @@ class AFT(RowLoss):
         return mean
 
     def inverse_link(self, raw: Array) -> Array:
-        """Return the predicted time, ``exp(raw)``; infinite where it is too large for the dtype."""
+        """Return the predicted time, ``exp(raw)``; infinite if it is too large for the dtype."""
         with np.errstate(over="ignore"):
             return namespace(raw).exp(raw)
 
 
 @dataclass(frozen=True, eq=False)
 class RiskOrder:
-    """Rows in the order of their times, as the sums over rows at risk need them.
+    """Rows sorted by time, with the indices needed for sums over the rows at risk.
 
     Parameters
     ----------
     is_event : ndarray of bool of shape (n,)
     weight : ndarray of float64 of shape (n,)
     first, last : ndarray of int64 of shape (n,)
-        First and last row of the same time.
+        First and last row with the same time.
     """
 
     is_event: Array
@@ -294,7 +298,7 @@ class RiskOrder:
 
     @classmethod
     def of_sorted(cls, y: Array, weight: Array) -> RiskOrder:
-        """Return the order of signed times, which are sorted by their sizes."""
+        """Return the order of signed times that are sorted by absolute value."""
         times = np.abs(y)
         return cls(
             y > 0,
@@ -304,20 +308,21 @@ class RiskOrder:
         )
 
 
-#: Returns, of numbers of sorted rows, the sums of each one and all before it, or (True) after it.
+#: Function (values of sorted rows, backwards): cumulative sums from the first row, or, if
+#: `backwards`, from the last.
 Cumulate = Callable[[Array, bool], Array]
 
 
 @dataclass(frozen=True)
 class Cox(Loss):
-    """Minus the log partial likelihood of Cox's model, with Breslow's form for equal times.
+    """Minus the log partial likelihood of Cox's model, in Breslow's form for equal times.
 
-    An event's share is the hazard of its row over the hazards of all rows whose times are not
-    before it. The raw prediction is the logarithm of the hazard, up to a constant; `predict` gives
-    the hazard, ``exp(raw)``.
+    The likelihood of an event is the hazard of its row divided by the sum of the hazards of all
+    rows with no earlier time. The raw prediction is the logarithm of the hazard, up to a constant;
+    `predict` returns the hazard, ``exp(raw)``.
 
-    It is a loss of `HistGradientBoostingRegressor`, whose `fit` then takes y as signed times
-    (negative: no event up to then) or as an array of (event, time).
+    Use it with `HistGradientBoostingRegressor`, whose `fit` then takes y as signed times (negative:
+    no event up to that time) or as an array of (event, time).
 
     Examples
     --------
@@ -337,7 +342,7 @@ class Cox(Loss):
         self, raw: Array, order: RiskOrder, exponential: Exponential, cumulate: Cumulate,
         most: float,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
-        """Return hazards, weighted sums over rows at risk, and weights over these at events.
+        """Return hazards, weighted sums of hazards at risk, and each event's weight over that sum.
 
         Parameters
         ----------
@@ -347,7 +352,7 @@ class Cox(Loss):
         exponential : callable
         cumulate : callable
         most : float
-            Largest raw prediction of all rows, which is subtracted.
+            Largest raw prediction of all rows; subtracted to avoid overflow.
         """
         hazard = exponential(raw - most)
         at_risk = cumulate(hazard * order.weight, True)[order.first]
@@ -360,35 +365,36 @@ class Cox(Loss):
         self, raw: Array, order: RiskOrder, exponential: Exponential, cumulate: Cumulate,
         most: float,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Return gradients and hessians of sorted rows, of weights; arguments of `evaluate`."""
+        """Return weighted gradients and hessians of sorted rows; arguments as in `evaluate`."""
         hazard, at_risk, share = self.evaluate(raw, order, exponential, cumulate, most)
-        # A row is at risk at all events up to its time.
+        # A row is at risk at all events up to and including its time.
         expected = order.weight * hazard * cumulate(share, False)[order.last]
         squares = np.divide(share, at_risk, out=np.zeros_like(share), where=at_risk > 0)
         gradient = expected - np.where(order.is_event, order.weight, 0.0)
-        # Of a weight of k the sum of k rows, each by its own prediction.
+        # A row of weight k counts as k rows; each has a second derivative by its own prediction
+        # only.
         variance = order.weight * hazard * hazard * cumulate(squares, False)[order.last]
-        # The sum of p * (1 - p) over these events: below 0 there is only rounding.
+        # Equals the sum of p * (1 - p) over these events: a negative value is a rounding error.
         return gradient, np.maximum(expected - variance, 0.0)
 
     def value_sorted(
         self, raw: Array, order: RiskOrder, exponential: Exponential, cumulate: Cumulate,
         most: float,
     ) -> Array:  # fmt: skip
-        """Return weighted losses of sorted rows: 0 of those without event."""
+        """Return weighted losses of sorted rows; rows without event have 0."""
         _, at_risk, _ = self.evaluate(raw, order, exponential, cumulate, most)
         logs = np.log(at_risk, out=np.zeros_like(at_risk), where=order.is_event & (at_risk > 0))
         return np.where(order.is_event, order.weight * (logs - (raw - most)), 0.0)
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        """Return the loss of each row and its gradient; all rows are given together."""
+        """Return the loss of each row and its gradient; `y` and `raw` must hold all rows."""
         values, gradient, _ = self.value_gradient_hessian(y, raw)
         return values, gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Return the loss of each row, its gradient, and its second derivative by `raw`.
+        """Return each row's loss, gradient, and second derivative with respect to `raw`.
 
-        Of all rows together, of which the second derivatives are those by a row's own prediction.
+        All rows must be given together; second derivatives are by a row's own prediction only.
         """
         at = np.argsort(np.abs(y), kind="stable")
         order = RiskOrder.of_sorted(y[at], np.ones(len(y)))
@@ -401,10 +407,10 @@ class Cox(Loss):
         return values, gradient, hessian
 
     def check_events(self, mean: Array) -> None:
-        """Do nothing: :meth:`check_target` sees whether there are events."""
+        """Do nothing: :meth:`check_target` already checks that there are events."""
 
     def check_target(self, y: Array) -> None:
-        """Raise InvalidDataError where all times are negative, of no event."""
+        """Raise InvalidDataError if all times are negative, so that there is no event."""
         if len(y) and y.max() < 0:
             raise make_no_event_error()
 
@@ -414,12 +420,12 @@ class Cox(Loss):
 
 
 def _cumulate(values: Array, backwards: bool) -> Array:
-    """Return cumulated sums of all rows in memory."""
+    """Return cumulative sums of rows that are all in memory."""
     return np.cumsum(values[::-1])[::-1] if backwards else np.cumsum(values)
 
 
 def make_no_event_error() -> InvalidDataError:
-    """Return the error of times of which none is that of an event."""
+    """Return the error for times without a single event."""
     return InvalidDataError(
         "All times of y are censored: no row has an event, so the likelihood grows without "
         "limit with the prediction. Give rows with events: positive times, event=True, or a "
