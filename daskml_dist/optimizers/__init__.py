@@ -1,14 +1,14 @@
 """Optimizers: rules that turn a gradient into a step, in place.
 
-Every rule of the table is elementwise, so the parameters that a sparse batch touches can be
-gathered, updated and put back. An optimizer holds no state itself: `Optimizer.init` makes the
-state, arrays of the shape of the parameters, which shards cut and move together with the
-parameters. Two others are for the outer steps of lanes that step alone: :class:`Muon` steps whole
-matrices, and :class:`DelayedNesterov` is for averages of some lanes each.
+Every rule in the table is elementwise, so the parameters of a sparse batch can be gathered, updated
+and written back. An optimizer object holds no state: `Optimizer.init` creates the state, arrays of
+the shape of the parameters, which are sharded and moved together with the parameters. Two more are
+for the outer steps of lanes that train independently: :class:`Muon` steps whole matrices, and
+:class:`DelayedNesterov` is for averages over some of the lanes.
 
 Each family is a module (`sgd`, `adagrad`, `adam`, `ftrl`); the classes in its `__all__` are public
-here and fill the table `OPTIMIZERS`. Those of `row_wise` are for tables of ids. Under an l1 penalty
-SGD and Adagrad use FTRL's dual variables.
+here and listed in the table `OPTIMIZERS`. The optimizers of `row_wise` are for tables of ids. Under
+an l1 penalty SGD and Adagrad use FTRL's dual variables.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     for name, optimizer in vars(family).items()
     if name in family.__all__
 }
-#: Optimizers that not every step can use: of whole matrices, and of rows of a table.
+#: Optimizers for special steps only: of whole matrices, and of rows of a table.
 _OTHERS: dict[str, type[Optimizer]] = {
     optimizer.name: optimizer for optimizer in (Muon, RowWiseAdagrad, RowWiseAdam)
 }
 
 
 def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
-    """Return the optimizer of a name, or the object itself.
+    """Return the optimizer with a name, or a given optimizer object.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
     Raises
     ------
     InvalidParameterError
-        For an unknown name.
+        The name is unknown.
 
     Examples
     --------

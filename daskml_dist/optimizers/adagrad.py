@@ -1,4 +1,4 @@
-"""Adagrad, and Adagrad in the units of each feature."""
+"""Adagrad, and Adagrad with the scale of each feature as unit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["NAG", "Adagrad"]
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011): each parameter's rate falls with its summed squared gradients.
+    """Adagrad (Duchi et al. 2011): a parameter's rate falls with the sum of its squared gradients.
 
     Parameters
     ----------
     epsilon : float, default=1e-10
-        Added to the root, against division by zero.
+        Added to the square root, to avoid division by zero.
     initial_accumulator : float, default=0.0
-        Sum to start from; larger is slower at first.
+        Initial value of the sum; a larger value makes the first steps smaller.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Adagrad(Optimizer):
 
     def under_l1(self) -> Optimizer:
         """Return Adagrad with FTRL's dual variables for the penalty."""
-        # FTRL's beta, its first field, stands where Adagrad has epsilon: beside the root.
+        # FTRL's first field, beta, is added to the square root, as epsilon is in Adagrad.
         return _SparseAdagrad(self.epsilon, self.initial_accumulator)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
@@ -78,7 +78,7 @@ class Adagrad(Optimizer):
         return rate
 
     def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the contraction, with squared gradients for the curvature (Fisher)."""
+        """Return the contraction, with squared gradients in place of the curvature (Fisher)."""
         return _adagrad_contraction(before, opt_state, lr)
 
 
@@ -86,13 +86,14 @@ class Adagrad(Optimizer):
 class NAG(Optimizer):
     """Normalised adaptive gradient (Ross, Mineiro and Langford 2013), for unscaled features.
 
-    Adagrad in the units of each feature: a parameter's rate is divided by its feature's largest
-    absolute value, and by the root of the rows' mean squared norm in these units. Predictions do
-    not change when a feature is given in other units. The paper learns the scales during the steps;
-    here they come from one pass before the first step, so that all policies, lanes and resumed fits
-    have the same scales. Only a stream raises them later, where its rows have larger values.
+    Adagrad with the scale of each feature as its unit: a parameter's rate is divided by its
+    feature's largest absolute value, and by the square root of the rows' mean squared norm in these
+    units. Predictions do not change if a feature is given in other units. The paper learns the
+    scales during the steps; here one pass before the first step finds them, so that all policies,
+    lanes and resumed fits have the same scales. Only a stream raises them later, if its rows have
+    larger values.
 
-    Without scales (plain arrays of ones) it is Adagrad.
+    Without scales (arrays of ones) it equals Adagrad.
 
     Examples
     --------
@@ -116,7 +117,7 @@ class NAG(Optimizer):
         return {"accumulator": xp.zeros_like(w), "scale": xp.ones_like(w)}
 
     def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> OptimizerState:
-        """Return the state before the first step, for features of known scales.
+        """Return the state before the first step, for features with known scales.
 
         Parameters
         ----------
@@ -124,10 +125,9 @@ class NAG(Optimizer):
         scales : ndarray of shape (n_rows,)
             Largest absolute value of each feature.
         norm : float
-            Mean over the rows of the summed squares of their features, each in units of its
-            scale.
+            Mean over the rows of the summed squares of their features, each divided by its scale.
         """
-        # Features without a value other than 0 have unit 1: their gradients are 0 anyway.
+        # Features that are always 0 get the unit 1: their gradients are 0 in any case.
         units = scales * np.sqrt(max(norm, 1e-12))
         scale = np.repeat(np.where(scales > 0, units, 1.0)[:, None], w.shape[1], axis=1)
         return {"accumulator": np.zeros_like(w), "scale": scale.astype(w.dtype)}
@@ -137,7 +137,8 @@ class NAG(Optimizer):
     ) -> None:
         """Raise the scales for larger values, and shrink the parameters by the same factor.
 
-        That is step 2(a) of the paper's algorithm 2; the squared gradients follow their new unit.
+        This is step 2(a) of the paper's algorithm 2; the squared gradients are converted to the new
+        unit.
         """
         scale = np.maximum(opt_state["scale"], self.init_scaled(w, scales, norm)["scale"])
         shrink = opt_state["scale"] / scale
@@ -149,7 +150,7 @@ class NAG(Optimizer):
     def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
         scale = state[2][k]
-        # In units of the scale, so that squares neither overflow nor vanish in float32.
+        # Divide by the scale first, so that squares neither overflow nor underflow in float32.
         grad = grad / scale
         accumulator = state[1][k] + grad * grad
         rate = lr / (math.sqrt(accumulator) + coefficients[0])
@@ -158,11 +159,11 @@ class NAG(Optimizer):
         return rate / scale / scale
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Return the number that is added to the root, Adagrad's default epsilon."""
+        """Return the number added to the square root: Adagrad's default epsilon."""
         return (1e-10,)
 
     def contraction(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Return the contraction, with squared gradients for the curvature (Fisher)."""
+        """Return the contraction, with squared gradients in place of the curvature (Fisher)."""
         return _adagrad_contraction(before, opt_state, lr)
 
 
@@ -184,9 +185,9 @@ class _SparseAdagrad(FTRL):
 
 
 def _adagrad_contraction(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
-    """Return the contraction by summed squared gradients in place of the curvature (Fisher)."""
-    # Each step has the size lr / sqrt(G) and the curvature g^2, by which G grows. The sum of their
-    # products is about the integral of lr / sqrt(G) over G.
+    """Return the contraction, with summed squared gradients for the curvature (Fisher)."""
+    # Each step has size lr / sqrt(G) and curvature g^2, and G grows by g^2. The sum of their
+    # products is approximately the integral of lr / sqrt(G) over G.
     xp = namespace(opt_state["accumulator"])
     roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(before["accumulator"])
     roots *= 2 * lr

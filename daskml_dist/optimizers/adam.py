@@ -23,9 +23,9 @@ class Adam(Optimizer):
     Parameters
     ----------
     beta1, beta2 : float, default=0.9, 0.999
-        Decay of the first and second moment, from 0 up to, not including, 1.
+        Decay rates of the first and second moment, in [0, 1).
     epsilon : float, default=1e-8
-        Added to the root, against division by zero.
+        Added to the square root, to avoid division by zero.
 
     Examples
     --------
@@ -52,8 +52,8 @@ class Adam(Optimizer):
     def coefficients(self, step: int) -> tuple[float, ...]:
         """Return beta1, 1 - beta1, beta2, 1 - beta2, both bias corrections, and `epsilon`."""
         p, q = self.beta1, self.beta2
-        # The corrections of m and of the root of v are factors: a division in each entry would take
-        # as long as all the rest of the step.
+        # The corrections of m and of the root of v are factors: a division for each entry would
+        # take as long as the rest of the step.
         return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
@@ -66,14 +66,14 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
-    All rows of the parameters decay, the intercept included.
+    All rows of the parameters decay, including the intercept.
 
     Parameters
     ----------
     beta1, beta2 : float, default=0.9, 0.999
-        Decay of the first and second moment, from 0 up to, not including, 1.
+        Decay rates of the first and second moment, in [0, 1).
     epsilon : float, default=1e-8
-        Added to the root, against division by zero.
+        Added to the square root, to avoid division by zero.
     weight_decay : float, default=1e-2
         Each step shrinks `w` by the factor ``1 - lr * weight_decay``.
 
@@ -103,7 +103,7 @@ class AdamW(Adam):
     @staticmethod
     def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        state[0][k] -= lr * coefficients[7] * state[0][k]  # beside the moments: decoupled
+        state[0][k] -= lr * coefficients[7] * state[0][k]  # not part of the moments: decoupled
         return _step_by_moments(state, k, grad, lr, coefficients)
 
 

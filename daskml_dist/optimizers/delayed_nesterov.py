@@ -1,4 +1,4 @@
-"""Delayed Nesterov: momentum that is renewed and applied once in several steps."""
+"""Delayed Nesterov: momentum that is updated and applied once every several steps."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ __all__ = ["DelayedNesterov"]
 class DelayedNesterov(Optimizer):
     """Nesterov's momentum applied only every few gradient steps (Liu et al. 2024).
 
-    A step goes along ``1 / every`` of its gradient. The last of `every` steps renews the momentum
-    by the mean of their gradients, and goes along the momentum as well: together they come to one
-    step of `Nesterov` along that mean.
+    Each step moves along ``1 / every`` of its gradient. The last of `every` steps updates the
+    momentum with the mean of their gradients, and also moves along the momentum: together, these
+    steps equal one step of `Nesterov` along that mean.
 
-    It is made for outer steps of some lanes each, ``LocalSGD(quorum=..., outer=...)``: momentum at
-    each of them would count the ways of late lanes, which begin far back, too often.
+    It is made for outer steps of some of the lanes, ``LocalSGD(quorum=..., outer=...)``. Momentum
+    in each of these steps would count the progress of late lanes, which started from old
+    parameters, too often.
 
     Parameters
     ----------
     momentum : float, default=0.9
-        From 0 up to, not including, 1.
+        In [0, 1).
     every : int, default=4
-        Steps between two changes of the momentum, about the number of lanes over the quorum; 1 is
-        Nesterov's momentum.
+        Number of steps between two updates of the momentum, about the number of lanes divided by
+        the quorum; 1 is Nesterov's momentum.
     activation : float, default=0.0
-        Share of the momentum in each step, from 0 to ``1 / every``; the last step has the rest.
+        Share of the momentum applied in each step, from 0 to ``1 / every``; the last step applies
+        the rest.
 
     References
     ----------
@@ -63,7 +65,7 @@ class DelayedNesterov(Optimizer):
     def coefficients(self, step: int) -> tuple[float, ...]:
         """Return the factors of this step on the terms of the update, and its long-run size."""
         n, beta, active = self.every, self.momentum, self.activation
-        # Of all steps under a constant gradient: momentum tends to grad / (1 - beta).
+        # Mean over all steps under a constant gradient: momentum tends to grad / (1 - beta).
         size = 1 / n / (1 - beta)
         if step % n:
             return 1.0, 0.0, 1.0, 1 / n, active * beta, size

@@ -13,21 +13,21 @@ __all__ = ["FTRL"]
 
 @dataclass(frozen=True)
 class FTRL(Optimizer):
-    """FTRL-Proximal (McMahan 2011, McMahan et al. 2013): Adagrad's rates, and sparser under l1.
+    """FTRL-Proximal (McMahan 2011, McMahan et al. 2013): Adagrad's rates, but sparser under l1.
 
-    After step t, `w` minimises the sum of all gradients so far, the l1 penalty of all steps so
-    far (``t * l1``, so that it is relative to the mean loss), and weighted squared distances to
-    the earlier `w`. The rate of a parameter is ``lr / (beta + sqrt(n))``, with the sum n
-    of its squared gradients.
+    After step t, `w` minimises the sum of all gradients so far, the l1 penalty of all steps so far
+    (``t * l1``, so that it is relative to the mean loss), and weighted squared distances to the
+    earlier `w`. The rate of a parameter is ``lr / (beta + sqrt(n))``, with n the sum of its squared
+    gradients.
 
-    Of the papers' z only the part is stored that does not follow from `w`, the dual
-    ``z + w / rate`` (in ``[-bound, bound]``). So the learning rate may change between steps, and
-    `w` may be set from outside.
+    Of z in the papers, only the part that does not follow from `w` is stored: the dual variable ``z
+    + w / rate`` (in ``[-bound, bound]``). So the learning rate may change between steps, and `w`
+    may be set from outside.
 
     Parameters
     ----------
     beta : float, default=1.0
-        Added to the root; larger means shorter first steps.
+        Added to the square root; a larger value makes the first steps smaller.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class FTRL(Optimizer):
     @staticmethod
     def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        # Adagrad's step: only an l1 penalty changes the duals.
+        # Without an l1 penalty this is Adagrad's step, and the dual variables do not change.
         n = state[1][k] + grad * grad
         rate = lr / (math.sqrt(n) + coefficients[0])
         state[1][k] = n

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before they are a step."""
+"""Muon: steps along a momentum whose matrices are made orthogonal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from daskml_dist.optimizers.base import Array, Optimizer, check_decay
 
 __all__ = ["Muon"]
 
-#: Iterations, and coefficients of their quintic polynomial: singular values in (0, 1] come close to
-#: 1 (0.7 to 1.2) in five iterations, small ones fastest (Jordan et al. 2024).
+#: Number of iterations, and the coefficients of their quintic polynomial: in five iterations
+#: singular values in (0, 1] approach 1 (0.7 to 1.2), with the fastest growth for small ones (Jordan
+#: et al. 2024).
 _N_ITERATIONS = 5
 _QUINTIC = 3.4445, -4.7750, 2.0315
 
@@ -20,17 +21,17 @@ _QUINTIC = 3.4445, -4.7750, 2.0315
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024): steps along Nesterov's momentum, made orthogonal.
 
-    All singular values of a step are about equal, so that directions which gradients rarely show
-    move as far as others. An entry of a step has the learning rate for its root mean square, in
-    matrices and, where there is one row or column to be made orthogonal, in vectors.
+    All singular values of a step are about equal, so that directions which are rare in the
+    gradients move as far as others. The root mean square of a step's entries is the learning rate,
+    both for matrices and for vectors (a single row or column).
 
-    It needs whole matrices, so it makes the outer steps of ``LocalSGD(outer="muon")``, whose lanes
-    hold all parameters, and no others: servers, and batches that touch few rows, cut matrices.
+    It needs whole matrices, so it can only make the outer steps of ``LocalSGD(outer="muon")``,
+    whose lanes hold all parameters: servers, and batches that touch few rows, split matrices.
 
     Parameters
     ----------
     momentum : float, default=0.95
-        From 0 up to, not including, 1.
+        In [0, 1).
 
     References
     ----------
@@ -57,7 +58,7 @@ class Muon(Optimizer):
     def _descend(
         self, w: Array, grad: Array, opt_state: dict[str, Array], lr: Any, step: int
     ) -> Any:
-        """Take a step of a matrix, and return its size."""
+        """Take a step for a matrix, and return the step size."""
         velocity = opt_state["velocity"]
         velocity *= self.momentum
         velocity += grad
@@ -66,9 +67,9 @@ class Muon(Optimizer):
 
 
 def _make_orthogonal(matrix: Array) -> Array:
-    """Return about the nearest orthogonal matrix, scaled to a root mean square of about 1.
+    """Return approximately the nearest orthogonal matrix, scaled to a root mean square of about 1.
 
-    Newton-Schulz iterations need products alone: no decomposition, and any array library.
+    Newton-Schulz iterations use only matrix products: no decomposition, and any array library.
     """
     xp = namespace(matrix)
     n_rows, n_columns = matrix.shape
@@ -78,12 +79,13 @@ def _make_orthogonal(matrix: Array) -> Array:
     matrix = matrix / norm
     if min(n_rows, n_columns) > 1:
         a, b, c = _QUINTIC
-        # The smaller of both products of the matrix with itself.
+        # Transpose if needed, so that x @ x.T is the smaller of the two possible products.
         wide = n_rows > n_columns
         x = matrix.T if wide else matrix
         for _ in range(_N_ITERATIONS):
             square = x @ x.T
             x = a * x + (b * square + c * (square @ square)) @ x
         matrix = x.T if wide else x
-    # An orthogonal matrix has min(shape) singular values of 1, and so many rows or columns.
+    # An orthogonal matrix has min(shape) singular values of 1, so its root mean square is 1 /
+    # sqrt(max(shape)).
     return matrix * max(n_rows, n_columns) ** 0.5

@@ -1,7 +1,7 @@
-"""Adagrad and Adam with one squared gradient a row, for tables of ids.
+"""Adagrad and Adam with one squared gradient per row, for tables of ids.
 
-A row's entries are often of one scale, so that the mean of their squared gradients serves all of
-them: the state of a row is then one number in the place of a row.
+The entries of a row often have the same scale, so the mean of their squared gradients can be used
+for all of them: the state of a row is then one number instead of a row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["RowWiseAdagrad", "RowWiseAdam"]
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator per row: the mean squared gradient of the row.
 
-    For models over ids alone: their table then holds one number beside each row, where Adagrad
-    holds as many as a row has.
+    Only for models over ids: their table then holds one extra number per row, whereas Adagrad holds
+    as many as the row has entries.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ class RowWiseAdagrad(Adagrad):
     row_wise = True
 
     def init(self, w: Array) -> OptimizerState:
-        """Return the state before the first step: a number for each row."""
+        """Return the state before the first step: one number for each row."""
         start = float(self.initial_accumulator)
         return {"row_accumulator": namespace(w).full_like(w[:, :1], start)}
 
     def under_l1(self) -> Optimizer:
-        """Return itself: l1 penalties are of whole parameters, which tables do not have."""
+        """Return self: an l1 penalty needs whole parameters, which tables do not have."""
         return self
 
     def _descend(self, w: Array, grad: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
@@ -67,10 +67,10 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class RowWiseAdam(Adam):
-    """Adam with one second moment per row: of the mean squared gradient of the row.
+    """Adam with one second moment per row: the mean squared gradient of the row.
 
-    For models over ids alone: their table holds a first moment for each entry, and one number a row
-    for the second. Rows that a batch does not touch keep their moments ("lazy" Adam).
+    Only for models over ids: their table holds a first moment for each entry, and one number per
+    row for the second moment. Rows that a batch does not touch keep their moments ("lazy" Adam).
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class RowWiseAdam(Adam):
     row_wise = True
 
     def init(self, w: Array) -> OptimizerState:
-        """Return the state before the first step: of the second moment a number for each row."""
+        """Return the state before the first step; the second moment has one number for each row."""
         xp = namespace(w)
         return {"m": xp.zeros_like(w), "row_v": xp.zeros_like(w[:, :1])}
 

@@ -41,12 +41,12 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
-    """SGD with the momentum of a heavy ball (Polyak 1964): ``v = momentum * v + grad``.
+    """SGD with heavy-ball momentum (Polyak 1964): ``v = momentum * v + grad``.
 
     Parameters
     ----------
     momentum : float, default=0.9
-        From 0 up to, not including, 1.
+        In [0, 1).
 
     Examples
     --------
@@ -83,12 +83,13 @@ class Momentum(Optimizer):
 class Nesterov(Momentum):
     """SGD with Nesterov's accelerated gradient (Nesterov 1983, Sutskever et al. 2013).
 
-    The step is ``grad + momentum * v``: `w` is the look-ahead point at which gradients are taken.
+    The step is ``grad + momentum * v``: `w` is the look-ahead point at which gradients are
+    computed.
 
     Parameters
     ----------
     momentum : float, default=0.9
-        From 0 up to, not including, 1.
+        In [0, 1).
 
     Examples
     --------
