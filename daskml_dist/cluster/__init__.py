@@ -1,4 +1,4 @@
-"""Clusters of rows."""
+"""Clustering of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of the k-means estimators, and the functions of rows and centroids."""
+"""Base classes of the k-means estimators, and functions of rows and centroids."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from daskml_dist.training.dataset_info import DatasetInfo, DataSummary
 class BaseCentroidEstimator(
     ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows
 ):
-    """Base class of estimators of centroids: labels, distances and scores of rows.
+    """Base class of estimators with centroids: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`: the vector that is subtracted from dense
-    rows and from the centroids before their distances are computed (None for sparse rows).
+    rows and from the centroids before distances are computed (None for sparse rows).
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class BaseCentroidEstimator(
     random_state : int, RandomState instance or None, default=None
         With the same chunks, draws are the same on any number of workers.
     max_iter : int, default=300
-        Iterations of a run at most.
+        Largest number of iterations of a run.
     copy_x : bool, default=True
         Without effect: X is never changed.
     """
@@ -61,17 +61,17 @@ class BaseCentroidEstimator(
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        # Lazy labels are not pickled: their Dask graph holds the rows of the fit.
+        # Lazy labels are not pickled: their Dask graph contains the rows of the fit.
         return {name: v for name, v in state.items() if name != "labels_" or not is_dask(v)}
 
     # -- fitting -------------------------------------------------------------------------------
 
     def _set_of_rows(self, X: Any) -> None:
-        # Lazy where X is: no pass before it is asked for.
+        # Lazy if X is lazy: the rows are only read when the labels are computed.
         self.labels_ = self.predict(X)
 
     def _set_labels(self, X: Any) -> None:
-        """Set `labels_` if `compute_labels` asks for them, and drop those of an earlier fit."""
+        """Set `labels_` if `compute_labels` is True, and drop the labels of an earlier fit."""
         self.__dict__.pop("labels_", None)
         if getattr(self, "compute_labels", True):
             self.labels_ = self.predict(X)
@@ -79,17 +79,17 @@ class BaseCentroidEstimator(
     def fit_predict(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """Fit the model and return ``labels_``; parameters as of :meth:`fit`."""
+        """Fit the model and return ``labels_``; parameters as in :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).labels_
 
     def fit_transform(
         self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
     ) -> Any:
-        """Fit the model and :meth:`transform` the same rows; parameters as of :meth:`fit`."""
+        """Fit the model and :meth:`transform` the same rows; parameters as in :meth:`fit`."""
         return self.fit(X, None, sample_weight, client=client).transform(X)
 
     def _check_n_rows(self, rows: DatasetInfo) -> DataSummary:
-        """Return the summary of the rows; raise if they are fewer than the clusters."""
+        """Return the summary of the rows; raise if there are fewer rows than clusters."""
         if (n_rows := rows.summary.n_rows) < self.n_clusters:
             raise InvalidDataError(
                 f"n_samples={n_rows} should be >= n_clusters={self.n_clusters}. Ask for fewer "
@@ -98,7 +98,7 @@ class BaseCentroidEstimator(
         return rows.summary
 
     def _check_init(self, inits: tuple[str, ...]) -> None:
-        """Raise if `init` is none of the strings `inits`, or a function of a Dask collection."""
+        """Raise if `init` is a string not in `inits`, or a function for a Dask collection."""
         if isinstance(self.init, str):
             check_one_of("init", self.init, inits)
         elif callable(self.init) and not hasattr(self, "_called_init"):
@@ -108,10 +108,10 @@ class BaseCentroidEstimator(
             )
 
     def _call_init(self, X: Any, known: NDArray[np.float64] | None = None) -> None:
-        """Call `init`, if it is a function, and keep its centroids until they are checked.
+        """Call `init` if it is a function, and keep its centroids until they are checked.
 
-        `known` are centroids to use in its place. A Dask collection is not given to the function:
-        :meth:`_check_init` then raises.
+        If `known` centroids are given, they are used instead. The function is not called with a
+        Dask collection: :meth:`_check_init` then raises.
         """
         self.__dict__.pop("_called_init", None)
         if callable(self.init) and known is not None:
@@ -121,7 +121,7 @@ class BaseCentroidEstimator(
             self._called_init = self.init(as_rows(X), self.n_clusters, random_state=random)
 
     def _warn_of_one_init(self) -> None:
-        """Warn if `n_init` asks for several runs from one array of first centroids."""
+        """Warn if `n_init` requests several runs although the first centroids are given."""
         if self.n_init not in ("auto", 1):
             warnings.warn(
                 f"Explicit initial center position passed: performing only one init in "
@@ -133,11 +133,11 @@ class BaseCentroidEstimator(
     def _resolve_given_centroids(
         self, n_features: int, inits: tuple[str, ...]
     ) -> NDArray[np.float64]:
-        """Return the first centroids that the user gave, checked.
+        """Return the first centroids that the user gave, after checks.
 
-        The error for something that is no array names the strings `inits` that `init` may be.
+        If they are not an array, the error lists the strings `inits` that `init` may be.
         """
-        # What a function `init` has returned, or `init` itself.
+        # The centroids that a function `init` has returned, or `init` itself.
         given = self.__dict__.pop("_called_init", self.init)
         try:
             centroids = np.asarray(given, dtype=np.float64)
@@ -146,7 +146,7 @@ class BaseCentroidEstimator(
                 f"init={self.init!r}: use one of {list(inits)}, or an array of numbers."
             ) from error
         expected = self.n_clusters, n_features
-        # The shape is padded, since an array of another number of dimensions may be shorter.
+        # Pad the shape, since an array with fewer dimensions has a shorter one.
         for what, size, wanted in zip(
             ("clusters", "features of the data"), (*centroids.shape, 0, 0), expected, strict=False
         ):
@@ -200,13 +200,13 @@ class BaseCentroidEstimator(
         return -float(self._sum_over_blocks(_weighted_sum, X, None, sample_weight))
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        """Return the function that gives the rows' squared distances to the nearest centroid."""
+        """Return the function that computes the rows' squared distances to the nearest centroid."""
         return _SquaredDistances(self.cluster_centers_, self._shift)
 
     def _map_centroid_function(
         self, kind: type[_CentroidFunction], X: Any, dtype: Any, *, per_centroid: bool = False
     ) -> Any:
-        """Return a number for each row, or for each row and centroid; lazy where X is."""
+        """Return a number for each row, or for each row and centroid; lazy if X is lazy."""
         self._check_fitted(X)
         function = kind(self.cluster_centers_, self._shift)
         n_columns = len(self.cluster_centers_) if per_centroid else None
@@ -245,7 +245,7 @@ class BaseCentroidSolver(BaseCentroidEstimator, BaseUnlabelled):
     def _set_centroids(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         """Set the attributes of a solution whose `extra` has ``"inertia"`` and ``"shift"``."""
         self.cluster_centers_ = solution.w
-        # The fit's weights are scaled to a mean of 1: the user's scale is restored.
+        # The fit's weights are scaled to a mean of 1: restore the user's scale.
         self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)
         self.n_features_in_ = model.n_features
         self._n_features_out = len(solution.w)
@@ -268,23 +268,23 @@ class _CentroidFunction(ABC):
 
     @abstractmethod
     def __call__(self, X: Any) -> NDArray[Any]:
-        """Return the value of each row, or a row of values for it."""
+        """Return a value, or a row of values, for each row."""
 
     def _find_nearest(self, X: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
         """Return the index of each row's nearest centroid and the squared distance to it."""
         backend, dtype = get_backend("cpu"), X.dtype
-        # Sparse rows are not shifted, which would make them dense.
+        # Sparse rows are not shifted: that would make them dense.
         if sparse.issparse(X) or self.shift is None:
             rows = backend.rows(X, slice(0, X.shape[0]))
             return backend.nearest(rows, None, self.centroids.astype(dtype))
-        # Subtracted in float64, before the cast: float32 then keeps the digits of the differences.
+        # Subtract in float64 before the cast, so that float32 keeps the digits of the differences.
         shifted = (self.centroids - self.shift).astype(dtype)
         return backend.nearest(X, self.shift.astype(dtype), shifted)
 
     def _find_nearest_on_device(
         self, backend: Backend, dtype: Any
     ) -> Callable[[Any], tuple[Any, Any]]:
-        """Return :meth:`_find_nearest` of rows of a dtype on a device."""
+        """Return the result of :meth:`_find_nearest` for rows of a dtype on a device."""
         shifted = self.centroids if self.shift is None else self.centroids - self.shift
         centroids, near = (backend.to_device(c.astype(dtype)) for c in (self.centroids, shifted))
         shift = None if self.shift is None else backend.to_device(self.shift.astype(dtype))
@@ -306,24 +306,24 @@ class _Labels(_CentroidFunction):
         return self._find_nearest(X)[0].astype(np.int32)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """Return the function of rows on a device; only the labels leave it."""
+        """Return the function of rows on a device; only the labels are copied from it."""
         find = self._find_nearest_on_device(backend, dtype)
         return lambda X: backend.to_numpy(find(X)[0]).astype(np.int32)
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return the same function of dense rows of a dtype, with the terms of centroids cached."""
-        # The same shift and casts as in `_find_nearest`, made once.
+        """Return the function for dense rows of a dtype, with cached terms of the centroids."""
+        # The same shift and casts as in `_find_nearest`, done only once.
         shifted = self.centroids if self.shift is None else self.centroids - self.shift
         shift = None if self.shift is None else self.shift.astype(dtype)
         centroids = shifted.astype(dtype)
         half_norms, transposed = (centroids * centroids).sum(axis=1) / 2, centroids.T
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            # Compiled loops, where they are loaded for such rows, are faster still.
+            # Compiled loops are even faster, if they are loaded for such rows.
             if load_centroid_loops(X, shift, len(centroids)) is not None:
                 return self(X)
             rows = X if shift is None else X - shift
-            # |x - c|^2 / 2 without |x|^2 / 2, which is the same for all centroids of a row.
+            # |x - c|^2 / 2 without |x|^2 / 2, which is equal for all centroids of a row.
             return np.asarray((half_norms - rows @ transposed).argmin(axis=1))
 
         return apply
@@ -336,7 +336,7 @@ class _SquaredDistances(_CentroidFunction):
         return self._find_nearest(X)[1]
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """Return the function of rows on a device; only the distances leave it."""
+        """Return the function of rows on a device; only the distances are copied from it."""
         find = self._find_nearest_on_device(backend, dtype)
         return lambda X: backend.to_numpy(find(X)[1])
 
@@ -351,7 +351,7 @@ class _Distances(_CentroidFunction):
         return np.asarray(euclidean_distances(X, self.centroids.astype(X.dtype)))
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
-        """Return the function of rows of a dtype on a device, where the distances stay."""
+        """Return the function of rows of a dtype on a device; the distances stay there."""
         centroids = backend.to_device(self.centroids.astype(dtype).astype(np.float64))
         norms = total(centroids * centroids, axis=1)
 
@@ -366,5 +366,5 @@ class _Distances(_CentroidFunction):
 
 
 def _weighted_sum(y: None, squares: NDArray[Any], weight: NDArray[np.float64]) -> float:
-    """Return the weighted sum of a block's squared distances; unlabelled rows have no `y`."""
+    """Return the weighted sum of a block's squared distances; rows without targets have no `y`."""
     return float(weight @ squares)

@@ -1,7 +1,8 @@
-"""Mini-batch k-means outside its steps: before them, after a single one, and after each pass.
+"""Mini-batch k-means apart from its steps: before, after a single step, and after each pass.
 
-First centroids are chosen before, low ones reassigned after a single step, and a test after each
-pass tells whether they have settled. Steps of longer fits reassign by themselves (`CentroidModel`).
+Before a fit the first centroids are chosen; after a fit of a single step, centroids with low counts
+are reassigned; after each pass, a test decides whether the centroids have settled. Steps of longer
+fits reassign centroids themselves (`CentroidModel`).
 """
 
 from __future__ import annotations
@@ -54,28 +55,28 @@ def _draw_centroids(sample: _Array, k: int, init: Any, rng: np.random.RandomStat
         return np.asarray(init, np.float64)
     n_drawn = min(k, len(sample))
     if init == "k-means||" and n_drawn == k:
-        # The last stage of k-means||, with the whole sample as candidates of equal weight.
+        # The last stage of k-means||, with all sampled rows as candidates of equal weight.
         return choose_centroids(sample, np.ones(len(sample)), k, int(rng.randint(2**31 - 1)))
     if init == "random":
         centroids = sample[rng.choice(len(sample), n_drawn, replace=False)]
     else:
         centroids = kmeans_plusplus(sample, n_drawn, random_state=rng)[0]
-    # A sample of fewer than k rows: its rows are repeated.
+    # A sample may have fewer than k rows: its rows are then repeated.
     return np.resize(centroids, (k, sample.shape[1]))
 
 
 def count_joint_step_rows(fit: FitSpec) -> int:
-    """Return the number of rows of one step of every lane, whatever the policy."""
+    """Return the number of rows in one step of every lane, whatever the policy."""
     return max(1, sum(fit.rows.lane_rows) // fit.work.n_steps)
 
 
 def reassign_low_centroids(
     job: FitJob, fit: FitSpec, state: ShardState, rule: Reassignment
 ) -> None:
-    """Move the centroids of low counts to rows that are drawn from the fit, changing `state`.
+    """Move centroids with low counts to rows drawn from the fit, by changing `state`.
 
-    After a fit of one step (`partial_fit`, a call of a stream): steps reassign before they begin,
-    all but the first.
+    Used after a fit of one step (`partial_fit`, a call of a stream). In longer fits all steps but
+    the first reassign at their beginning.
     """
     model, seed = fit.steps.model, fit.work.seed + state.step
     assert isinstance(model, CentroidModel)
@@ -84,22 +85,23 @@ def reassign_low_centroids(
         return
     drawn = job.solve_beside(fit, RowSampleSolver(n_low, seed))
     rule = replace(rule, rows=drawn if model.shift is None else drawn - model.shift)
-    # Within steps each lane reassigns its own centroids alone; here no lane runs.
+    # In a step each lane reassigns only its own centroids; here no lane runs, so all are
+    # reassigned.
     every_centroid = np.ones(len(counts), np.bool_)
     by_count, by_sum = rule.changes(counts, sums, every_centroid, np.random.default_rng(seed))
     state.w = model.matrix(counts + by_count, sums + by_sum)
 
 
 class CentroidsSettled:
-    """Stopping test after each pass: whether centroids moved by no more than a tolerance in it.
+    """Stopping test after each pass: whether the centroids moved by at most a tolerance.
 
-    The first pass is compared with the centroids that the fit started from.
+    The first pass is compared with the initial centroids of the fit.
 
     Parameters
     ----------
     model : CentroidModel
     tolerance : float
-        Of the sum of the centroids' squared movements.
+        Tolerance on the sum of the centroids' squared movements.
     """
 
     def __init__(self, model: CentroidModel, tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""Steps of centroids along a stream on a cluster: lanes sum rows, and the client reassigns."""
+"""Steps of centroids along a stream on a cluster: lanes sum rows, the client reassigns."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from daskml_dist.training.spec import FitSpec
 
 
 class ClusterCentroidSteps(ClusterSteps):
-    """Steps of centroids by lanes on workers; the client, which has the rows, reassigns after them.
+    """Steps of centroids by lanes on workers; the client holds the rows and reassigns afterwards.
 
     Parameters
     ----------
     client, plan, fit, base
-        As of :class:`ClusterSteps`.
+        As in :class:`ClusterSteps`.
     reassignments : ReassignmentSchedule
 
     Attributes
     ----------
     reassignments : ReassignmentSchedule
     inertia : float
-        Sum of the squared distances of the last call that is known to be learned, before its step.
+        Sum of squared distances of the last call known to be processed, before its step.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class ClusterCentroidSteps(ClusterSteps):
         self.reassignments, self.inertia = reassignments, 0.0
 
     def _find_change_after(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
-        # This state may be older than the call's. That does not matter: counts only grow, and as
-        # long as one is 0, reassignment is due after each call, which brings the state up to date.
+        # This state may be older than the call. That does no harm: counts only grow, and as long as
+        # one is 0, reassignment is due after each call, which updates the state.
         if not self.reassignments.count_rows(block.n_rows, self._log.state.w):
             return None
-        # A copy: the caller may write over the rows after an interrupt.
+        # A copy, since the caller may overwrite the rows after an interrupt.
         own = replace(block, rows=block.rows.copy())
         return partial(self.reassignments.reassign_low_centroids, block=own)
 
     def pop_finished(self) -> tuple[Any, float] | None:
-        """Return the next call whose loss is known, with the loss, which is kept as the inertia."""
+        """Return the next call with a known loss, and the loss, which is stored as the inertia."""
         found = super().pop_finished()
         if found is not None:
             self.inertia = found[1]

@@ -1,4 +1,4 @@
-"""Steps of centroids along a stream, and the reassignment of centroids of few rows after calls."""
+"""Steps of centroids along a stream, with reassignment of low-count centroids after calls."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from daskml_dist.training.spec import FitSpec, RunSettings
 
 @dataclass
 class ReassignmentSchedule:
-    """Schedule by which centroids of low counts are reassigned, after calls of a stream.
+    """Schedule of the reassignment of centroids with low counts, after calls of a stream.
 
     Parameters
     ----------
     fit : FitSpec
-        Of one lane.
+        Specification of a fit with one lane.
     ratio : float
-        Share of the largest count below which a count is low; 0: none is.
+        A count is low if it is below this share of the largest count; 0: no count is low.
     every : int
-        Rows from one reassignment to the next; while any centroid has no rows, one is due after
+        Number of rows between two reassignments; while any centroid has no rows, one is due after
         each call.
     n_since : int
         Rows since the last reassignment was due.
@@ -42,26 +42,26 @@ class ReassignmentSchedule:
     n_since: int
 
     def count_rows(self, n_rows: int, before: Any) -> bool:
-        """Count the rows of a call; return whether centroids are to be reassigned after it.
+        """Count the rows of a call; return whether centroids must be reassigned after it.
 
         `before` are the parameters before the call.
         """
         self.n_since += n_rows
-        # As in scikit-learn: at once while a centroid has no row, else after `every` rows.
+        # As in scikit-learn: immediately while a centroid has no row, otherwise after `every` rows.
         if self.n_since < self.every and (self._model.parts(before)[0] > 0).all():
             return False
         self.n_since = 0
         return self.ratio > 0
 
     def reassign_low_centroids(self, state: ShardState, block: Block) -> ShardState | None:
-        """Return the state with low centroids moved to rows of the call; None: none is low."""
+        """Return the state with low centroids moved to rows of the call; None if none is low."""
         model, n = self._model, block.n_rows
-        # No rows yet: they are drawn once it is known how many centroids are low.
+        # No rows yet: rows are drawn once the number of low centroids is known.
         k, no_rows = len(model.first), np.empty((0, model.n_features))
         rule = Reassignment(k, self.ratio, no_rows, (0,), self.every / n, max(1, n // 2))
         if not rule.find_low_centroids(model.parts(state.w)[0]).any():
             return None
-        # A fit in this process over the call's rows alone, which draws some of them.
+        # A fit in this process over only the rows of the call, from which some are drawn.
         weight_scale = None if block.sample_weight is None else 1.0
         rows_spec = replace(self.fit.rows, lane_rows=(n,), weight_scale=weight_scale)
         reassigned = replace(state)
@@ -85,14 +85,14 @@ class CentroidSteps(InProcessSteps):
     Parameters
     ----------
     fit : FitSpec
-        Of one lane.
+        Specification of a fit with one lane.
     reassignments : ReassignmentSchedule
 
     Attributes
     ----------
     reassignments : ReassignmentSchedule
     inertia : float
-        Sum of the squared distances of the last call's rows, before their step.
+        Sum of squared distances of the last call's rows, before their step.
     """
 
     def __init__(self, fit: FitSpec, reassignments: ReassignmentSchedule) -> None:
@@ -112,10 +112,10 @@ class CentroidSteps(InProcessSteps):
 
 
 class StartedCentroidStream(StartedStream):
-    """Stream of centroids that has seen its first rows."""
+    """Stream of centroids whose first rows have arrived."""
 
     steps: CentroidSteps
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of a stream, with the rows since the last reassignment."""
+        """Return the facts for a stream's checkpoint, with the rows since the last reassignment."""
         return {**self.likeness, "n_since": self.steps.reassignments.n_since}

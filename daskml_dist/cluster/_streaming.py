@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from daskml_dist.streaming.start import StartedStream
     from daskml_dist.training.spec import FitSpec
 
-#: Rows per centroid from one reassignment of low centroids to the next; scikit-learn's number.
+#: Rows per centroid between two reassignments of low centroids; the number of scikit-learn.
 ROWS_PER_REASSIGNMENT = 10
 
 
 class StreamedCentroids(BaseSteps):
-    """Base class of estimators of centroids that can learn from a stream."""
+    """Base class of centroid estimators that can learn from a stream."""
 
     n_clusters: int
     init: Any
@@ -38,7 +38,7 @@ class StreamedCentroids(BaseSteps):
     def _check_one_pass(self) -> None:
         estimator: Any = super()
         estimator._check_one_pass()
-        # A function is called with the rows of the first call: until then its check is put off.
+        # A function `init` is called with the rows of the first call: its check is postponed.
         if callable(self.init):
             self.__dict__.setdefault("_called_init", None)
 
@@ -94,7 +94,7 @@ class StreamedCentroids(BaseSteps):
         self._loss, self._n_since = steps.inertia, steps.reassignments.n_since
         super()._show_stream(started, state, progress)
         self.n_steps_: int = state.step
-        self.__dict__.pop("labels_", None)  # those of a fit, of other rows
+        self.__dict__.pop("labels_", None)  # labels of an earlier fit belong to other rows
 
 
 def _open_cluster_steps(client: Any, plan: Any, fit: FitSpec, steps: Any) -> Any:

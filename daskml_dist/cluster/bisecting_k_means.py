@@ -28,30 +28,31 @@ from daskml_dist.training.dataset_info import DatasetInfo
 class BisectingKMeans(BaseCentroidSolver):
     """k-means by repeatedly splitting one cluster into two.
 
-    Each split is a k-means of two centroids over the rows of its cluster, wherever they are.
+    Each split is a k-means with two centroids over the rows of its cluster, on whichever workers
+    they are.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, default="k-means||"
-        First centroids of each split, as of :class:`KMeans`.
+        First centroids of each split, as in :class:`KMeans`.
     n_init : int, default=1
-        Runs of each split, of which the best is kept.
+        Number of runs of each split, of which the best is kept.
     tol : float, default=1e-4
         A run ends when the sum of both centroids' squared movements is at most `tol` times the mean
-        variance of the features in the cluster that is split, or no row changes its centroid.
+        variance of the features in the cluster to split, or when no row changes its centroid.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both are the same iterations here.
+        Both run the same iterations here.
     bisecting_strategy : {"biggest_inertia", "largest_cluster"}, default="biggest_inertia"
-        Cluster that is split next: that of the largest sum of squared distances to its centroid, or
-        that of the largest weight of rows.
+        Cluster to split next: the one with the largest sum of squared distances to its centroid, or
+        with the largest weight of rows.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
-        In the order of the tree; fewer, with a warning, where no cluster is left with rows that
+        In the order of the tree; fewer, with a warning, if no remaining cluster has rows that
         differ.
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Index of each row's cluster; lazy where X is, and then not pickled.
+        Index of each row's cluster; lazy if X is lazy, and then not pickled.
     inertia_ : float
         Sum of the squared distances of the rows to the centroids of their clusters, weighted.
 
@@ -119,7 +120,7 @@ class BisectingKMeans(BaseCentroidSolver):
             n_init=int(self.n_init),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
-            # Defaults of `KMeans`.
+            # The defaults of `KMeans`.
             oversampling=1.0,
             rounds=1,
             seed=seed_of(self.random_state),
@@ -131,13 +132,13 @@ class BisectingKMeans(BaseCentroidSolver):
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)
-        # Kept: prediction descends the same splits.
+        # Kept, because prediction descends the same splits.
         leaves, nodes = solution.extra["leaves"], solution.extra["nodes"]
         # A tree of m splits has 1 + 2 m nodes; `nodes` are the leaves, in the order of clusters.
         labels = np.zeros(1 + 2 * len(leaves.split), np.int32)
         labels[nodes] = np.arange(len(nodes))
         self._tree = _TreeDescent(leaves, labels)
-        # A leaf of equal rows cannot be split.
+        # A leaf whose rows are all equal cannot be split.
         if (found := len(nodes)) < self.n_clusters:
             warnings.warn(
                 f"Number of clusters ({found}) found smaller than n_clusters "
@@ -148,9 +149,9 @@ class BisectingKMeans(BaseCentroidSolver):
             )
 
     def predict(self, X: Any) -> Any:
-        """Return the cluster of each row, by descent from the root to the nearer of two centroids.
+        """Return the cluster of each row, by descending to the nearer of two centroids.
 
-        The labels are those of the fit; another leaf's centroid may be nearer.
+        These are the labels of the fit; the centroid of another leaf may be nearer.
 
         Parameters
         ----------
@@ -166,7 +167,7 @@ class BisectingKMeans(BaseCentroidSolver):
 
 @dataclass(frozen=True, eq=False)
 class _TreeDescent:
-    """Function of rows: the cluster that each reaches by descent in the tree of splits.
+    """Function of rows: the cluster that each row reaches by descending the tree of splits.
 
     Parameters
     ----------
@@ -180,14 +181,15 @@ class _TreeDescent:
     hides_not_finite: ClassVar[bool] = True
 
     def __call__(self, X: Any) -> NDArray[Any]:
-        # The nodes of rows as in the fit, where they say which rows a split is of.
+        # Find the nodes of the rows as in the fit, where they determine which split a row belongs
+        # to.
         backend = get_backend("cpu")
         rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))
         labels: NDArray[Any] = self.labels[self.leaves.make(None, rows, backend)]
         return labels
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """Return the function of rows on a device; only the leaves leave it."""
+        """Return the function of rows on a device; only the leaves are copied from it."""
 
         def apply(X: Any) -> NDArray[Any]:
             rows = BatchRows(backend.rows(X, slice(0, X.shape[0])))

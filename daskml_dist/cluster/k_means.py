@@ -23,35 +23,35 @@ class KMeans(BaseCentroidSolver):
     """k-means over all rows, by Lloyd's iterations.
 
     The first centroids are found in a few rounds over all rows ("k-means||"); each later iteration
-    is one pass. An iteration's sums have the size of the centroids, so rows stay where they are, in
-    memory or streamed, and a lost worker costs the sum that it was computing.
+    is one pass. An iteration's sums have the size of the centroids, so rows are not moved, in
+    memory or streamed, and a lost worker costs only the sum that it was computing.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
     callable, default="k-means||"
         First centroids. ``"k-means||"`` finds centroids in a sample of the rows, draws some rows
-        far from them in each of `init_rounds` rounds over all, and chooses among both.
-        ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn's tries several,
-        and keeps the best). ``"random"``: any rows. A function is called once, with rows in memory,
+        far from them in each of `init_rounds` rounds over all rows, and chooses among both.
+        ``"k-means++"`` draws one in each of ``n_clusters`` passes (scikit-learn tries several, and
+        keeps the best). ``"random"``: random rows. A function is called once, with rows in memory,
         `n_clusters` and a `random_state`, and returns the centroids.
     n_init : int or "auto", default="auto"
-        Runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
+        Number of runs, of which the best is kept. ``"auto"``: 10 for ``init="random"``, else 1.
     tol : float, default=1e-4
         A run ends when the sum of the centroids' squared movements is at most `tol` times the mean
-        variance of the features, or no row changes its centroid.
+        variance of the features, or when no row changes its centroid.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both are the same iterations here, which compare a row with other centroids only where
-        bounds of its distances require it.
+        Both run the same iterations here, which compare a row with other centroids only if bounds
+        on its distances require it.
     oversampling_factor : float, default=1.0
-        Rows that a round of ``"k-means||"`` draws, for each cluster.
+        Number of rows that a round of ``"k-means||"`` draws, per cluster.
     init_rounds : int, default=1
 
     Attributes
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Index of each row's centroid; lazy where X is, and then not pickled.
+        Index of each row's centroid; lazy if X is lazy, and then not pickled.
     inertia_ : float
         Sum of the squared distances of the rows to their centroids, weighted.
     n_iter_ : int
@@ -119,7 +119,7 @@ class KMeans(BaseCentroidSolver):
                 RuntimeWarning,
                 stacklevel=user_stack_level(),
             )
-        # An array's shape is checked once the number of features is known.
+        # The shape of an array is checked once the number of features is known.
         self._check_init(_INITS)
 
     def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, KMeansSolver]:
@@ -148,13 +148,13 @@ class KMeans(BaseCentroidSolver):
             self._warn_of_one_init()
             return 1
         if self.n_init == "auto":
-            # As scikit-learn: k-means|| and k-means++ seldom gain from a second run.
+            # As in scikit-learn: k-means|| and k-means++ seldom gain from a second run.
             return 10 if self.init == "random" else 1
         return int(self.n_init)
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centroids(solution, model, rows)
-        # Fewer distinct rows than clusters.
+        # There are fewer distinct rows than clusters.
         if (found := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "

@@ -1,7 +1,7 @@
 """`MiniBatchKMeans`: k-means by steps along mini-batches, under any policy.
 
-The step itself is `models/centroids.py`. Here are the parameters, the first centroids (chosen in a
-sample), the rules that end a fit, and what follows the last step.
+The step itself is in `models/centroids.py`. This module has the parameters, the first centroids
+(chosen in a sample), the stopping rules, and the work after the last step.
 """
 
 from __future__ import annotations
@@ -43,59 +43,60 @@ from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.spec import FitSpec, Settings
 
 _INITS = ("k-means||", "k-means++", "random")
-#: Most entries (rows times features) of the sample in which first centroids are chosen: 16 MiB.
+#: Largest number of entries (rows times features) of the sample for first centroids: 16 MiB.
 _MAX_SAMPLE_ENTRIES = 1 << 21
 
 
 class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     """k-means by steps on mini-batches, under any policy.
 
-    A step moves each centroid towards the mean of its rows of the batch, by their share in all of
-    its rows so far. Counts and sums of rows are added, so under every policy each row counts once a
-    pass.
+    A step moves each centroid towards the mean of its rows in the batch, weighted by their share of
+    all its rows so far. Counts and sums of rows are added, so under every policy each row counts
+    once per pass.
 
     Parameters
     ----------
     init : {"k-means||", "k-means++", "random"}, array-like of shape (n_clusters, n_features) or \
     callable, default="k-means||"
-        First centroids, chosen in a sample of `init_size` rows that are drawn by their weights:
-        ``"k-means||"`` clusters the sample by k-means, ``"k-means++"`` draws rows far from each
-        other, ``"random"`` any rows.
+        First centroids, chosen in a sample of `init_size` rows drawn with probabilities
+        proportional to their weights: ``"k-means||"`` clusters the sample by k-means,
+        ``"k-means++"`` draws rows far from each other, ``"random"`` random rows.
     max_iter : int, default=100
-        Most passes over the rows.
+        Largest number of passes over the rows.
     batch_size : int, default=1024
-        Rows of a step, of all lanes together; under a policy in which each push is a step of its
-        own (``"async"``, ``"ssp"``, ``"hogwild"``), of each push.
+        Number of rows in a step of all lanes together; under a policy in which each push is a
+        separate step (``"async"``, ``"ssp"``, ``"hogwild"``), in each push.
     compute_labels : bool, default=True
-        Whether to compute ``labels_``, and ``inertia_`` by one more pass over all rows.
+        Whether to compute ``labels_``, and ``inertia_`` with one more pass over all rows.
     tol : float, default=0.0
-        Above 0: a fit also ends when the sum of the centroids' squared movements in a pass is at
+        If above 0, a fit also ends when the sum of the centroids' squared movements in a pass is at
         most `tol` times the mean variance of the features.
     max_no_improvement : int or None, default=10
         A fit ends with the pass that completes this many steps in which the mean squared distance
-        has not fallen by more than its sampling error. None: this does not end it.
+        has not fallen by more than its sampling error. None: no such stopping rule.
     init_size : int or None, default=None
-        Rows of the sample in which first centroids are chosen. None: ``3 * batch_size``, or
-        ``3 * n_clusters`` if that is less than `n_clusters`.
+        Number of rows in the sample from which the first centroids are chosen. None: ``3 *
+        batch_size``, or ``3 * n_clusters`` if that is less than `n_clusters`.
     n_init : int or "auto", default="auto"
-        Sets of first centroids to try, of which the best is kept. ``"auto"``: 3 for
+        Number of sets of first centroids to try, of which the best is kept. ``"auto"``: 3 for
         ``init="random"``, else 1.
     reassignment_ratio : float, default=0.01
         A centroid with less than this share of the rows of the largest cluster is moved to a random
         row.
     policy : str or Policy, default="allreduce"
-        Any, except outer steps of :class:`~daskml_dist.policies.LocalSGD`.
+        Any policy, except :class:`~daskml_dist.policies.LocalSGD` with outer steps.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of float64 of shape (n_clusters, n_features)
     counts_ : ndarray of float64 of shape (n_clusters,)
-        Weight of the rows of which each centroid is the mean.
+        Weight of the rows whose mean each centroid is.
     labels_ : ndarray or lazy dask Array of int32 of shape (n_rows,)
-        Index of each row's centroid; lazy where X is, and then not pickled.
+        Index of each row's centroid; lazy if X is lazy, and then not pickled.
     inertia_ : float
-        Sum of the squared distances of the rows to their centroids, weighted; without
-        `compute_labels`, the sum over the last pass, each row before its step.
+        Weighted sum of the squared distances of the rows to their centroids; without
+        `compute_labels`, the sum over the last pass, with each distance taken before the row's
+        step.
     n_iter_ : int
         Number of passes.
     n_steps_ : int
@@ -172,13 +173,13 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         check_flag("compute_labels", self.compute_labels)
         self._check_init(_INITS)
         settings = super()._check_settings(policy)
-        # Outer steps extrapolate; counts and sums would then be of no rows.
+        # Outer steps extrapolate; counts and sums would then not belong to any rows.
         if settings.policy.outer_optimizer is not None:
             raise InvalidParameterError(
                 f"{settings.policy!r} steps beyond the mean of the lanes, but centres are means "
                 "of rows. Leave out outer, outer_rate and outer_momentum."
             )
-        # Counts and sums over many rows need the digits of float64; the rows keep their dtype.
+        # Counts and sums over many rows need float64 precision; the rows keep their dtype.
         return dataclasses.replace(settings, dtype="float64", tol=None)
 
     # -- fitting -------------------------------------------------------------------------------
@@ -197,7 +198,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         Parameters
         ----------
         X, sample_weight, policy, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A row of weight k counts as k.
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A row of weight k counts as k
+            rows.
         y : ignored
 
         Returns
@@ -211,7 +213,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         DivergedError
             If the squares of the rows overflow.
         TrainingError
-            When the fit cannot go on.
+            The fit cannot continue.
         """
         self._call_init(X)
         settings = self._check_settings(policy)
@@ -229,7 +231,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
-        """Take one step along more rows, as one batch, from the last state.
+        """Take one step from the last state, with more rows as one batch.
 
         Parameters
         ----------
@@ -254,7 +256,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         self._sparse = summary.any_sparse
         if last is None:
             self._check_n_rows(rows)
-            # A placeholder of the right shape: `_ready` chooses the centroids.
+            # A placeholder with the right shape: `_ready` chooses the centroids.
             return CentroidModel(np.zeros((int(self.n_clusters), summary.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
@@ -268,8 +270,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ) -> DatasetInfo:
         rows = super()._dataset_info(job, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.summary.n_rows
-        # Weights are not scaled to a mean of 1: counts are kept, and rows of a later `partial_fit`
-        # may have another mean.
+        # Weights are not scaled to a mean of 1: counts are kept over calls, and the rows of a later
+        # `partial_fit` may have another mean weight.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
 
     def _settings_for_lanes(
@@ -277,19 +279,19 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     ) -> Settings:
         if settings.batch_size is None:
             return settings
-        # `batch_size` is of all lanes together; each lane has its share of it.
+        # `batch_size` is the total over all lanes; each lane has its share of it.
         batch = min(int(self.batch_size), rows.summary.n_rows)
         return dataclasses.replace(
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
         )
 
     def _ready(self, job: FitJob, fit: FitSpec) -> FitSpec:
-        # The inertia is known after the fit; callbacks may read the estimator during it.
+        # The inertia is only known after the fit, but callbacks may read the estimator during it.
         self._loss = float("nan")
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)
-        # First centroids are chosen in a sample; Sculley (algorithm 1) takes random rows instead.
+        # First centroids are chosen in a sample; Sculley (algorithm 1) uses random rows instead.
         sample = job.solve_beside(fit, RowSampleSolver(self._count_sample_rows(fit), fit.work.seed))
         shift = None if self._sparse else compute_shift(sample)
         shifted, init = sample if shift is None else sample - shift, self.init
@@ -306,7 +308,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
             shifted, int(self.n_clusters), init, n_tries, fit.work.seed
         )
         self._tolerance = float(self.tol) * float(shifted.var(axis=0).mean())
-        # Standard error of a mean of n_rows squares, if their deviation is about their mean.
+        # Standard error of a mean of n_rows squared distances, if their deviation is about their
+        # mean.
         sampling_error = loss * self._mean_weight / math.sqrt(n_rows)
         model = CentroidModel(first, shift, self._make_reassignment(fit, shifted))
         return fit.replace_work(model=model, stopping=self._make_stopping(fit, sampling_error))
@@ -325,7 +328,7 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         size = 3 * k if size < k else size
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
-        # At least two rows a cluster to choose among, however many features there are.
+        # At least two rows per cluster to choose from, whatever the number of features.
         return min(max(min(size, _MAX_SAMPLE_ENTRIES // model.n_features), 2 * k), n_rows)
 
     def _make_reassignment(self, fit: FitSpec, sample: NDArray[np.float64]) -> Reassignment | None:
@@ -333,14 +336,14 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         if not self.reassignment_ratio:
             return None
         k, batch = int(self.n_clusters), count_joint_step_rows(fit)
-        # Centroids are dealt out among lanes that have rows. At most half of a step's rows become
-        # centroids, as in scikit-learn.
+        # Centroids are distributed among the lanes that have rows. At most half of a step's rows
+        # become centroids, as in scikit-learn.
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
         ratio, every = float(self.reassignment_ratio), ROWS_PER_REASSIGNMENT * k / batch
         return Reassignment(k, ratio, sample, lanes, every, max(1, batch // 2))
 
     def _make_stopping(self, fit: FitSpec, tolerance: float) -> PassStoppingRule:
-        """Return the rule that ends the fit when the mean squared distance no longer falls."""
+        """Return the rule that ends the fit when the mean squared distance stops falling."""
         rule = fit.work.stopping
         if self.max_no_improvement is None:
             return rule
@@ -361,7 +364,8 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
         assert isinstance(state, ShardState)
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:
             self._reassign_after_single_step(job, fit, state)
-        # Losses of steps are of centroids that moved in between: the inertia takes one more pass.
+        # During a pass the centroids move, so its losses are not the inertia: that takes one more
+        # pass.
         if result.interrupted is None and self.compute_labels:
             inertia = InertiaSolver(model.centroids(state.w), model.shift)
             self._loss = float(job.solve_beside(fit, inertia)[0])
@@ -372,14 +376,15 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
     def _reassign_after_single_step(self, job: FitJob, fit: FitSpec, state: ShardState) -> None:
         """Reassign low centroids after a fit of one step (a `partial_fit`), if that is due.
 
-        Lanes reassign at the beginning of each step but the first, and such a fit has one only.
+        Lanes reassign at the beginning of each step but the first, and such a fit has only one
+        step.
         """
         before = fit.make_start_state().w
         model, n_since = fit.steps.model, count_joint_step_rows(fit)
         if fit.steps.initial is not None:
             n_since += self._n_since
         assert isinstance(model, CentroidModel)
-        # Due after 10 rows a centroid, counted over calls, or while a centroid has no row.
+        # Due after 10 rows per centroid, counted over calls, or while a centroid has no row.
         is_due = n_since >= ROWS_PER_REASSIGNMENT * self.n_clusters
         if not is_due and (model.parts(before)[0] > 0).all():
             self._n_since = n_since
@@ -407,5 +412,5 @@ class MiniBatchKMeans(StreamedCentroids, BaseCentroidEstimator, BaseSteps):
 
     @property
     def _counts(self) -> NDArray[np.float64]:
-        """Return `counts_` under the name that scikit-learn gives it."""
+        """Return `counts_` under scikit-learn's name for it."""
         return self.counts_
