@@ -1,4 +1,4 @@
-"""Components of rows: few columns that tell most of many."""
+"""Matrix decompositions: a few components that approximate many columns."""
 
 from __future__ import annotations
 

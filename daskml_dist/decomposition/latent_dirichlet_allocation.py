@@ -28,9 +28,8 @@ from daskml_dist.training.dataset_info import DatasetInfo
 class LatentDirichletAllocation(BaseUnlabelledTransformer):
     """Topics of documents by variational Bayes, over all rows.
 
-    scikit-learn's algorithm and parameters. Documents stay where they are, in memory or streamed;
-    what travels in each round has the size of the topics. Everything is computed in float64, on
-    the CPU.
+    Algorithm and parameters are scikit-learn's. Documents are not moved, in memory or streamed; the
+    messages of a round have the size of the topics. All computations are in float64, on the CPU.
 
     Parameters
     ----------
@@ -39,39 +38,40 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     doc_topic_prior, topic_word_prior : float or None, default=None
         Parameters alpha and eta of the Dirichlet priors, from 0 to 1; None: ``1 / n_components``.
     learning_method : {"batch", "online"}, default="batch"
-        ``"batch"``: each iteration computes the topics anew from all documents. ``"online"``: a
-        step after each `batch_size` of them, which with many documents needs fewer iterations for
+        ``"batch"``: each iteration recomputes the topics from all documents. ``"online"``: a step
+        after each `batch_size` documents, which with many documents needs fewer iterations for the
+        same result.
         the same result.
     learning_decay : float, default=0.7
         Exponent kappa of the step sizes ``(learning_offset + t) ** -kappa``, from 0 to 1.
     learning_offset : float, default=10.0
-        Offset tau_0 of the step sizes, at least 1: a large one makes the first steps shorter.
+        Offset tau_0 of the step sizes, at least 1: a large offset makes the first steps smaller.
     max_iter : int, default=10
         Passes over the documents.
     batch_size : int, default=128
-        Documents of a step, drawn from all blocks in turn. Each step is a sum over the workers, so
-        take thousands if there are many documents.
+        Number of documents in a step, drawn from all blocks in turn. Each step is a sum over the
+        workers, so use thousands if there are many documents.
     evaluate_every : int, default=-1
-        Iterations from one evaluation of the perplexity to the next; 0 or less: none.
+        Iterations between two evaluations of the perplexity; 0 or less: no evaluation.
     total_samples : float, default=1e6
-        Number of all documents, for :meth:`partial_fit`.
+        Total number of documents, for :meth:`partial_fit`.
     perp_tol : float, default=0.1
         Change of the perplexity between evaluations below which the iterations end.
     mean_change_tol : float, default=1e-3
         Mean change of a document's topic parameters below which its iterations end.
     max_doc_update_iter : int, default=100
-        Most iterations of a document.
+        Largest number of iterations for a document.
     n_jobs : int, default=None
-        Accepted for scikit-learn's interface, without effect: `run` says where a fit runs.
+        Accepted for scikit-learn's interface, without effect: `run` sets where a fit runs.
     random_state : int, RandomState instance or None, default=None
-        Topics start from the same numbers as scikit-learn's. Documents start from numbers that
-        depend on their places in their blocks: with the same chunks they are the same on any number
-        of workers.
+        Topics start from the same random numbers as in scikit-learn. Documents start from numbers
+        that depend on their positions in their blocks: with the same chunks these are the same on
+        any number of workers.
 
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
-        Parameters lambda of the topics' words: about how often each word came from a topic.
+        Parameters lambda of the topics' words: roughly how often each word came from a topic.
     exp_dirichlet_component_ : ndarray of float64 of shape (n_components, n_features)
         ``exp(E[log(beta)])``, with beta the shares of words in topics.
     bound_ : float
@@ -97,7 +97,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     True
     """
 
-    #: Its loops are compiled for the CPU only; it has no parameter `device`.
+    #: Its loops are compiled only for the CPU; there is no parameter `device`.
     device = "cpu"
 
     def __init__(
@@ -167,16 +167,16 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         Raises
         ------
         InvalidParameterError, InvalidDataError
-            Before any pass, naming the remedy (negative numbers, and none above 0: later).
+            Before any pass, naming the remedy (negative numbers, or all zeros: later).
         TrainingError
-            When the fit cannot go on.
+            The fit cannot continue.
         """
         self._clear_fitted()
         self._fit(X, None, None, client)
         return self
 
     def partial_fit(self, X: Any, y: None = None, *, client: Any = None) -> Self:
-        """Update the topics by more documents, of `total_samples` in all; parameters of `fit`."""
+        """Update the topics with more documents, out of `total_samples`; parameters as in `fit`."""
         first = not hasattr(self, "components_")
         # Read by `_problem` only, during this call.
         self._is_partial_fit = True
@@ -189,7 +189,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     def fit_transform(  # type: ignore[override]
         self, X: Any, y: None = None, *, normalize: bool = True, client: Any = None
     ) -> Any:
-        """Fit the topics and :meth:`transform` the same rows; parameters as there."""
+        """Fit the topics and :meth:`transform` the same rows; parameters as in both."""
         return self.fit(X, client=client).transform(X, normalize=normalize)
 
     def _clear_fitted(self) -> None:
@@ -217,12 +217,12 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         is_partial = hasattr(self, "_is_partial_fit")
         online = is_partial or self.learning_method == "online"
         generator = check_random_state(self.random_state)
-        # A first fit: else `partial_fit` goes on from the topics and priors that there are.
+        # A first fit; otherwise `partial_fit` continues from the existing topics and priors.
         if not hasattr(self, "components_"):
             share = 1.0 / self.n_components
             self.doc_topic_prior_ = self.doc_topic_prior or share
             self.topic_word_prior_ = self.topic_word_prior or share
-            # Gamma(100, 0.01), of mean 1, as in the authors' code and scikit-learn.
+            # Gamma(100, 0.01), with mean 1, as in the authors' code and scikit-learn.
             self._initial_topics = generator.gamma(100.0, 0.01, (self.n_components, n_features))
         return Unlabelled(n_features), LatentDirichletSolver(
             doc_topic_prior=float(self.doc_topic_prior_),
@@ -240,7 +240,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
             max_doc_update_iter=int(self.max_doc_update_iter),
             mean_change_tol=float(self.mean_change_tol),
             seed=int(generator.randint(2**31 - 1)),
-            # Steps go on becoming shorter over calls of `partial_fit`.
+            # Step sizes continue to shrink over calls of `partial_fit`.
             n_before=getattr(self, "n_batch_iter_", 1) - 1,
         )
 
@@ -252,7 +252,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         )
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        # Per-word perplexity over no words.
+        # The per-word perplexity is infinite if there are no words.
         if np.isinf(solution.extra.get("bound", 0.0)):
             raise InvalidDataError(
                 "X holds no words: all its counts are 0. Check the vocabulary of the vectorizer "
@@ -279,7 +279,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         ----------
         X : as in :meth:`fit`
         normalize : bool, default=True
-            Whether to return shares of the topics, rather than the parameters gamma of their
+            Whether to return the shares of the topics, instead of the parameters gamma of their
             Dirichlet distribution.
 
         Returns
@@ -320,7 +320,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         return float(np.exp(-bound / (ratio * n_words)))
 
     def _sum_bounds(self, X: Any) -> Any:
-        """Return the documents' part of the bound, the number of words, and that of documents."""
+        """Return the documents' part of the bound, and the numbers of words and documents."""
         self._check_fitted(X)
         return self._sum_over_blocks(_sum_block, X, None, None)
 
@@ -345,7 +345,7 @@ def _find_topics(
 
 
 def _compute_bounds(fit: DocumentFit, log_topics: NDArray[np.float64], X: Any) -> NDArray[Any]:
-    """Return the parts of the bound, and the words, of rows of counts."""
+    """Return the parts of the bound, and the number of words, of each row of counts."""
     return fit.bounds_of(counts_of(X), log_topics)
 
 

@@ -1,8 +1,9 @@
 """Principal components: `PCA`, `TruncatedSVD` and `IncrementalPCA`.
 
 The first two are fitted by a solver over all rows (`solvers/principal_components.py`): an exact
-covariance for few features, power iterations for many. Their base, `BaseComponents`, projects rows.
-`IncrementalPCA` goes through the rows in batches, one worker after the other, as scikit-learn's.
+covariance for few features, power iterations for many. Their base class, `BaseComponents`, projects
+rows. `IncrementalPCA` processes the rows in batches, one worker after the other, as scikit-learn
+does.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class BaseComponents(BaseUnlabelledTransformer):
     tol : float, default=0.0
         Tolerance of ARPACK; 0: machine precision.
     n_oversamples : int, default=10
-        Vectors of the power iterations in addition to the components.
+        Number of vectors of the power iterations in addition to the components.
     power_iteration_normalizer : {"auto", "QR", "LU", "none"}, default="auto"
-        Without effect: always QR.
+        Without effect: QR is always used.
     random_state : int, RandomState instance or None, default=None
-        Seed of the vectors that power iterations start from.
+        Seed of the vectors from which power iterations start.
 
     Attributes
     ----------
@@ -91,8 +92,8 @@ class BaseComponents(BaseUnlabelledTransformer):
         Returns
         -------
         ndarray or lazy dask Array of shape (n_rows, n_components)
-            Of float32 if X is; else of float64, also for a list of delayed blocks, whose dtype is
-            not known before they are computed.
+            float32 if X is; otherwise float64, also for a list of delayed blocks, whose dtype is
+            not known until they are computed.
         """
         self._check_fitted(X)
         return self._map_rows(
@@ -100,7 +101,7 @@ class BaseComponents(BaseUnlabelledTransformer):
         )
 
     def inverse_transform(self, X: Any) -> Any:
-        """Return the rows that have given projections.
+        """Return the rows with the given projections.
 
         Parameters
         ----------
@@ -144,23 +145,24 @@ class AffineProjection:
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the projections, in the dtype of the rows."""
         matrix = self.matrix.astype(X.dtype)
-        # Dense rows are centred first, so that rows far from 0 keep their digits in float32.
+        # Dense rows are centred first, so that float32 rows far from 0 keep their digits.
         if self.before is not None and isinstance(X, np.ndarray):
             X = X - self.before.astype(X.dtype)
         found = np.asarray(X @ matrix)
-        # Centring would make sparse rows dense: the projection of the point is subtracted instead.
+        # Centring would make sparse rows dense: subtract the projection of the centre instead.
         if self.before is not None and not isinstance(X, np.ndarray):
             found = found - (self.before @ self.matrix).astype(X.dtype)
         return found if self.after is None else found + self.after.astype(X.dtype)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], Any]:
-        """Return the function of rows of a dtype on a device, where the projections stay."""
+        """Return the function of rows of a dtype on a device; the projections stay there."""
         matrix = backend.to_device(np.ascontiguousarray(self.matrix, dtype))
         before, after = (
             None if one is None else backend.to_device(one.astype(dtype))
             for one in (self.before, self.after)
         )
-        # As above: dense rows are centred, of sparse ones the projection of the point is taken off.
+        # As above: dense rows are centred; for sparse rows the projection of the centre is
+        # subtracted.
         shift = (
             None
             if self.before is None
@@ -178,32 +180,31 @@ class AffineProjection:
 
 
 def _resolve_result_dtype(X: Any) -> np.dtype[Any]:
-    """Return the dtype of projections: float32 where all rows have it, else float64."""
+    """Return the dtype of projections: float32 if all rows have it, else float64."""
     dtypes = X.dtypes if hasattr(X, "dtypes") else [getattr(X, "dtype", np.float64)]
     return np.dtype(np.float32 if {str(one) for one in dtypes} == {"float32"} else np.float64)
 
 
-#: Most features for which `TruncatedSVD` sums the products of all pairs of features, X.T @ X of
-#: 2 MiB, in one exact pass.
+#: Largest number of features for which `TruncatedSVD` sums the products of all pairs of features
+#: (X.T @ X, 2 MiB) in one exact pass.
 _MAX_FEATURES_OF_PRODUCTS = 512
 
 
 class TruncatedSVD(BaseComponents):
-    """Truncated singular value decomposition of all rows, which are not centred.
+    """Truncated singular value decomposition of all rows, without centring.
 
     Sparse rows stay sparse. For up to 512 features one pass sums the products of all pairs of
-    features. For more, each pass multiplies the rows by a few vectors, and nothing of the size of
-    ``n_features ** 2`` is made, so that hashed rows of any width can be projected.
+    features. For more features, each pass multiplies the rows by a few vectors, and no array of
+    size ``n_features ** 2`` is created, so that hashed rows of any width can be projected.
 
     Parameters
     ----------
     n_components : int, default=2
-    algorithm : {"randomized", "arpack"}, default="randomized"
-        Power iterations from random vectors, or ARPACK, with a pass for each of its products. For
-        up to 512 features both are exact, from one pass.
+    Power iterations from random vectors, or ARPACK, with one pass for each of its products. For up
+    to 512 features both are exact, from one pass.
     n_iter : int, default=5
-        Power iterations. Vectors of all iterations are kept (a block Krylov space), so that fewer
-        passes find as much.
+        Number of power iterations. The vectors of all iterations are kept (a block Krylov space),
+        so that fewer passes reach the same accuracy.
 
     Attributes
     ----------
@@ -276,14 +277,14 @@ class TruncatedSVD(BaseComponents):
                 f"n_components({k}) must be {'<' if lanczos else '<='} n_features({d}). Ask for "
                 "fewer components."
             )
-        # Few features: eigenvectors of the second moments of all rows are the right singular
-        # vectors.
+        # With few features, the right singular vectors are the eigenvectors of the second moments
+        # of all rows.
         if d <= _MAX_FEATURES_OF_PRODUCTS:
             return Unlabelled(d), CovarianceEigenSolver(k, double=True, centred=False)
         return Unlabelled(d), PowerIterations(
             n_components=k,
             n_oversamples=int(self.n_oversamples),
-            n_iter=int(self.n_iter) + 1,  # scikit-learn's last product with X.T is one pass more
+            n_iter=int(self.n_iter) + 1,  # one more pass for scikit-learn's last product with X.T
             centred=False,
             seed=seed_of(self.random_state),
             lanczos=lanczos,
@@ -296,7 +297,7 @@ class TruncatedSVD(BaseComponents):
         values, variance = found["values"][:k], found["variance"]
         # Eigenvalues of the mean of x x.T.
         self.singular_values_ = np.sqrt(values * rows.weight_sum)
-        # Variance of the projections: their mean square less their squared mean.
+        # Variance of the projections: their mean square minus their squared mean.
         means = self.components_ @ found["mean"]
         self.explained_variance_ = np.maximum(values - means**2, 0.0)
         self.explained_variance_ratio_ = (
@@ -306,12 +307,12 @@ class TruncatedSVD(BaseComponents):
 
 
 class IncrementalPCA(BlockTransformer, decomposition.IncrementalPCA):
-    """:class:`sklearn.decomposition.IncrementalPCA` for Dask collections, batch for batch.
+    """:class:`sklearn.decomposition.IncrementalPCA` for Dask collections, batch by batch.
 
-    Batches are cut from the rows in their order, across the borders of blocks. The components go
-    from worker to worker, so one works at a time. :class:`~daskml_dist.decomposition.PCA` is exact,
-    takes one pass and uses all workers: this class is for rows that arrive in parts
-    (`partial_fit`), and for the same results as scikit-learn's.
+    Batches are cut from the rows in their order, across block boundaries. The components are passed
+    from worker to worker, so only one worker computes at a time.
+    :class:`~daskml_dist.decomposition.PCA` is exact, makes one pass and uses all workers: use this
+    class for rows that arrive in parts (`partial_fit`), or for the same results as scikit-learn.
 
     Parameters
     ----------
@@ -319,7 +320,7 @@ class IncrementalPCA(BlockTransformer, decomposition.IncrementalPCA):
     whiten : bool, default=False
     copy : bool, default=True
     batch_size : int or None, default=None
-        None: five times the features.
+        None: five times the number of features.
 
     Attributes
     ----------
@@ -347,7 +348,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
     """
 
     def partial_fit(self, X: Any, y: Any = None, check_input: bool = True) -> Self:
-        """Update the components by more rows: one batch in memory, or a collection's batches.
+        """Update the components with more rows: one batch in memory, or a collection's batches.
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             if hasattr(self, "components_"):
                 check_feature_names(self, X, reset=False)
             return self._fit_batches(X, self)
-        # Overflow is an error below, and NaN from equal rows is replaced.
+        # Overflow is checked below, and NaN from equal rows is replaced.
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             decomposition.IncrementalPCA.partial_fit(self, X, y, check_input=check_input)
         if not (np.isfinite(self.components_).all() and np.isfinite(self.var_).all()):
@@ -373,7 +374,8 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
                 "The squares of the rows overflow. Scale the features (StandardScaler), and fit a "
                 "new IncrementalPCA."
             )
-        # Contiguous: sums over a slice have other digits than sums over its stored copy.
+        # Contiguous, because sums over a slice may round differently from sums over its stored
+        # copy.
         components = np.ascontiguousarray(vars(self)["components_"])
         self.__dict__["components_"] = components
         ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
@@ -398,7 +400,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
             raise make_no_rows_error()
         fitted = vars(progress.model)
         self.__dict__.update({n: v for n, v in fitted.items() if n.endswith("_")})
-        # Batches were arrays, so that the model knows no names: they are the collection's.
+        # The batches were arrays, so the model has no feature names: they come from the collection.
         self.__dict__.pop("feature_names_in_", None)
         self.n_features_in_ = self.components_.shape[1]
         if collection.feature_names is not None:
@@ -416,9 +418,9 @@ class _PartialComponents:
     Parameters
     ----------
     model : IncrementalPCA
-        Fitted to the batches so far.
+        Model fitted to the batches so far.
     left : ndarray or None
-        Last rows, which do not fill a batch yet.
+        Last rows, not yet enough for a batch.
     n_rows : int
         Number of rows of the collection so far.
     """
@@ -428,24 +430,24 @@ class _PartialComponents:
     n_rows: int = 0
 
     def fit_whole_batches(self, rows: NDArray[Any]) -> _PartialComponents:
-        """Fit the batches that no following rows can change; return the new state."""
-        # Batches span the borders of blocks, as if all rows were one array.
+        """Fit the batches that following rows cannot change; return the new state."""
+        # Batches cross block boundaries, as if all rows were one array.
         if self.left is not None:
             rows = np.vstack([self.left, rows])
         model = copy.copy(self.model)
         model.batch_size_ = model.batch_size or 5 * rows.shape[1]
-        # A batch needs `n_components` rows. As by `gen_batches`, a batch is cut only if the rest is
-        # enough for another one; else both are one batch.
+        # A batch needs `n_components` rows. As in `gen_batches`, a batch is cut only if the
+        # remaining rows suffice for another one; otherwise both are one batch.
         size, least = model.batch_size_, model.n_components or 0
         start = 0
         while start + size + least <= len(rows):
-            # A copy: scikit-learn takes the mean from the batch itself.
+            # A copy, because scikit-learn subtracts the mean from the batch in place.
             model.partial_fit(rows[start : start + size].copy(), check_input=False)
             start += size
         return replace(self, model=model, left=rows[start:].copy())
 
     def fit_last_batches(self) -> _PartialComponents:
-        """Fit the rows that are left after the last block; return the new state."""
+        """Fit the rows that remain after the last block; return the new state."""
         if self.left is None or not len(self.left):
             return self
         model = copy.copy(self.model)
@@ -476,12 +478,13 @@ def _fit_block(
 
 
 _SVD_SOLVERS = ("auto", "full", "covariance_eigh", "arpack", "randomized")
-#: Most features for which a few components are computed from the whole covariance (128 MiB).
+#: Largest number of features for which a few components are computed from the full covariance (128
+#: MiB).
 _MAX_FEATURES_EXACT = 4096
-#: Most features for which a covariance is made at all (2 GiB).
+#: Largest number of features for which a covariance is computed at all (2 GiB).
 _MAX_FEATURES_OF_COVARIANCE = 2**14
-#: Most multiplications of a covariance that is computed in float64 whatever the dtype of the rows:
-#: it takes milliseconds.
+#: Largest number of multiplications for which the covariance is computed in float64 whatever the
+#: dtype of the rows: it takes milliseconds.
 _MAX_DOUBLE_PRODUCTS = 10**7
 
 
@@ -489,25 +492,24 @@ class PCA(BaseComponents):
     """Principal components of all rows, from one pass over them.
 
     The pass sums the covariance, of size ``n_features ** 2``, each block about a point near its own
-    mean, so rows stay where they are, in memory or streamed. For more than 4,096 features, a few
-    passes of products with about ``n_components`` vectors take its place.
+    mean, so rows are not moved, in memory or streamed. For more than 4,096 features, it is replaced
+    by a few passes of products with about ``n_components`` vectors.
 
     Parameters
     ----------
     n_components : int, float, "mle" or None, default=None
-        As in scikit-learn: a number of components; from 0 to 1: the share of the variance to
-        explain; ``"mle"``: Minka's estimate; None: the number of rows or of features, whichever is
-        less.
+        As in scikit-learn: a number of components; between 0 and 1: the share of the variance to
+        explain; ``"mle"``: Minka's estimate; None: the smaller of the numbers of rows and features.
     copy : bool, default=True
         Without effect: X is never changed.
     whiten : bool, default=False
-        Whether projections have variance 1.
+        Whether projections are scaled to variance 1.
     svd_solver : {"auto", "full", "covariance_eigh", "arpack", "randomized"}, default="auto"
-        ``"covariance_eigh"``: the covariance by products in the dtype of the rows, summed in
-        float64, and its eigenvectors by LAPACK. ``"full"``: the same, by products in float64.
-        ``"randomized"`` (power iterations from random vectors) and ``"arpack"`` (a pass for each of
-        its products) are used if there are more than 4,096 features and a number of components is
-        given; otherwise the covariance costs less and is exact. ``"auto"``: ``"full"`` for few
+        ``"covariance_eigh"``: the covariance from products in the dtype of the rows, summed in
+        float64, and its eigenvectors by LAPACK. ``"full"``: the same, with products in float64.
+        ``"randomized"`` (power iterations from random vectors) and ``"arpack"`` (one pass for each
+        of its products) are used if there are more than 4,096 features and a number of components
+        is given; otherwise the covariance costs less and is exact. ``"auto"``: ``"full"`` for few
         rows, else ``"covariance_eigh"`` or ``"randomized"``.
     iterated_power : int or "auto", default="auto"
         Number of power iterations.
@@ -515,12 +517,12 @@ class PCA(BaseComponents):
     Attributes
     ----------
     components_ : ndarray of float64 of shape (n_components, n_features)
-        By falling variance; the largest entry of each is positive.
+        Sorted by decreasing variance; the largest entry of each is positive.
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarrays of float64 of \
     shape (n_components,)
     mean_ : ndarray of float64 of shape (n_features,)
     noise_variance_ : float
-        Mean variance of the directions that are left out.
+        Mean variance of the discarded directions.
     n_components_ : int
     n_samples_ : int
         Number of rows, or the sum of their weights.
@@ -597,11 +599,11 @@ class PCA(BaseComponents):
 
     @staticmethod
     def _count_weighted_rows(rows: DatasetInfo) -> int:
-        """Return the number of rows, where a weight of k counts as k rows."""
+        """Return the number of rows, with a row of weight k counted as k rows."""
         return rows.summary.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
     def _check_enough_rows(self, rows: DatasetInfo, most: int) -> None:
-        """Raise if the rows have no variance, or fewer than the `most` components asked for."""
+        """Raise if the rows have no variance, or are fewer than the `most` requested components."""
         n_rows = rows.summary.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
@@ -639,8 +641,8 @@ class PCA(BaseComponents):
                 f"need the whole covariance matrix of {d:,} features. Ask for a number of "
                 'components, with svd_solver="randomized".'
             )
-        # With fewer than 10 rows a feature scikit-learn takes the SVD of X, which loses fewer
-        # digits than a covariance: products in float64 make up for it.
+        # With fewer than 10 rows per feature scikit-learn computes the SVD of X, which loses fewer
+        # digits than a covariance: products in float64 compensate for that.
         few = n_rows < 10 * d or n_rows * d * d <= _MAX_DOUBLE_PRODUCTS
         double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
         return CovarianceEigenSolver(k, double)
@@ -651,17 +653,17 @@ class PCA(BaseComponents):
         return int(self.n_components) if isinstance(self.n_components, Integral) else None
 
     def _prefers_power_iterations(self, d: int, k: int) -> bool:
-        """Return whether power iterations cost less than a covariance, and are wanted."""
+        """Return whether power iterations cost less than a covariance and are allowed."""
         if d <= _MAX_FEATURES_EXACT or not k or self.svd_solver in ("full", "covariance_eigh"):
             return False
-        # "auto": the vectors must be few beside the features.
+        # "auto": the number of vectors must be small compared with the number of features.
         return self.svd_solver != "auto" or 2 * (k + self.n_oversamples) < d
 
     def _count_power_iterations(self, k: int, least: int) -> int:
         """Return the number of passes: scikit-learn's, plus one for its last product with X.T."""
         if self.iterated_power != "auto":
             return int(self.iterated_power) + 1
-        # scikit-learn's 7 and 4.
+        # The numbers 7 and 4 of scikit-learn, plus one.
         return 8 if k < 0.1 * least else 5
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
@@ -672,7 +674,7 @@ class PCA(BaseComponents):
                 "All rows of X are equal: there is no variance to explain. Check the filter or the "
                 "columns that made them."
             )
-        # From variances over n to unbiased ones over n - 1; a weight of k counts as k rows.
+        # Convert variances over n to unbiased ones over n - 1; a row of weight k counts as k rows.
         unbiased, most = weight / (weight - 1), min(n_rows, d)
         variance, total = found["values"][:most] * unbiased, found["total"] * unbiased
         ratio = variance / total
@@ -683,21 +685,21 @@ class PCA(BaseComponents):
         self.singular_values_ = np.sqrt(variance[:k] * (weight - 1))
         self.mean_ = found["mean"]
         # Noise variance: the mean of the discarded eigenvalues (Tipping and Bishop, equation 8).
-        # Power iterations have not computed them, but their sum is the rest of the total.
+        # Power iterations have not computed them, but their sum is the remainder of the total.
         left = variance[k:].sum() if len(variance) == most else total - variance[:k].sum()
         self.noise_variance_ = max(0.0, float(left)) / (most - k) if k < most else 0.0
         self.n_samples_ = n_rows
         self.n_features_in_ = d
 
     def _resolve_n_components(self, variance: Array, ratio: Array, weight: float, most: int) -> int:
-        """Return the number of components that the parameter asks for."""
+        """Return the number of components that the parameter requests."""
         if self.n_components is None:
             return most
         if self.n_components == "mle":
             return int(infer_dimension(variance, weight))
         if self._n_requested is not None:
             return self._n_requested
-        # A share of the variance: the fewest components that explain more than it.
+        # A share of the variance: the smallest number of components that explain more than it.
         enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1
         return min(int(enough), most)
 
@@ -746,8 +748,8 @@ class PCA(BaseComponents):
             return np.eye(d) / noise
         if noise == 0:
             return np.asarray(linalg.inv(self.get_covariance()))
-        # Its eigenvalues, the variances (at least the noise) and the noise, are inverted: no d x d
-        # system is solved.
+        # Invert the eigenvalues of the covariance (the variances, at least the noise, and the
+        # noise): no d x d system is solved.
         share = 1 / np.maximum(self.explained_variance_, noise) - 1 / noise
         precision = (self.components_.T * share) @ self.components_
         precision.flat[:: d + 1] += 1 / noise
@@ -800,7 +802,7 @@ class _NormalLogLikelihood:
         return self.constant - squares / 2
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[np.float64]]:
-        """Return the function of rows on a device; only the log-likelihoods leave it."""
+        """Return the function of rows on a device; only the log-likelihoods are copied from it."""
         mean, precision = backend.to_device(self.mean), backend.to_device(self.precision)
 
         def apply(X: Any) -> NDArray[np.float64]:
