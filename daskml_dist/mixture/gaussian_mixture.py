@@ -38,7 +38,7 @@ Array = NDArray[np.float64]
 
 
 def _check_weights_init(weights: Any, k: int) -> Array:
-    """Return the initial weights of the components as an array, checked."""
+    """Check the initial weights of the components, and return them as an array."""
     found = _check_numbers("weights", weights, (k,))
     if (found < 0).any() or (found > 1).any():
         raise InvalidParameterError(
@@ -54,14 +54,14 @@ def _check_weights_init(weights: Any, k: int) -> Array:
 
 
 def _compute_covariances_init(precisions: Any, kind: str, k: int, d: int) -> Array:
-    """Return the covariances of initial precisions, which are checked."""
+    """Check the initial precisions, and return their inverses, the covariances."""
     shape = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
     found = _check_numbers(f"{kind} precision", precisions, shape)
     if kind in ("diag", "spherical"):
         if not (found > 0).all():
             raise InvalidParameterError(f"'{kind} precision' should be positive. Give all above 0.")
         return np.asarray(1 / found)
-    # One matrix for "tied", else one a component.
+    # One matrix for "tied", otherwise one per component.
     for one in found.reshape(-1, d, d):
         if not (np.allclose(one, one.T) and (np.linalg.eigvalsh(one) > 0).all()):
             raise InvalidParameterError(
@@ -100,11 +100,11 @@ class MixtureFunction:
     shift : ndarray of shape (n_features,)
         Subtracted from the rows, so that float32 rows far from 0 keep their digits.
     constants, factors : ndarrays
-        As :meth:`Mixture.terms` returns them.
+        As returned by :meth:`Mixture.terms`.
     means : ndarray of shape (n_components, n_features)
         Means minus the shift.
     then : callable
-        Takes the weighted log-densities, of shape (n_rows, n_components).
+        Function of the weighted log-densities, which have shape (n_rows, n_components).
     """
 
     shift: NDArray[np.float64]
@@ -117,7 +117,7 @@ class MixtureFunction:
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Return the value of each row."""
-        # Products in the dtype of the rows; logarithms are then added in float64.
+        # Products are in the dtype of the rows; logarithms are then added in float64.
         terms = (part.astype(X.dtype) for part in (self.constants, self.means, self.factors))
         near = (X if isinstance(X, np.ndarray) else X.toarray()) - self.shift.astype(X.dtype)
         return self.then(log_densities(near, *terms).astype(np.float64))
@@ -143,13 +143,13 @@ def _find_components(log_densities: NDArray[Any]) -> NDArray[Any]:
 
 def _sum_densities(log_densities: NDArray[Any]) -> NDArray[Any]:
     """Return the log-likelihood of each row."""
-    # log-sum-exp: densities of rows far from all means would underflow to 0.
+    # log-sum-exp, since densities of rows far from all means would underflow to 0.
     return np.asarray(logsumexp(log_densities, axis=1))
 
 
 def _compute_responsibilities(log_densities: NDArray[Any]) -> NDArray[Any]:
     """Return the posterior probability of each component for each row (the E-step)."""
-    # Bayes' rule in logarithms, for the same reason.
+    # Bayes' rule in logarithms, to avoid the same underflow.
     return np.asarray(np.exp(log_densities - logsumexp(log_densities, axis=1, keepdims=True)))
 
 
@@ -160,8 +160,8 @@ _INIT_METHODS = ("kmeans", "k-means++", "random", "random_from_data")
 class GaussianMixture(DensityMixin, BaseUnlabelled):
     """Mixture of normal distributions, fitted to all rows by expectation maximisation (EM).
 
-    A step is one pass over the rows, whose sums have the size of the components. Rows stay where
-    they are, in memory or streamed, and a lost worker costs the sum that it was computing.
+    A step is one pass over the rows, whose sums have the size of the components. Rows are not
+    moved, in memory or streamed, and a lost worker costs only the sum that it was computing.
 
     Parameters
     ----------
@@ -173,11 +173,11 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     reg_covar : float, default=1e-6
         Added to all variances.
     max_iter, n_init : int, default=100, 1
-        Most steps of a run, and number of runs, of which the best is kept.
+        Largest number of steps of a run, and number of runs, of which the best is kept.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        How the first components are found. Each has the moments of the rows nearest to a centroid:
-        of k-means, of k-means++, or a row drawn at random (``"random_from_data"``). ``"random"``:
-        each row draws its shares in the components.
+        How the first components are found. Each has the moments of the rows nearest to a centroid,
+        which comes from k-means, from k-means++, or is a random row (``"random_from_data"``).
+        ``"random"``: each row draws random shares in the components.
     weights_init, means_init, precisions_init : array-like or None, default=None
         Initial components, in the shapes of the attributes.
     random_state : int, RandomState instance or None, default=None
@@ -198,7 +198,8 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
     n_iter_ : int
         Steps of the best run.
     lower_bound_, lower_bounds_ : float, and list of float
-        Mean log-likelihood of the rows before the last step of the best run, and each of its steps.
+        Mean log-likelihood of the rows before the last step of the best run, and before each of its
+        steps.
 
     References
     ----------
@@ -217,23 +218,23 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def __init__(
         self,
-        # The model.
+        # Model.
         n_components: int = 1,
         *,
         covariance_type: str = "full",
-        # EM, and how often it runs.
+        # EM, and the number of runs.
         tol: float = 1e-3,
         reg_covar: float = 1e-6,
         max_iter: int = 100,
         n_init: int = 1,
-        # Where a run starts.
+        # Initial components.
         init_params: str = "kmeans",
         weights_init: Any = None,
         means_init: Any = None,
         precisions_init: Any = None,
         random_state: Any = None,
         warm_start: bool = False,
-        # What the fit reports, and where it runs.
+        # Reporting, and where the fit runs.
         verbose: int = 0,
         verbose_interval: int = 10,
         run: Run | None = None,
@@ -297,7 +298,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             k=k,
             kind=self.covariance_type,
             init=self.init_params,
-            # From given components every run would be the same.
+            # With given initial components all runs would be equal.
             n_init=1 if self._continues_last_fit else int(self.n_init),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
@@ -332,7 +333,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         }
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
-        # The solver packs the components and, last, the bound and the state of convergence.
+        # The solver packs the components, then the bound and the convergence state.
         *components, (bound, converged, *_) = solution.w
         kind, d = self.covariance_type, model.n_features
         found = Mixture.of_packed(np.array(components), kind, d)
@@ -346,7 +347,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         )
         self.converged_, self.lower_bound_ = bool(converged), float(bound)
         self.lower_bounds_ = list(map(float, solution.extra.get("bounds", [bound])))
-        # The meaning of the arrays, whatever the parameter is set to later.
+        # The covariance type of the fitted arrays, even if the parameter is changed later.
         self._kind = kind
         self.n_features_in_ = d
 
@@ -426,7 +427,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             )
         rng = check_random_state(self.random_state)
         k, d = mixture.means.shape
-        # The number of rows of each component, then its rows, in scikit-learn's order of draws.
+        # Draw the number of rows of each component, then the rows, in scikit-learn's order.
         counts = rng.multinomial(n_samples, mixture.weights)
         found = []
         for c, count in enumerate(counts):
@@ -440,8 +441,8 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def _count_parameters(self) -> int:
         """Return the number of free parameters of the model."""
-        # A symmetric covariance has d (d + 1) / 2 of them. To it come the means, and the weights,
-        # of which one follows from the others, since they sum to 1.
+        # A symmetric covariance has d (d + 1) / 2 free parameters. The means are added, and the
+        # weights, one of which follows from the others because they sum to 1.
         k, d = self.means_.shape
         of_kind: dict[str, int] = {
             "full": k * d * (d + 1) // 2,
@@ -458,7 +459,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return self._make_function(_sum_densities)
 
     def _make_function(self, then: Any) -> MixtureFunction:
-        """Return the function of rows that is `then` of their weighted log-densities."""
+        """Return the function of rows that applies `then` to their weighted log-densities."""
         mixture = self._fitted_mixture()
         # Rounded to float32, so that rows of either dtype are shifted by the same point.
         shift = round_to_float32(mixture.means.mean(axis=0))
@@ -466,6 +467,6 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return MixtureFunction(shift, constants, mixture.means - shift, factors, then)
 
     def _map_function(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
-        """Return a function of the rows' log-densities; lazy where X is."""
+        """Return a function of the rows' log-densities; lazy if X is lazy."""
         self._check_fitted(X)
         return self._map_rows(self._make_function(then), X, dtype, n_outputs)
