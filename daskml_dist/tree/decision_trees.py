@@ -1,6 +1,6 @@
 """Decision trees: each is a forest of one tree, grown on all rows.
 
-Forests return their trees as these estimators too (`BaseDecisionTree.from_forest`).
+Forests return their single trees as these estimators too (`BaseDecisionTree.from_forest`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class BaseDecisionTree(BaseTrees):
     Parameters
     ----------
     splitter : {"best", "random"}, default="best"
-        ``"random"``: for each feature, one threshold is drawn uniformly between a node's smallest
-        and largest value.
+        ``"random"``: for each feature, one threshold is drawn uniformly between the smallest and
+        the largest value in the node.
 
     Attributes
     ----------
     tree_ : TreeView
-        The nodes as arrays, by scikit-learn's names.
+        The nodes as arrays, under scikit-learn's names.
     max_features_ : int
     """
 
     splitter: str
     n_outputs_: int
     _n_trees = 1
-    # `apply` of a single tree returns one dimension, as scikit-learn's.
+    # `apply` of a single tree returns a one-dimensional array, as in scikit-learn.
     _n_leaf_columns = None
 
     def _check_params(self) -> None:
@@ -56,7 +56,7 @@ class BaseDecisionTree(BaseTrees):
         cls, trees: Trees, impurity: NDArray[Any], **attributes: Any
     ) -> BaseDecisionTree:
         """Return a fitted estimator that holds one tree of a forest."""
-        # The caller sets the parameters, which are the defaults until then.
+        # The caller sets the parameters; until then they have their defaults.
         tree = cls()
         tree._trees, tree._impurity = trees, impurity
         for name, value in attributes.items():
@@ -65,9 +65,9 @@ class BaseDecisionTree(BaseTrees):
 
     @property
     def tree_(self) -> TreeView:
-        """Nodes as arrays, by scikit-learn's names."""
+        """Nodes as arrays, under scikit-learn's names."""
         self._check_fitted()
-        # A regressor's nodes hold one value for each output, as if it had one class.
+        # The nodes of a regressor hold one value for each output, as if there were one class.
         n_classes = np.atleast_1d(getattr(self, "n_classes_", np.ones(self.n_outputs_, int)))
         return make_tree_view(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
 
@@ -96,11 +96,11 @@ class BaseDecisionTree(BaseTrees):
             ``impurities``: ndarray of float64, the impurity of its leaves, weighted by their shares
             of the rows.
         """
-        # Weakest-link pruning (Breiman et al. 1984, section 3.3): the node is cut whose cut raises
-        # the leaves' total cost least for each leaf that it saves; that rise is the next alpha.
-        # The path starts from the unpruned tree. This estimator is not fitted by it.
+        # Weakest-link pruning (Breiman et al. 1984, section 3.3): prune the node with the smallest
+        # rise of the leaves' total cost per removed leaf; that rise is the next alpha. The path
+        # starts from the unpruned tree. This estimator itself is not fitted.
         tree = clone(self).set_params(ccp_alpha=0.0).fit(X, y, sample_weight).tree_
-        # R(t) of the book: a node's impurity times its share of the rows.
+        # R(t) in the book: a node's impurity times its share of the rows.
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
         leaves = tree.children_left < 0
         path = [(0.0, float(cost[leaves].sum()))]
@@ -126,15 +126,15 @@ class BaseDecisionTree(BaseTrees):
 class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
     """Classification tree.
 
-    Grown on all rows, with features binned to a byte an entry. Splits depend on sums of integers
-    and on draws hashed from the seed alone, so the tree is the same on any number of workers and
-    lanes, under either `decomposition`, and after the loss of a worker.
+    Grown on all rows, with features binned to one byte per entry. Splits depend only on sums of
+    integers and on random draws hashed from the seed, so the tree is the same on any number of
+    workers and lanes, for either `decomposition`, and after the loss of a worker.
 
     Parameters
     ----------
     class_weight : dict, list of dict, "balanced" or None, default=None
-        Weights of the classes, which multiply those of the rows; for several outputs a dict each,
-        which are multiplied too.
+        Weights of the classes, multiplied by the weights of the rows; for several outputs a list
+        with a dict for each, whose weights are multiplied too.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
     def __init__(
         self,
         *,
-        # How a node is split, and which nodes stay leaves.
+        # How a node is split, and which nodes remain leaves.
         criterion: str = "gini",
         splitter: str = "best",
         max_depth: int | None = None,
@@ -172,7 +172,7 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
         class_weight: Any = None,
         ccp_alpha: float = 0.0,
         monotonic_cst: Any = None,
-        # Not scikit-learn's, but for `verbose`: bins, and where and how the fit runs.
+        # Not in scikit-learn, except `verbose`: bins, and where and how the fit runs.
         max_bins: int = 255,
         verbose: int = 0,
         decomposition: str = "auto",
@@ -204,9 +204,9 @@ class DecisionTreeClassifier(TreesClassifier, BaseDecisionTree):
 class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
     """Regression tree.
 
-    Grown on all rows, with features binned to a byte an entry. Splits depend on sums of integers
-    and on draws hashed from the seed alone, so the tree is the same on any number of workers and
-    lanes, under either `decomposition`, and after the loss of a worker.
+    Grown on all rows, with features binned to one byte per entry. Splits depend only on sums of
+    integers and on random draws hashed from the seed, so the tree is the same on any number of
+    workers and lanes, for either `decomposition`, and after the loss of a worker.
 
     Attributes
     ----------
@@ -230,7 +230,7 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
     def __init__(
         self,
         *,
-        # How a node is split, and which nodes stay leaves.
+        # How a node is split, and which nodes remain leaves.
         criterion: str = "squared_error",
         splitter: str = "best",
         max_depth: int | None = None,
@@ -243,7 +243,7 @@ class DecisionTreeRegressor(TreesRegressor, BaseDecisionTree):
         min_impurity_decrease: float = 0.0,
         ccp_alpha: float = 0.0,
         monotonic_cst: Any = None,
-        # Not scikit-learn's, but for `verbose`: bins, and where and how the fit runs.
+        # Not in scikit-learn, except `verbose`: bins, and where and how the fit runs.
         max_bins: int = 255,
         verbose: int = 0,
         decomposition: str = "auto",
