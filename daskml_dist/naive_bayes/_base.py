@@ -1,7 +1,7 @@
 """`GaussianNB`, and the base class of all naive Bayes classifiers.
 
-A fit is one pass that sums each class's rows. The sums are kept, so that `partial_fit` adds those
-of more rows, and the fitted parameters are computed from them anew.
+A fit is one pass that sums the rows of each class. The sums are kept, so that `partial_fit` can add
+the sums of more rows and then recompute the fitted parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BaseNB(BaseClassifier, BaseRounds):
     _min_classes = 1
     #: Whether a second ``partial_fit`` with the same rows counts them twice.
     _adds_up_rows = True
-    #: Sums over all rows so far, in the user's weights; a row for each class.
+    #: Sums over all rows so far, with the user's weights; one row for each class.
     _sums: Array
 
     @abstractmethod
@@ -43,7 +43,7 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     @abstractmethod
     def _unscaled(self, total: Array, scale: float | None) -> Array:
-        """Return sums in the user's weights, given those of weights multiplied by `scale`."""
+        """Return sums with the user's weights, given sums with weights multiplied by `scale`."""
 
     @abstractmethod
     def _update(self, total: Array) -> None:
@@ -64,14 +64,14 @@ class BaseNB(BaseClassifier, BaseRounds):
         *,
         client: Any = None,
     ) -> Self:
-        """Add more rows; the result is that of one fit of all rows so far.
+        """Add more rows; the result equals that of one fit on all rows so far.
 
         Parameters
         ----------
         X, y, sample_weight, client
             As in :meth:`fit`.
         classes : array-like of shape (n_classes,), optional
-            All labels that will ever come; needed in the first call.
+            All labels that will ever occur; needed in the first call.
 
         Returns
         -------
@@ -92,7 +92,7 @@ class BaseNB(BaseClassifier, BaseRounds):
         """Check the parameters that have an entry for each class or feature."""
 
     def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
-        # Each fit scales its weights to a mean of 1; sums of several fits add in the user's.
+        # Each fit scales its weights to a mean of 1; sums of several fits use the user's weights.
         total = self._unscaled(solution.w.copy(), rows.weight_scale)
         if hasattr(self, "_sums"):
             self._statistic().merge(total, self._sums)
@@ -118,15 +118,15 @@ class BaseNB(BaseClassifier, BaseRounds):
         return self._map_classes(np.asarray, X)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Return the logarithm of :meth:`predict_proba`; parameters and shape as there."""
+        """Return the logarithm of :meth:`predict_proba`; same parameters and shape."""
         return self._map_classes(_compute_log_proba, X)
 
     def predict_proba(self, X: Any) -> Any:
-        """Return the probability of each class; parameters as :meth:`predict_joint_log_proba`."""
+        """Return each class's probability; parameters as in :meth:`predict_joint_log_proba`."""
         return self._map_classes(_compute_proba, X)
 
     def _map_classes(self, function: Any, X: Any) -> Any:
-        """Return a function of the joint log-likelihoods of rows; lazy where X is."""
+        """Return a function of the joint log-likelihoods of rows; lazy if X is lazy."""
         self._check_fitted(X)
         return self._map_raw_predictions(
             write_in_place(function), X, np.float64, len(self.classes_)
@@ -138,8 +138,8 @@ def _compute_log_proba(raw: Array) -> Array:
 
 
 def _compute_proba(raw: Array) -> Array:
-    # Bayes' theorem: P(c | x) is the softmax of log P(x, c). As `scipy.special.softmax`, to the
-    # bit, which takes three times as long for a row.
+    # Bayes' theorem: P(c | x) is the softmax of log P(x, c). The result is equal, to the bit, to
+    # that of `scipy.special.softmax`, which takes three times as long for one row.
     odds: Array = raw - np.maximum.reduce(raw, axis=1, keepdims=True)
     np.exp(odds, out=odds)
     odds /= np.add.reduce(odds, axis=1, keepdims=True)
@@ -147,7 +147,7 @@ def _compute_proba(raw: Array) -> Array:
 
 
 def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:
-    """Return prior probabilities as an array, checked; raise unless there are `n_classes`."""
+    """Check prior probabilities and return them as an array; raise unless there are `n_classes`."""
     try:
         values = np.asarray([] if priors is None else priors, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -167,17 +167,17 @@ def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:
 class GaussianNB(BaseNB):
     """Naive Bayes with a normal distribution of each feature in each class.
 
-    As scikit-learn's, except that :meth:`partial_fit` smooths by the variance of all rows so far,
-    so that parts give the result of one fit of all. Variances are merged from those of a few rows
-    at a time (Chan, Golub and LeVeque), so a large mean costs no digits. Sparse rows are made
-    dense, a few at a time.
+    As in scikit-learn, except that :meth:`partial_fit` smooths with the variance of all rows so
+    far, so that fits in parts give the same result as one fit. Variances are merged from those of a
+    few rows at a time (Chan, Golub and LeVeque), so a large mean loses no digits. Sparse rows are
+    made dense, a few at a time.
 
     Parameters
     ----------
     priors : array-like of shape (n_classes,), optional
         Prior probabilities of the classes; by default their shares of the rows.
     var_smoothing : float, default=1e-9
-        Share of the largest variance of a feature that is added to all variances.
+        Share of the largest variance of a feature; it is added to all variances.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class GaussianNB(BaseNB):
     theta_, var_ : ndarray of float64 of shape (n_classes, n_features)
         Mean and variance of each feature in each class.
     epsilon_ : float
-        Number that was added to all variances.
+        Number added to all variances.
 
     Examples
     --------
@@ -234,10 +234,10 @@ class GaussianNB(BaseNB):
         return ClassMoments()
 
     def _unscaled(self, total: Array, scale: float | None) -> Array:
-        # The last group holds all rows with weight 1, for the smoothing: scikit-learn takes the
-        # variance of X without weights.
+        # The last group holds all rows with weight 1, for the smoothing: scikit-learn uses the
+        # unweighted variance of X.
         if scale is None:
-            # Without weights the pass has left it empty: it is merged from the classes.
+            # Without weights the pass has left this group empty: it is merged from the classes.
             for group in total[:-1]:
                 merge_moments(total[-1:], group[None])
             return total
@@ -248,11 +248,11 @@ class GaussianNB(BaseNB):
         return total
 
     def _update(self, total: Array) -> None:
-        # A row of `total`: weight, means, summed squared deviations.
+        # A row of `total` holds the weight, the means, and the sums of squared deviations.
         n_features = self.n_features_in_
         weight, squares = total[:, :1], total[:, 1 + n_features :]
         var = np.divide(squares, weight, out=np.zeros_like(squares), where=weight > 0)
-        # So that a feature that is constant in a class has a density.
+        # Added to all variances, so that a feature that is constant in a class has a density.
         self.epsilon_ = float(self.var_smoothing * var[-1].max())
         self.class_count_ = weight[:-1, 0].copy()
         self.theta_ = total[:-1, 1 : 1 + n_features].copy()

@@ -1,8 +1,8 @@
-"""Naive Bayes of counts and of categories: Bernoulli, multinomial, complement, categorical.
+"""Naive Bayes for counts and categories: Bernoulli, multinomial, complement, categorical.
 
-One pass over the rows sums each class's rows (`solvers/naive_bayes.py`). The fitted parameters are
-smoothed logarithms of shares of these sums, made here; the likelihoods of rows are functions of
-`models/naive_bayes.py`.
+One pass over the rows sums the rows of each class (`solvers/naive_bayes.py`). The fitted
+parameters, computed here, are smoothed logarithms of shares of these sums; the likelihoods of rows
+are functions in `models/naive_bayes.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from daskml_dist.solvers.naive_bayes import (
 )
 from daskml_dist.training.dataset_info import DatasetInfo
 
-#: Least smoothing with ``force_alpha=False``; scikit-learn's.
+#: Minimum smoothing with ``force_alpha=False``; the value of scikit-learn.
 _MIN_ALPHA = 1e-10
 
 
@@ -61,7 +61,7 @@ class BaseDiscreteNB(BaseNB):
 
     def _check_params(self) -> None:
         alpha = self._convert_alpha()
-        # How many entries an array needs is checked once the rows have been seen.
+        # The length of an array is checked once the rows have been seen.
         if alpha.ndim > 1 or not ((alpha >= 0) & (alpha < np.inf)).all():
             raise InvalidParameterError(
                 f"alpha={self.alpha!r}: use a number >= 0, or one for each feature. All values in "
@@ -79,7 +79,7 @@ class BaseDiscreteNB(BaseNB):
         check_priors("class_prior", self.class_prior, n_classes)
 
     def _convert_alpha(self) -> Array:
-        """Return `alpha` as a float64 array of no dimension, or of one entry a feature."""
+        """Return `alpha` as a float64 array: a scalar, or one entry per feature."""
         try:
             return np.asarray(self.alpha, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -91,7 +91,7 @@ class BaseDiscreteNB(BaseNB):
         return total if scale is None else total / scale
 
     def _update(self, total: Array) -> None:
-        # A row of `total` per class: the weight of its rows, then their weighted sum.
+        # A row of `total` for each class: the weight of its rows, then their weighted sum.
         self.class_count_, self.feature_count_ = total[:, 0].copy(), total[:, 1:].copy()
         alpha = self._convert_alpha()
         if not self.force_alpha and alpha.min() < _MIN_ALPHA:
@@ -101,14 +101,14 @@ class BaseDiscreteNB(BaseNB):
                 stacklevel=user_stack_level(),
             )
             alpha = np.maximum(alpha, _MIN_ALPHA)
-        # Without smoothing a feature that a class never had gets log(0), of which NumPy warns.
+        # Without smoothing, a feature absent from a class gets log(0), for which NumPy warns.
         with np.errstate(divide="ignore" if alpha.min() > 0 else "warn"):
             self.feature_log_prob_ = self._log_prob(alpha)
         self.class_log_prior_ = self._log_prior()
 
     def _log_prior(self) -> Array:
         n_classes = len(self.classes_)
-        # After a `partial_fit` a class may have no rows so far: its prior is log(0) = -inf.
+        # After a `partial_fit` a class may have no rows yet: its prior is log(0) = -inf.
         with np.errstate(divide="ignore"):
             if self.class_prior is not None:
                 return np.asarray(np.log(self.class_prior), dtype=np.float64)
@@ -118,7 +118,7 @@ class BaseDiscreteNB(BaseNB):
 
 
 class BaseCountsNB(BaseDiscreteNB):
-    """Base class of classifiers of features that are counts, and so not negative."""
+    """Base class of classifiers whose features are counts, and so not negative."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -132,20 +132,20 @@ class BaseCountsNB(BaseDiscreteNB):
 class BernoulliNB(BaseDiscreteNB):
     """Naive Bayes of binary features.
 
-    As scikit-learn's, fitted in one pass over dense or sparse rows.
+    As in scikit-learn, fitted in one pass over dense or sparse rows.
 
     Parameters
     ----------
     alpha : float or array-like of shape (n_features,), default=1.0
-        Laplace smoothing: added to each count, so that a feature that a class never had does not
-        rule the class out.
+        Laplace smoothing: added to each count, so that a feature that never occurs in a class does
+        not exclude the class.
     force_alpha : bool, default=True
         False: an `alpha` below 1e-10 is raised to 1e-10, with a warning.
     binarize : float or None, default=0.0
-        A feature is 1 where it is larger than this; None: X holds zeros and ones.
+        A feature is 1 if it is larger than this; None: X holds zeros and ones.
     fit_prior : bool, default=True
-        Whether the prior probabilities of the classes are their shares of the rows, or all the
-        same.
+        Whether the prior probabilities of the classes are their shares of the rows; otherwise they
+        are equal.
     class_prior : array-like of shape (n_classes,), optional
         Prior probabilities of the classes, if known.
 
@@ -205,7 +205,7 @@ class BernoulliNB(BaseDiscreteNB):
         return ClassCounts(threshold=self.binarize)
 
     def _log_prob(self, alpha: Any) -> Array:
-        # Twice alpha: a feature has two values, 0 and 1 (Manning et al., figure 13.3).
+        # Twice alpha, because a feature has two values, 0 and 1 (Manning et al., figure 13.3).
         counts = self.class_count_[:, None] + 2 * alpha
         return np.asarray(np.log(self.feature_count_ + alpha) - np.log(counts))
 
@@ -214,9 +214,9 @@ class BernoulliNB(BaseDiscreteNB):
 
 
 class MultinomialNB(BaseCountsNB):
-    """Naive Bayes of counts, such as those of words in texts; tf-idf values work too.
+    """Naive Bayes for counts, such as word counts of texts; tf-idf values work too.
 
-    As scikit-learn's, fitted in one pass over dense or sparse rows.
+    As in scikit-learn, fitted in one pass over dense or sparse rows.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class MultinomialNB(BaseCountsNB):
         self.callbacks = callbacks
 
     def _log_prob(self, alpha: Any) -> Array:
-        # Share of a word in all words of the class (Manning et al., equation 13.7).
+        # Share of a word among all words of the class (Manning et al., equation 13.7).
         counts = self.feature_count_ + alpha
         return np.asarray(np.log(counts) - np.log(counts.sum(axis=1, keepdims=True)))
 
@@ -272,18 +272,18 @@ class MultinomialNB(BaseCountsNB):
 
 
 class ComplementNB(BaseCountsNB):
-    """Naive Bayes of counts by the complement of each class, for classes of very different sizes.
+    """Naive Bayes for counts, from the complement of each class, for very unequal class sizes.
 
-    As scikit-learn's, fitted in one pass over dense or sparse rows. A row is given the class whose
-    complement (all other classes together) fits it worst: a complement has more rows than its
-    class, so its counts are estimated better.
+    As in scikit-learn, fitted in one pass over dense or sparse rows. The predicted class is the one
+    whose complement (all other classes together) fits the row worst: a complement has more rows
+    than its class, so its counts are estimated better.
 
     Parameters
     ----------
     alpha, force_alpha
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     fit_prior, class_prior
-        As there; used only if there is a single class.
+        As above; used only if there is a single class.
     norm : bool, default=False
         Whether to divide the weights of each class by their sum.
 
@@ -340,24 +340,25 @@ class ComplementNB(BaseCountsNB):
         others = self.feature_all_ + alpha - self.feature_count_
         logged = np.log(others / others.sum(axis=1, keepdims=True))
         if self.norm:
-            # Weight normalisation (section 3.2), divided by the signed sum, as scikit-learn does:
-            # both are negative, so the sign turns here too.
+            # Weight normalisation (section 3.2). As in scikit-learn, the divisor is the signed sum:
+            # numerator and divisor are negative, so the sign changes here too.
             return np.asarray(logged / logged.sum(axis=1, keepdims=True))
-        # The sign turns: the best class is that of the least likely complement.
+        # Change the sign: the best class is the one with the least likely complement.
         return np.asarray(-logged)
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
-        # The paper's rule (its table 4) has no prior; scikit-learn adds that of a single class.
+        # The paper's rule (table 4) has no prior; scikit-learn adds the prior if there is only one
+        # class.
         prior = self.class_log_prior_ if len(self.classes_) == 1 else np.zeros(len(self.classes_))
         return CountsLogLikelihood(self.feature_log_prob_, prior)
 
 
 class CategoricalNB(BaseDiscreteNB):
-    """Naive Bayes of categorical features, encoded as integers from 0.
+    """Naive Bayes for categorical features, encoded as integers from 0.
 
-    As scikit-learn's, fitted in two passes: the largest category of each feature, then the rows of
-    each category. :class:`~daskml_dist.preprocessing.OrdinalEncoder` encodes names. Sparse rows are
-    made dense, a few at a time.
+    As in scikit-learn, fitted in two passes: the first finds the largest category of each feature,
+    the second counts the rows of each category. :class:`~daskml_dist.preprocessing.OrdinalEncoder`
+    encodes names. Sparse rows are made dense, a few at a time.
 
     Parameters
     ----------
@@ -366,8 +367,8 @@ class CategoricalNB(BaseDiscreteNB):
     force_alpha, fit_prior, class_prior
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     min_categories : int or array-like of shape (n_features,), optional
-        Least number of categories of a feature. To predict a category that the rows of the fit do
-        not hold is an error, unless it is counted here.
+        Minimum number of categories of a feature. Predicting a category that did not occur in the
+        fit is an error, unless it is counted here.
 
     Attributes
     ----------
@@ -375,8 +376,8 @@ class CategoricalNB(BaseDiscreteNB):
         As in :class:`~daskml_dist.naive_bayes.BernoulliNB`.
     category_count_, feature_log_prob_ : list of ndarray of float64 of shape (n_classes, \
     n_categories)
-        One a feature: weight of the rows of each class that hold each category; smoothed
-        logarithms of their shares.
+        One array per feature: the weight of the rows of each class with each category; and the
+        smoothed logarithms of their shares.
     n_categories_ : ndarray of int64 of shape (n_features,)
 
     Examples
@@ -432,7 +433,7 @@ class CategoricalNB(BaseDiscreteNB):
         return model, CategoryCountSolver(self._statistic(), least)
 
     def _resolve_min_categories(self, n_features: int) -> tuple[int, ...]:
-        """Return the least number of categories of each feature; 0 where none is asked for."""
+        """Return the minimum number of categories of each feature; 0 if none is required."""
         given = np.asarray(0 if self.min_categories is None else self.min_categories)
         if given.dtype.kind not in "iu":
             raise InvalidParameterError(
@@ -460,12 +461,13 @@ class CategoricalNB(BaseDiscreteNB):
         self._sums = total
 
     def _log_prob(self, alpha: Any) -> Any:
-        # The columns of all features' tables stand side by side: `_update` has named them after
-        # the other classes' attribute, which this one lacks in scikit-learn.
+        # The tables of all features are adjacent columns of one array. `_update` has stored it
+        # under the name that the other classes use; scikit-learn's CategoricalNB has no such
+        # attribute.
         counts = self.__dict__.pop("feature_count_")
         self.category_count_ = np.split(counts, np.cumsum(self.n_categories_)[:-1], axis=1)
         found = []
-        # Each feature's categories are shares of the class's rows, smoothed.
+        # Smoothed shares of each feature's categories among the rows of the class.
         for table in self.category_count_:
             smoothed = table + alpha
             found.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))
