@@ -1,4 +1,4 @@
-"""Calibration of the probabilities that classifiers give."""
+"""Calibration of the probabilities that classifiers predict."""
 
 from __future__ import annotations
 

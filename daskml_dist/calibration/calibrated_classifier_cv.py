@@ -1,13 +1,13 @@
 """Classifier whose probabilities are calibrated by cross-validation.
 
-The classifiers of the splits predict their test rows, a block at a time. Calibrators, functions
-from scores to probabilities, are fitted to these held-out predictions without gathering them:
+The classifier of each split predicts its test rows, one block at a time. Calibrators (functions
+from scores to probabilities) are fitted to these held-out predictions without gathering them:
 
-* isotonic regression (Zadrozny and Elkan 2002) and Platt's sigmoid (Platt 1999) depend on the
-  distinct scores alone, with the weight of either label at each. Blocks count these and merge them
-  (`fit_label_calibrators`, one pass), and scikit-learn's code fits the result.
+* isotonic regression (Zadrozny and Elkan 2002) and Platt's sigmoid (Platt 1999) depend only on the
+distinct scores and the weight of either label at each. Blocks count these, the counts are merged
+(`fit_label_calibrators`, one pass), and scikit-learn's code fits the result.
 * a temperature (Guo et al. 2017) minimises the log loss of all classes together, whose first two
-  derivatives are sums over rows (`_minimize_log_losses`, a pass for each Newton step).
+derivatives are sums over rows (`_minimize_log_losses`, one pass for each Newton step).
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ from daskml_dist.sklearn_internals import (
 )
 from daskml_dist.svm import LinearSVC
 
-#: Most distinct scores that are kept of a column, 32 bytes each (8 MiB); beyond, neighbours share a
-#: bin.
+#: Largest number of distinct scores kept for a column, 32 bytes each (8 MiB); beyond that,
+#: neighbouring scores share a bin.
 MAX_SCORES = 2**18
-#: Bound of the logarithm of an inverse temperature in either direction, as in scikit-learn.
+#: Bound on the absolute logarithm of an inverse temperature, as in scikit-learn.
 _MAX_LOG_BETA = 10.0
-#: Most steps of the search: bisection alone narrows the bracket of 20 to below the tolerance in 45.
+#: Largest number of steps: bisection alone narrows the bracket of 20 below the tolerance in 45.
 _MAX_NEWTON_STEPS = 60
 #: Change of the logarithm of an inverse temperature below which the search ends.
 _LOG_BETA_TOLERANCE = 1e-12
@@ -86,30 +86,30 @@ _LOG_BETA_TOLERANCE = 1e-12
 class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     """Classifier whose probabilities are calibrated on held-out rows.
 
-    Rows in memory are left to scikit-learn. On a Dask collection the classifier is fitted to the
-    training rows of each split (all splits in one fit, where the classifier can train several
+    For rows in memory scikit-learn does the work. On a Dask collection the classifier is fitted to
+    the training rows of each split (all splits in one fit, if the classifier can train several
     models at once), and calibrators are fitted to sums over its predictions of the test rows.
 
     Parameters
     ----------
     estimator, method, cv, ensemble
-        scikit-learn's. `estimator` is this package's `LinearSVC` by default; any other may be
-        given. One of scikit-learn is fitted to rows that are gathered on a worker. A
+        As in scikit-learn. `estimator` is this package's `LinearSVC` by default; any other may be
+        given. An estimator of scikit-learn is fitted to rows that are gathered on a worker. A
         `FrozenEstimator` is not fitted again. `n_jobs` is for rows in memory.
 
     Attributes
     ----------
     classes_, calibrated_classifiers_, n_features_in_, feature_names_in_
-        scikit-learn's.
+        As in scikit-learn.
 
     Notes
     -----
-    A calibrator of a class is fitted to the distinct scores of all test rows, with the weight of
-    either label at each, which is all that isotonic regression (pool adjacent violators) and
-    Platt's sigmoid need: scikit-learn's own code fits them, to the same numbers. Up to 2**18
-    distinct scores nothing is lost; beyond, neighbours are summed into bins of nearly equal weight,
-    each at its middle. The temperature is found by Newton's method on sums over all rows, in about
-    six passes over predictions that stay on the workers.
+    The calibrator of a class is fitted to the distinct scores of all test rows, with the weight of
+    either label at each. Isotonic regression (pool adjacent violators) and Platt's sigmoid need no
+    more: scikit-learn's own code fits them, with the same result. Up to 2**18 distinct scores this
+    is exact; beyond that, neighbouring scores are summed into bins of nearly equal weight, each
+    represented by its middle. The temperature is found by Newton's method on sums over all rows, in
+    about six passes over predictions that stay on the workers.
 
     References
     ----------
@@ -144,7 +144,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             return self.estimator
         default = LinearSVC()
         if is_metadata_routing_enabled():
-            # As scikit-learn's default: routing passes weights to estimators that ask for them.
+            # As in scikit-learn's default: routing passes weights to estimators that request them.
             default.set_fit_request(sample_weight=True)
         return default
 
@@ -160,7 +160,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         client : distributed.Client, optional
             Client to compute with; the current one by default.
         **fit_params
-            Arguments of the classifier's ``fit``.
+            Arguments of the ``fit`` of the classifier.
 
         Returns
         -------
@@ -189,7 +189,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         member_params, groups = self._route_params(member, weighted, fit_params)
         self.classes_, counts = count_labels(y)
         self._check_folds(counts)
-        # As scikit-learn does: temperatures are of classifiers fitted to numbered text labels.
+        # As in scikit-learn: for temperatures, text labels are encoded as integers first.
         if self.method == "temperature" and self.classes_.dtype.kind in "OUST":
             y, classes = encode_labels(y, self.classes_), np.arange(len(self.classes_))
         else:
@@ -206,13 +206,14 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     ) -> None:  # fmt: skip
         """Fit the classifiers of the splits to a Dask collection, and the calibrators."""
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
-        # A frozen classifier is the same in all splits, so that "auto" joins their predictions for
-        # one set of calibrators.
+        # A frozen classifier is the same in all splits, so with "auto" their predictions are joined
+        # to fit one set of calibrators.
         per_split = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
         rows = as_collection(X, y, weight, numeric=False, classification=True, any_shape=True)
         # 1. Classifiers, each of which predicts the test rows of its split.
         if frozen and not per_split:
-            # A fitted classifier is taken to have seen none of these rows: it predicts them all.
+            # A fitted classifier is assumed to have seen none of these rows: it predicts all of
+            # them.
             folds, classifiers = None, [member]
             codes: list[Any] = [None] * len(rows.parts)
         else:
@@ -221,14 +222,14 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             classifiers = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
         if folds is not None:
             _check_known_classes(classifiers, classes, self.method, per_split)
-        # With ensemble=False one classifier, fitted to all rows, takes the splits' calibrators.
+        # With ensemble=False, one classifier fitted to all rows uses the calibrators of the splits.
         final = classifiers
         if not per_split and not frozen:
             final = fit_members([(member, X, y, member_params)], few)
         elif not per_split:
-            # All of them are the frozen one.
+            # All of them are the same frozen classifier.
             final = classifiers[:1]
-        # 2. Held-out predictions, and 3. the calibrators that are fitted to them.
+        # 2. Held-out predictions, and 3. calibrators fitted to them.
         report_phase("calibrating")
         predictor = _HeldOutPredictor(classifiers, folds, classes, per_split)
         predictions = predictor.predict_blocks(rows, codes)
@@ -247,18 +248,18 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
 
     @staticmethod
     def _find_column_classes(fitted: Any, classes: Any) -> list[int]:
-        """Return the position of the class of each column of a classifier's scores."""
+        """Return the index of the class of each column of a classifier's scores."""
         known = [int(k) for k in np.searchsorted(classes, fitted.classes_)]
         if len(known) > 2:
             return known
-        # A single column is of the second of two classes. Where there are more in all, and this
-        # classifier has met two, scikit-learn takes the column for the first of these.
+        # A single column belongs to the second of two classes. If there are more classes, but this
+        # classifier was fitted to two, scikit-learn assigns the column to the first of these.
         return known[-1:] if len(classes) == 2 else known[:1]
 
     def _route_params(
         self, member: Any, weighted: dict[str, Any], more: dict[str, Any]
     ) -> tuple[dict[str, Any], Any]:
-        """Return the arguments of the classifier's fit, and the groups of rows for the splitter."""
+        """Return arguments of the classifier's fit, and the groups of rows for the splitter."""
         if lazy := [name for name, value in more.items() if is_dask(value) and name != "groups"]:
             raise InvalidParameterError(
                 f"{lazy} cannot be split into folds; of the arguments of fit, only sample_weight "
@@ -280,7 +281,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         return {**more, **weighted}, None
 
     def _check_folds(self, counts: Any) -> None:
-        """Raise scikit-learn's errors where some fold cannot hold all classes."""
+        """Raise scikit-learn's errors if some fold cannot contain all classes."""
         cv = self.cv
         n_folds = int(cv) if isinstance(cv, Integral) else getattr(cv, "n_splits", None)
         if n_folds and (counts < n_folds).any():
@@ -296,19 +297,19 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             )
 
 
-# --- held-out predictions, which calibrators are fitted to -------------------------------------
+# --- held-out predictions, the training data of calibrators -------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOutPredictions:
-    """Scores of rows that a classifier was not fitted to, with the rows' labels and weights.
+    """Scores of rows that the classifier was not fitted to, with the rows' labels and weights.
 
     Parameters
     ----------
     scores : ndarray of shape (n, n_columns)
         Decision values or probabilities; for two classes one column, of the second class.
     labels : ndarray of int64 of shape (n,)
-        Positions of the labels among the sorted classes.
+        Indices of the labels among the sorted classes.
     weights : ndarray of float64 of shape (n,)
     """
 
@@ -319,20 +320,20 @@ class HeldOutPredictions:
 
 @dataclass(frozen=True, eq=False)
 class _HeldOutPredictor:
-    """Fitted classifiers, and the fold assignment that tells which rows each of them predicts.
+    """Fitted classifiers, with the fold assignment: which rows each of them predicts.
 
     Instances are picklable, and callable because :func:`share_in_graph` shares functions.
 
     Parameters
     ----------
     classifiers : list of estimator
-        One for each split, or a single one for all rows.
+        One for each split, or a single classifier for all rows.
     folds : FoldAssignment or None
         None: the single classifier predicts every row.
     classes : ndarray
         All labels, sorted.
     per_split : bool
-        Whether each split gets calibrators of its own (``ensemble=True``).
+        Whether each split gets its own calibrators (``ensemble=True``).
     """
 
     classifiers: list[Any]
@@ -347,7 +348,7 @@ class _HeldOutPredictor:
     def predict(self, X: Any, codes: Any, y: Any, weight: Any) -> list[HeldOutPredictions | None]:
         """Return the predictions of a block's rows: one entry for each set of calibrators.
 
-        An entry is None where the block holds no test row of a split.
+        An entry is None if the block holds no test row of the split.
         """
         n_rows = count_rows_of_block(X)
         if not n_rows:
@@ -363,7 +364,8 @@ class _HeldOutPredictor:
             by_split.append(self._predict_rows(classifier, X, labels, weights, tested))
         if self.per_split:
             return by_split
-        # The splits' predictions are joined into one set, so each row must be tested exactly once.
+        # The predictions of all splits are joined into one set, so each row must be tested exactly
+        # once.
         filled = [found for found in by_split if found is not None]
         if sum(len(found.labels) for found in filled) != n_rows:
             raise InvalidDataError(
@@ -379,15 +381,15 @@ class _HeldOutPredictor:
         """Return the predictions of the rows at some positions of a block."""
         if not len(at):
             return None
-        # Rows of all splits are joined, so a fold's model that lacks some classes gets their
-        # columns: the least decision value, or a probability of zero.
+        # Rows of all splits are joined, so if a fold's model lacks some classes, their columns are
+        # added: with the lowest decision value, or a probability of zero.
         joins_splits = self.folds is not None and not self.per_split
         classes = self.classes if joins_splits else None
         scores = _predict_scores(classifier, take_rows(X, at), classes)
         return HeldOutPredictions(scores, labels[at], weights[at])
 
     def predict_blocks(self, rows: Collection, codes: list[Any]) -> Collection:
-        """Return a lazy collection whose blocks are the lists that :meth:`predict` makes."""
+        """Return a lazy collection whose blocks are the lists that :meth:`predict` returns."""
         predict = delayed(_predict_block, pure=False)
         shared = share_in_graph(self)
         parts = [
@@ -408,20 +410,20 @@ def _has_decision_function(classifier: Any) -> bool:
 
 
 def _predict_scores(classifier: Any, X: Any, classes: NDArray[Any] | None) -> NDArray[Any]:
-    """Return decision values or probabilities, a column a class; for two classes one column.
+    """Return decision values or probabilities, a column per class; for two classes one column.
 
-    `classes` are those of all columns; None: those that the classifier knows.
+    `classes` lists the classes of all columns; None: the classes of the classifier.
     """
     method = "decision_function" if _has_decision_function(classifier) else "predict_proba"
     scores: Any = predict_all_classes(classifier, method, X, classes)
     if method == "predict_proba" and scores.shape[1] == 2:
-        # The columns of two classes add up to 1: a calibrator of the second serves both.
+        # The two columns add up to 1, so the calibrator of the second class suffices.
         scores = scores[:, 1:]
     return np.asarray(scores[:, None] if scores.ndim == 1 else scores)
 
 
 def _check_weights(weight: Any, n_rows: int) -> NDArray[np.float64]:
-    """Return the weights of a block's rows, 1 where none are given."""
+    """Return the weights of a block's rows; 1 if none are given."""
     weights = as_column(expand_weights(weight, n_rows), name="weight")
     if (weights < 0).any():
         raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
@@ -431,10 +433,10 @@ def _check_weights(weight: Any, n_rows: int) -> NDArray[np.float64]:
 def _check_known_classes(
     classifiers: list[Any], classes: NDArray[Any], method: str, per_split: bool
 ) -> None:
-    """Raise an error where a fold's model lacks a class that its calibrator needs.
+    """Raise an error if a fold's model lacks a class that its calibrator needs.
 
-    A temperature scales the scores of all classes together. The decision values of two known
-    classes are one column, which cannot be spread over the columns of all classes.
+    A temperature scales the scores of all classes together. The decision values of a model of two
+    classes are one column, which cannot be expanded to the columns of all classes.
     """
     for split, classifier in enumerate(classifiers):
         lacking = np.setdiff1d(classes, classifier.classes_).tolist()
@@ -448,7 +450,7 @@ def _check_known_classes(
 
 
 def _make_lacking_label_error(finding: str) -> InvalidDataError:
-    """Return the error of folds that lack a class; its text begins with the finding."""
+    """Return the error for folds that lack a class; `finding` is the first part of its text."""
     return InvalidDataError(
         f"{finding}, which calibration of this kind needs in each. Shuffle the rows that are "
         "split, for example cv=StratifiedKFold(5, shuffle=True), or use method='sigmoid' with "
@@ -464,7 +466,7 @@ def fit_label_calibrators(
 ) -> list[list[Any]]:
     """Return a sigmoid or isotonic calibrator for each column of scores, fitted in one pass.
 
-    `labels` holds the position of the class of each column, for each set of calibrators.
+    `labels` holds the index of the class of each column, for each set of calibrators.
     """
     summaries = reduce_parts(
         predictions,
@@ -495,7 +497,7 @@ def _summarize_scores(
 
 
 def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
-    """Return the summaries of several blocks as one: for each set of calibrators and column."""
+    """Return the merged summaries of several blocks: for each set of calibrators and column."""
     return [
         [_merge_runs([part[i][k] for part in parts], limit) for k in range(len(of_columns))]
         for i, of_columns in enumerate(parts[0])
@@ -503,7 +505,7 @@ def _merge_summaries(parts: list[Any], limit: int) -> list[list[Any]]:
 
 
 def _merge_runs(runs: list[Any], limit: int) -> Any:
-    """Return sorted scores with weights merged from several blocks, of at most `limit` scores."""
+    """Return the merged scores and weights of several blocks: sorted, at most `limit` scores."""
     filled = [run for run in runs if run is not None]
     if len(filled) < 2:
         return filled[0] if filled else None
@@ -511,27 +513,27 @@ def _merge_runs(runs: list[Any], limit: int) -> Any:
 
 
 def _read_run(run: ScoreRun, dtype: Any) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return scores, and for each the summed weights of (other labels, the class)."""
+    """Return scores, and for each the total weights of (other labels, the class)."""
     weights = np.zeros((len(run.low), 2))
     weights[:, run.labels.astype(np.int64)] = run.weights
     is_weighted = weights.sum(axis=1) > 0
-    # A bin of several scores counts at its middle; a distinct score has low == high.
+    # A bin of several scores is represented by its middle; a distinct score has low == high.
     return ((run.low + run.high) / 2).astype(dtype)[is_weighted], weights[is_weighted]
 
 
 def _fit_isotonic(run: ScoreRun, dtype: Any) -> Any:
     """Fit scikit-learn's isotonic regression of the label (0 or 1) on the score."""
     scores, weights = _read_run(run, dtype)
-    # Rows of equal score are pooled anyway, so their weighted mean stands for all of them.
+    # Rows of equal score are pooled anyway, so their weighted mean can replace them.
     total = weights.sum(axis=1)
     calibrator = IsotonicRegression(out_of_bounds="clip")
     return calibrator.fit(scores, weights[:, 1] / total, sample_weight=total)
 
 
 def _fit_sigmoid(run: ScoreRun, dtype: Any) -> Any:
-    """Fit Platt's sigmoid of the score by scikit-learn's code."""
+    """Fit Platt's sigmoid of the score, using scikit-learn's code."""
     scores, weights = _read_run(run, np.float64)
-    # Each score occurs twice: with label 0 and with label 1, and the weight of either.
+    # Each score occurs twice, with label 0 and with label 1, weighted accordingly.
     labels = np.repeat([0.0, 1.0], len(scores))
     label_weights, label_scores = weights.T.ravel(), np.tile(scores, 2)
     kept = label_weights > 0
@@ -550,7 +552,7 @@ def _fit_temperatures(
         raise InvalidParameterError(
             "method='temperature' needs scikit-learn 1.8 or newer. Update it, or use 'sigmoid'."
         )
-    # Predictions stay in memory: every Newton step reads them again.
+    # Persist the predictions: every Newton step reads them again.
     blocks = persist(*[part[0] for part in predictions.parts])
     parts = [(block, None, None) for block in blocks]
     predictions = Collection(**{**vars(predictions), "parts": parts})
@@ -565,10 +567,11 @@ def _fit_temperatures(
 def _minimize_log_losses(
     predictions: Collection, n_temperatures: int, are_decisions: bool
 ) -> NDArray[np.float64]:
-    """Return the logarithms of the inverse temperatures of least log loss.
+    """Return the logarithms of the inverse temperatures that minimise the log losses.
 
     Newton's method on the inverse temperature, in which the loss is convex, safeguarded by
-    bisection of its logarithm: a step that leaves the bracket goes to the bracket's middle.
+    bisection of its logarithm: a step that leaves the bracket is replaced by the middle of the
+    bracket.
     """
     low = np.full(n_temperatures, -_MAX_LOG_BETA)
     high = np.full(n_temperatures, _MAX_LOG_BETA)
@@ -579,8 +582,8 @@ def _minimize_log_losses(
         )
         # The loss is convex: a negative slope means that the minimum lies above.
         low, high = np.where(slopes < 0, at, low), np.where(slopes < 0, high, at)
-        # Newton's step in beta, not in its logarithm, in which the loss need not be convex. Not
-        # finite where there is no curvature, or beta would be negative: bisected then.
+        # Newton's step in beta, since the loss need not be convex in log(beta). The result is not
+        # finite if there is no curvature or beta would be negative; then bisection is used.
         with np.errstate(divide="ignore", invalid="ignore"):
             newton = np.log(np.exp(at) - slopes / curvatures)
         is_inside = (newton > low) & (newton < high)
@@ -597,8 +600,8 @@ def _sum_derivatives(
 ) -> NDArray[np.float64]:
     """Return a block's log loss derivatives by the inverse temperatures: slopes, curvatures.
 
-    For the softmax of ``beta * logits`` the slope is the mean logit less that of the true class,
-    the curvature the variance of the logits, both under the predicted probabilities.
+    For the softmax of ``beta * logits`` the slope is the mean logit minus that of the true class,
+    and the curvature is the variance of the logits, both under the predicted probabilities.
     """
     out = np.zeros((2, len(betas)))
     for i, (found, beta) in enumerate(zip(predictions, betas, strict=True)):
@@ -616,9 +619,9 @@ def _sum_derivatives(
 
 
 def _convert_to_logits(scores: NDArray[np.float64], are_decisions: bool) -> NDArray[np.float64]:
-    """Return a logit for each class, as scikit-learn's temperature scaling takes them."""
+    """Return a logit for each class, as in scikit-learn's temperature scaling."""
     if are_decisions:
         return np.hstack([-scores, scores]) if scores.shape[1] == 1 else scores
     probabilities = np.hstack([1 - scores, scores]) if scores.shape[1] == 1 else scores
-    logits: NDArray[np.float64] = np.log(probabilities + 1e-12)  # 0 has no logarithm
+    logits: NDArray[np.float64] = np.log(probabilities + 1e-12)  # log(0) is -inf
     return logits

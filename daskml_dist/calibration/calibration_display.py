@@ -21,7 +21,7 @@ from daskml_dist.metrics.ranking import calibration_curve
 class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
     """Display of a calibration curve: share of positive rows by predicted probability.
 
-    scikit-learn's, except that for Dask collections the curve is computed where the rows are, and
+    As in scikit-learn, except that for Dask collections the curve is computed on the workers, and
     ``y_prob`` stays lazy.
 
     Examples
@@ -44,7 +44,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         name: str | None = None,
         **options: Any,
     ) -> Self:
-        """Draw the curve of a fitted classifier of two labels.
+        """Draw the curve of a fitted classifier with two labels.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         check_fitted(estimator)
         X, y, _ = take_named_columns(X, y, None)
         scores, pos_label = score_positive_label(estimator, X, "predict_proba", pos_label)
-        # Named here: predictions do not tell by what they were made.
+        # Name the curve here: the predictions no longer know their estimator.
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(y, scores, pos_label=pos_label, name=name, **options)
 
@@ -107,11 +107,11 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         """
         check_matplotlib(cls.__name__)
         binned = {"n_bins": n_bins, "strategy": strategy, "pos_label": pos_label}
-        # scikit-learn itself makes the curve of rows in memory, by its own checks.
+        # For rows in memory scikit-learn itself computes the curve, with its own checks.
         if not (is_dask(y_true) or is_dask(y_prob)):
             shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
             return shown
-        # A pass over the rows, of which two numbers for each bin are left.
+        # One pass over the rows, which returns two numbers for each bin.
         curve = calibration_curve(y_true, y_prob, **binned)
         name = UNNAMED_CURVE if name is None else name
         display = remember_curve_name(cls(*curve, y_prob, pos_label=pos_label), name)
