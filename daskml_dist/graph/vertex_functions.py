@@ -1,11 +1,11 @@
-"""Graph algorithms: PageRank, connected components, and vertex programs of a user's own.
+"""Graph algorithms: PageRank, connected components, and custom vertex programs.
 
-Each reads a frame of edges as entries of two keys (`_open_fit`), lets a solver of
+Each reads a frame of edges as entries with two keys (`_open_fit`), lets a solver of
 `solvers/graph.py` iterate over the vertices, and returns a frame with a value for each vertex.
 
-All three are iterations in which a vertex gathers from its neighbours and applies the result to its
-own value (gather-apply, Gonzalez et al. 2012). Edges are partitioned by the vertex that gathers
-along them, and stay where they are: an iteration moves only values of vertices between workers.
+In all three, each vertex gathers values from its neighbours and uses the result to update its own
+value (gather-apply, Gonzalez et al. 2012). An edge is stored with the vertex that gathers along it,
+and is never moved: an iteration only moves values of vertices between workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from daskml_dist.solvers.keyed import EntrySide
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.job import KeyedJob
 
-#: Options of `Run` with a meaning here; others are refused.
+#: Options of `Run` that have an effect here; others are refused.
 _USED_RUN_SETTINGS = ("n_lanes", "deterministic")
 
 
@@ -54,9 +54,9 @@ def _open_fit(
     name: str,
     callbacks: object,
 ) -> KeyedJob:
-    """Return the fit over the vertices of some edges, a context manager that reads them."""
+    """Return the fit over the vertices of some edges: a context manager that reads the edges."""
     source, target, weight = names
-    # `shared`: both columns hold ids of one kind of key, the vertices. Weights are at least 0.
+    # `shared`: both columns hold ids of one kind of key, the vertices. Weights must be >= 0.
     columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED_RUN_SETTINGS)
     extra_ids = None if vertices is None else convert_ids(vertices, "vertices")
@@ -65,7 +65,7 @@ def _open_fit(
 
 
 def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | None:
-    """Return the shares of the vertices that a user names, in the order of their numbers."""
+    """Return the shares of the vertices that the user named, in the order of their numbers."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -76,21 +76,21 @@ def _find_vertex_shares(job: KeyedJob, given: Any, name: str) -> VertexShares | 
         given = given.to_dict()
     ids = convert_ids(_as_column_of_ids(list(given)), name)
     shares = _convert_shares(list(given.values()), name)
-    numbers = job.find_key_numbers("in", ids)  # -1: no vertex of any edge
+    numbers = job.find_key_numbers("in", ids)  # -1: not a vertex of any edge
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
         raise InvalidDataError(
             f"{name} names vertices that no edge has: {unknown} (of {len(ids)} named). Name "
             "vertices that are the source or target of an edge, with ids of the same type."
         )
-    # In the order of the vertices' numbers, so that sums over them do not depend on the order of
-    # the user's dict; the shares add up to 1.
+    # Sort by the numbers of the vertices, so that sums over them do not depend on the order of the
+    # user's dict. The shares are scaled to a sum of 1.
     order = np.argsort(numbers)
     return VertexShares(numbers[order], shares[order] / shares.sum())
 
 
 def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
-    """Return shares as numbers, scaled to a largest of 1 so that their sum cannot overflow."""
+    """Return shares as numbers, scaled so that the largest is 1 and their sum cannot overflow."""
     try:
         shares = np.array(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -104,14 +104,14 @@ def _convert_shares(given: list[Any], name: str) -> NDArray[np.float64]:
 
 
 def _as_column_of_ids(values: list[Any]) -> NDArray[Any]:
-    """Return ids in the dtype that pandas gives a column of them."""
-    # As the columns of the edges have it: NumPy would make text of a list of numbers and text.
+    """Return ids in the dtype that pandas would use for a column of them."""
+    # Same dtype as the columns of edges: NumPy would convert a list of numbers and text to text.
     ids: NDArray[Any] = np.asarray(load_pandas().Series(values))
     return ids
 
 
 def _make_result_frame(ids: NDArray[Any], name: str, values: NDArray[Any]) -> Any:
-    """Return a frame of the sorted vertices and the value of each."""
+    """Return a frame with the sorted vertices and the value of each."""
     return load_pandas().DataFrame({"vertex": ids, name: values})
 
 
@@ -142,20 +142,20 @@ def connected_components(
     Parameters
     ----------
     edges, source, target, vertices, run, callbacks, client
-        As of :func:`pagerank`.
+        As in :func:`pagerank`.
 
     Returns
     -------
     pandas.DataFrame
         Columns ``vertex``, sorted, and ``component``: numbers from 0, in the order of each
-        component's smallest vertex, as :func:`scipy.sparse.csgraph.connected_components` has them.
+        component's smallest vertex, as in :func:`scipy.sparse.csgraph.connected_components`.
 
     Raises
     ------
     InvalidParameterError, InvalidDataError
         Before any round, naming the remedy.
     TrainingError
-        When it cannot go on.
+        The computation cannot continue.
 
     References
     ----------
@@ -174,8 +174,8 @@ def connected_components(
     name = "connected_components"
     with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
         solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
-    # FastSV ends with each vertex pointing at the smallest vertex of its component, which is the
-    # component's label; labels are replaced by their ranks, 0, 1, 2 and so on.
+    # After FastSV each vertex points to the smallest vertex of its component, which is the label of
+    # the component; labels are replaced by their ranks, 0, 1, 2 and so on.
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
     return _make_result_frame(solution.ids["vertex"], "component", component)
 
@@ -201,10 +201,11 @@ def pagerank(
     """Rank the vertices of a graph by PageRank.
 
     The parameters are those of :func:`networkx.pagerank`, and so are the ranks of its directed
-    (multi)graphs. Each worker holds ranges of the vertices, with all edges that end there; in
-    every iteration it fetches the ranks of the edges' sources. The edges must fit in the memory of
-    all workers together (about 4 bytes an edge, 12 with weights; some three times as many while
-    they are sorted); a lost worker costs some iterations at most, and changes no digit.
+    (multi)graphs. Each worker holds ranges of the vertices, with all edges that end there; in every
+    iteration it fetches the ranks of the sources of these edges. The edges must fit in the memory
+    of all workers together (about 4 bytes per edge, 12 with weights; about three times as much
+    while they are sorted). A lost worker costs at most some iterations, and changes no digit of the
+    result.
 
     Parameters
     ----------
@@ -216,26 +217,26 @@ def pagerank(
         Probabilities of some vertices, as shares, as targets of a jump. None: all are equal.
     max_iter : int, default=100
     tol : float, default=1e-6
-        The iteration ends where the absolute changes of all ranks add up to less than `tol` times
-        the number of vertices.
+        The iteration ends when the sum of the absolute changes of all ranks is less than `tol`
+        times the number of vertices.
     nstart : dict or Series, default=None
         Initial ranks of some vertices. None: all are equal.
     dangling : dict or Series, default=None
-        Shares of some vertices, as targets from vertices without outgoing edges. None: as
+        Shares of some vertices, as targets from vertices without outgoing edges. None: as in
         `personalization`.
     source, target : str, default="source", "target"
-        Columns that hold the vertices' ids: numbers or text, not both.
+        Columns that hold the vertices' ids: all numbers or all text.
     weight : str, default=None
-        Column that holds the edges' weights, at least 0; None: all are alike.
+        Column that holds the edges' weights, at least 0; None: all are equal.
     vertices : array-like, default=None
-        Ids of further vertices, which may have no edge.
+        Ids of additional vertices, which may have no edge.
     run : Run or None, default=None
-        `n_lanes`, ranges of vertices: with a number the ranks do not depend on the workers, to the
-        bit. None: one a worker thread.
+        `n_lanes` is the number of ranges of vertices: if it is given, the ranks do not depend on
+        the workers, to the bit. None: one for each worker thread.
     callbacks : callback, sequence of callbacks, or None, default=None
-        Each iteration is a pass; its ``"loss"`` is the sum of the changes.
+        Each iteration is a pass; its ``"loss"`` is the sum of the absolute changes.
     client : distributed.Client or None, default=None
-        None: the current client; without one a pandas frame is ranked in this process.
+        None: the current client; without one, a pandas frame is processed in this process.
 
     Returns
     -------
@@ -247,7 +248,7 @@ def pagerank(
     InvalidParameterError, InvalidDataError
         Before any iteration, naming the remedy.
     TrainingError
-        When it cannot go on.
+        The computation cannot continue.
 
     See Also
     --------
@@ -272,8 +273,8 @@ def pagerank(
     names, sides = (source, target, weight), PageRankSolver.sides
     with _open_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
         # Power iteration: x <- damping (P'x + mass of dangling vertices) + (1 - damping) jump.
-        # Shares are given by ids, and the solver knows numbers of vertices, which exist once the
-        # edges have been read.
+        # Shares are given by ids, but the solver uses numbers of vertices, which exist only after
+        # the edges have been read.
         solver = PageRankSolver(
             float(damping),
             int(max_iter),
@@ -291,21 +292,21 @@ def pagerank(
 
 
 class VertexProgram(ABC):
-    """Base class of vertex programs: iterations along the edges of a graph, in three methods.
+    """Base class of vertex programs: iterations along the edges of a graph, as three methods.
 
     Every vertex has a value. In each iteration it gathers messages along its edges, combines them,
-    and computes its next value from the old one and the combined messages, until no value changes.
-    The methods take arrays, of many edges or vertices at once, and must depend on nothing else, so
-    that a program gives the same values on any workers, and after the loss of one.
+    and computes its next value from its old value and the combined messages, until no value
+    changes. The methods get arrays, for many edges or vertices at once, and must depend on nothing
+    else, so that a program gives the same values on any workers, and after the loss of a worker.
 
     Attributes
     ----------
     direction : {"in", "out", "both"}, default="in"
-        Along which edges a vertex gathers: those that end at it, those that begin at it, or both.
+        Along which edges a vertex gathers: edges that end at it, edges that begin at it, or both.
     combine : {"sum", "min", "max"}, default="sum"
         How the messages of a vertex are combined.
     max_iter : int, default=100
-        Most iterations.
+        Largest number of iterations.
     tol : float, default=0.0
         Largest change of a value that counts as unchanged.
 
@@ -358,9 +359,8 @@ class VertexProgram(ABC):
         ----------
         vertices : ndarray of shape (n,)
             Their ids.
-        degree : ndarray of float64 of shape (n,)
-            Sum of the weights of the edges along which each of them sends messages (their number,
-            without weights).
+        Sum of the weights of the edges along which each vertex sends messages (without weights:
+        their number).
 
         Returns
         -------
@@ -370,7 +370,7 @@ class VertexProgram(ABC):
     def gather(
         self, value: NDArray[np.float64], degree: NDArray[np.float64], weight: NDArray[np.float64]
     ) -> Any:
-        """Return the messages along some edges; by default the senders' values.
+        """Return the messages along some edges; by default the values of the senders.
 
         Parameters
         ----------
@@ -393,7 +393,7 @@ class VertexProgram(ABC):
         ----------
         old : ndarray of float64 of shape (n,)
         total : ndarray of float64 of shape (n,)
-            Their combined messages; for vertices without any 0 for ``"sum"``, infinity for
+            Combined messages of each vertex; without messages: 0 for ``"sum"``, infinity for
             ``"min"`` and minus infinity for ``"max"``.
 
         Returns
@@ -418,7 +418,7 @@ class VertexProgram(ABC):
         Parameters
         ----------
         edges, source, target, weight, vertices, run, callbacks, client
-            As of :func:`daskml_dist.graph.pagerank`.
+            As in :func:`daskml_dist.graph.pagerank`.
 
         Returns
         -------
@@ -437,8 +437,8 @@ class VertexProgram(ABC):
         check_one_of("combine", self.combine, tuple(COMBINE_FUNCTIONS))
         check_count("max_iter", self.max_iter)
         check_number("tol", self.tol)
-        # Edges are held on the sides along which messages come: with "both" each edge is held
-        # twice, by its source and by its target.
+        # Edges are stored with the vertices that gather along them: with "both", each edge is
+        # stored twice, with its source and with its target.
         sides = edge_sides(self.direction)
         names = source, target, weight
         with _open_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
