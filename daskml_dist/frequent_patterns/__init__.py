@@ -1,4 +1,4 @@
-"""Items that are often bought together, and what follows of them."""
+"""Frequent itemsets (items that are often bought together) and association rules."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`frequent_itemsets`: checks of the parameters, the search as a fit, and the frame of its result.
+"""`frequent_itemsets`: parameter checks, the search as a fit, and the frame of the result.
 
 The search is Apriori (R. Agrawal and R. Srikant 1994): a set can only be frequent if all its
-subsets are, so that candidates of length k + 1 are made of the frequent sets of length k, and one
-pass over the rows counts them. Counts add up over blocks ("count distribution" of R. Agrawal and J.
-Shafer 1996). The counting is in `solvers/apriori.py`; `data/baskets.py` makes baskets of long
-frames. Here the search is run as a fit, for its lanes, callbacks and recovery.
+subsets are, so candidates of length k + 1 are built from the frequent sets of length k, and one
+pass over the rows counts them. Counts of blocks are added ("count distribution" of R. Agrawal and
+J. Shafer 1996). The counting is in `solvers/apriori.py`; `data/baskets.py` builds baskets from long
+frames. This module runs the search as a fit, with its lanes, callbacks and recovery.
 """
 
 from __future__ import annotations
@@ -52,58 +52,59 @@ def frequent_itemsets(
 ) -> Any:
     """Find the sets of items that occur together in many baskets.
 
-    Exact: every set that is in enough baskets is found, and counted, on any number of workers.
-    Level by level, candidates are counted where the rows lie, and the counts are added up.
+    Exact: every set that is in enough baskets is found and counted, on any number of workers. For
+    each length of the sets, candidates are counted on the workers that hold the rows, and the
+    counts are added.
 
     Parameters
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        A row for each basket and a column for each item: what is not zero is in the basket. Of
-        numbers of at least 0, or of bools. Chunks may be sparse (CSR). With `basket` and `item`: a
-        pandas or Dask dataframe with a row for each item of a basket.
+        A row for each basket and a column for each item; a nonzero entry means that the item is in
+        the basket. Entries are numbers >= 0, or bools. Chunks may be sparse (CSR). With `basket`
+        and `item`: a pandas or Dask dataframe with a row for each item of a basket.
     min_support : float or int, default=0.5
-        Share of the baskets, of (0, 1], that a set must be in; an int: their number, at least 1.
-        So 1.0 is all baskets, and 1 is any.
+        Minimum share of the baskets, in (0, 1], that contain the set; an int: their minimum number,
+        at least 1. So 1.0 means all baskets, and 1 any basket.
     max_length : int or None, default=None
-        Items of a set at most; None: any number.
+        Largest number of items in a set; None: no limit.
     basket, item : str, default=None
         Columns of a long frame that hold the ids of the baskets and of the items: numbers or text.
-        The rows of a basket may be anywhere in the frame (Dask shuffles them), and come several
-        times. None: a row of `X` is a basket.
+        The rows of a basket may be anywhere in the frame (Dask shuffles them), and may be repeated.
+        None: a row of `X` is a basket.
     max_candidates : int, default=50_000_000
-        Sets of one length that may be counted. They take some 16 bytes each in one process; where
-        there are more, an error says so before they are counted.
+        Largest number of sets of one length to count. Each takes about 16 bytes in one process;
+        with more sets, an error is raised before they are counted.
     null_values : bool, default=False
-        Whether entries of `X` may be missing (NaN, None, ``pandas.NA``): nobody knows whether the
-        item is in the basket. Dense rows alone. The support of a set is then its share of the
-        baskets in which all its items are known, and a set is found if it has enough and all its
-        parts are found.
+        Whether entries of `X` may be missing (NaN, None, ``pandas.NA``), if it is not known whether
+        the item is in the basket. Only for dense rows. The support of a set is then its share of
+        the baskets in which all its items are known, and a set is found if its support suffices and
+        all its subsets are found.
     run : Run or None, default=None
-        `n_lanes`, `memory_budget` and `on_lost_data`; the result is the same with all of them,
-        unless data is lost.
+        `n_lanes`, `memory_budget` and `on_lost_data`; none of them changes the result, unless data
+        is lost.
     callbacks : callback, sequence of callbacks, or None, default=None
         Each round of counting is a pass.
     client : distributed.Client or None, default=None
-        None: the current client; without one, what is in memory is counted in this process.
+        None: the current client; without one, data in memory is counted in this process.
 
     Returns
     -------
     pandas.DataFrame
         ``support`` (float64, share of the baskets), ``count`` (int64) and ``itemset`` (tuple of
-        columns' names, of an array their numbers, in their order; of a long frame the items,
-        sorted), most frequent first, and sets of one count in the order of their columns. With
+        column names, or column numbers of an array, in their order; for a long frame the items,
+        sorted), most frequent first, and sets with equal counts in the order of their columns. With
         `null_values` also ``representativity`` (float64, share of the baskets in which all items of
         the set are known) and ``split_counts``, which :func:`association_rules` needs (tuple of
-        int: for each way to cut the set in two, the baskets that hold the first part and in which
-        the second is known).
+        int: for each way to split the set in two, the number of baskets that contain the first part
+        and in which the second part is known).
 
     Raises
     ------
     InvalidParameterError, InvalidDataError
-        Names the remedy: before any round, or for entries that are negative, NaN or infinite and
-        for more than `max_candidates`.
+        Names the remedy: before any round, or, for negative, NaN or infinite entries and for more
+        than `max_candidates`, during the search.
     TrainingError
-        When it cannot go on.
+        The computation cannot continue.
 
     See Also
     --------
@@ -136,7 +137,7 @@ def frequent_itemsets(
     if basket is None:
         _check_no_lists_of_items(X)
         names = _read_item_names(X)
-        # With missing values each item gets a second column, of the baskets in which it is known.
+        # With missing values each item gets a second column, for the baskets in which it is known.
         X = mark_known(X) if null_values else X
     elif null_values:
         raise InvalidParameterError(
@@ -170,7 +171,7 @@ def _check_no_lists_of_items(X: Any) -> None:
 
 
 class _ItemsetSearch(BaseRounds):
-    """Search of itemsets as an internal estimator, whose fit runs the rounds of Apriori."""
+    """Internal estimator for the search of itemsets, whose fit runs the rounds of Apriori."""
 
     _tensors = True  # rows keep their dtype: bytes and bools are not converted to floats
     device = "cpu"
@@ -205,7 +206,7 @@ class _ItemsetSearch(BaseRounds):
                 f"X has rows of shape {rows.summary.row_shape}. Give two dimensions: one row per "
                 "basket and one column per item."
             )
-        # The type matters: 1 is one basket, and 1.0 all of them.
+        # The type matters: 1 means one basket, 1.0 all baskets.
         is_count = isinstance(self.min_support, Integral)
         support = int(self.min_support) if is_count else float(self.min_support)
         max_length = None if self.max_length is None else int(self.max_length)
@@ -213,8 +214,8 @@ class _ItemsetSearch(BaseRounds):
         return Baskets(rows.summary.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
-        # By length of the sets: column numbers and counts, and with missing values the counts of
-        # each way to cut a set in two.
+        # For each length of the sets: column numbers and counts; with missing values, also the
+        # counts for each way to split a set in two.
         self.levels_: list[tuple[NDArray[Any], NDArray[Any]]] = solution.extra.get("levels", [])
         self.splits_: list[NDArray[np.int64]] | None = solution.extra.get("splits")
         self.n_rows_: int = solution.extra.get("n_rows", 0)
@@ -230,7 +231,7 @@ class _ItemsetSearch(BaseRounds):
 
 
 def _read_item_names(X: Any) -> NDArray[Any] | None:
-    """Return the names of the columns, checked to be distinct; None where X has no names."""
+    """Return the names of the columns, checked to be distinct; None if X has no names."""
     if not is_dataframe_like(X):
         return get_column_names(X)
     names = _make_object_array(list(X.columns))
@@ -244,7 +245,7 @@ def _read_item_names(X: Any) -> NDArray[Any] | None:
 
 @contextmanager
 def _suggest_null_values(null_values: bool) -> Iterator[None]:
-    """Add to the error of missing entries that `null_values` allows them."""
+    """Add to errors about missing entries the hint that `null_values` allows them."""
     try:
         yield
     except InvalidDataError as error:
@@ -265,12 +266,13 @@ def _make_frame_of_sets(
     sets, count = np.empty(n, object), np.empty(n, np.int64)
     n_known, split_counts = np.full(n, n_rows, np.int64), np.empty(n, object)
     has_nulls = any(counts.ndim == 2 for _, counts in levels)
-    # Sets of one count are sorted by their columns, padded with -1: a prefix comes first.
+    # Sets with equal counts are sorted by their columns, padded with -1: a prefix comes first.
     columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
     start = 0
     for level, (own, counts) in enumerate(levels):
         at = slice(start, start + len(counts))
-        # With missing values: baskets that hold the set, and baskets in which all of it is known.
+        # With missing values: baskets that contain the set, and baskets in which all items are
+        # known.
         if has_nulls:
             counts, n_known[at] = counts.T
         if splits is not None:
@@ -279,7 +281,7 @@ def _make_frame_of_sets(
         items = own if names is None else names[own]
         sets[at] = _make_object_array(list(zip(*items.T.tolist(), strict=True)))
         start = at.stop
-    # lexsort sorts by its last key first: by falling counts, then by the columns from the first on.
+    # lexsort uses its last key first: by decreasing counts, then by the columns in their order.
     order = np.lexsort((*columns.T[::-1], -count))
     count, n_known = count[order], n_known[order]
     frame = {"support": count / np.maximum(n_known, 1), "count": count, "itemset": sets[order]}
@@ -291,7 +293,7 @@ def _make_frame_of_sets(
 
 
 def _make_object_array(values: list[Any]) -> NDArray[Any]:
-    """Return a 1-D array of objects; NumPy alone would make tuples a second axis."""
+    """Return a 1-D array of objects; NumPy alone would turn tuples into a second axis."""
     objects = np.empty(len(values), object)
     objects[:] = values
     return objects

@@ -1,7 +1,7 @@
-"""`association_rules`: all ways to cut frequent itemsets in two, measured at once for each way.
+"""`association_rules`: all ways to split frequent itemsets in two, measured with array code.
 
-Itemsets of one length are arrays of item numbers; a part of a set is found again by a binary search
-over byte keys (`_make_row_keys`), so no loop runs over the sets.
+Itemsets of one length are arrays of item numbers; a subset is found by a binary search over byte
+keys (`_make_row_keys`), so there is no Python loop over the sets.
 """
 
 from __future__ import annotations
@@ -42,47 +42,48 @@ def association_rules(
 ) -> Any:
     """Derive association rules from frequent itemsets.
 
-    Each itemset is cut in two in all ways. Nothing is read but the frame.
+    Each itemset is split in two in all possible ways. No data other than the frame is read.
 
     Parameters
     ----------
     itemsets : pandas.DataFrame
-        As :func:`frequent_itemsets` returns it: columns ``support``, ``count`` and ``itemset``, and
-        with each set all its subsets.
+        The result of :func:`frequent_itemsets`: columns ``support``, ``count`` and ``itemset``,
+        with all subsets of each set.
     metric : str, default="confidence"
-        Measure that a rule is kept by, of those below.
+        Measure by which rules are kept; one of the measures below.
     min_threshold : float, default=0.8
-        Smallest value of it.
+        Smallest value of the measure.
 
     Returns
     -------
     pandas.DataFrame
-        A rule a row, the highest values of `metric` first: ``antecedent`` and ``consequent``
-        (tuples), and, of float64:
+        One rule per row, the highest values of `metric` first: ``antecedent`` and ``consequent``
+        (tuples), and the measures as float64:
 
-        - ``support``: share of the baskets that hold both;
-        - ``confidence``: share of these among the baskets that hold the antecedent;
-        - ``lift``: confidence over the consequent's own support, 1 where the two are independent;
-        - ``leverage``: support less that of independent sets;
-        - ``conviction``: how often the rule would fail of independent sets, over how often it does;
-          infinite for one that never fails;
-        - ``zhangs_metric``: leverage over the most that it could be, from -1 (never together) to 1
-          (always together), 0 of independent sets;
-        - ``jaccard``: share of the baskets that hold both among those that hold either;
-        - ``certainty``: confidence less the consequent's own support, over the share of the baskets
-          without the consequent; 0 where all baskets hold it;
-        - ``kulczynski``: mean of the confidences of the rule and of the rule the other way round;
-        - ``representativity``, of itemsets with `null_values` alone: share of the baskets in which
-          all items of the rule are known. Supports are then those of `itemsets`, and a confidence
-          is the share of the baskets that hold both among those that hold the antecedent and of
-          which the consequent is known.
+        - ``support``: share of the baskets that contain both;
+        - ``confidence``: share of these among the baskets that contain the antecedent;
+        - ``lift``: confidence divided by the consequent's own support; 1 if the two are
+        independent;
+        - ``leverage``: support minus the support expected for independent sets;
+        - ``conviction``: how often the rule would fail for independent sets, divided by how often
+        it fails; infinite if it never fails;
+        - ``zhangs_metric``: leverage divided by its largest possible value, from -1 (never
+        together) to 1 (always together); 0 for independent sets;
+        - ``jaccard``: share of the baskets that contain both among those that contain either;
+        - ``certainty``: confidence minus the consequent's own support, divided by the share of the
+        baskets without the consequent; 0 if all baskets contain it;
+        - ``kulczynski``: mean of the confidences of the rule and of the reversed rule;
+        - ``representativity``, only for itemsets found with `null_values`: share of the baskets in
+        which all items of the rule are known. Supports are then those of `itemsets`, and a
+        confidence is the share of the baskets that contain both among those that contain the
+        antecedent and in which the consequent is known.
 
     Raises
     ------
     InvalidParameterError
-        For another metric, or a threshold that is no number.
+        For another metric, or a threshold that is not a number.
     InvalidDataError
-        `itemsets` is no such frame, or lacks a subset of one of its sets.
+        `itemsets` is not such a frame, or lacks a subset of one of its sets.
 
     See Also
     --------
@@ -113,7 +114,7 @@ def association_rules(
     check_one_of("metric", metric, RULE_METRICS)
     check_number("min_threshold", min_threshold, lambda v: True, "that is finite")
     sets = _ItemsetsByLength(itemsets)
-    # Rules are dropped cut by cut: all rules of long sets at once may not fit in memory.
+    # Filter the rules split by split: all rules of long sets together may not fit in memory.
     kept: list[dict[str, Array]] = []
     for rules in sets.rules():
         chosen = rules[metric] >= min_threshold
@@ -122,13 +123,13 @@ def association_rules(
     if sets.split_counts is not None:
         names.append("representativity")
     columns = {name: np.concatenate([part[name] for part in kept]) for name in names}
-    # Rules of one value stay in the order of the sets, short antecedents first.
+    # Rules with equal values stay in the order of the sets, short antecedents first.
     order = np.argsort(-columns[metric], kind="stable")
     return load_pandas().DataFrame({name: values[order] for name, values in columns.items()})
 
 
 class _ItemsetsByLength:
-    """Itemsets of a frame, by their length.
+    """Itemsets of a frame, grouped by length.
 
     Parameters
     ----------
@@ -140,18 +141,18 @@ class _ItemsetsByLength:
         self.sets = frame["itemset"].to_numpy()
         self.support = frame["support"].to_numpy(np.float64)
         self.count = frame["count"].to_numpy(np.float64)
-        #: Of each set, the baskets of each cut in two (`itemset_cuts`); None where all items are
-        #: known.
+        #: For each set, the number of baskets for each split in two (`itemset_cuts`); None if all
+        #: items are known.
         self.split_counts = self.representativity = None
         if "split_counts" in frame.columns:
             self.split_counts = frame["split_counts"].to_numpy()
             self.representativity = frame["representativity"].to_numpy(np.float64)
-        # Items are numbered in the order in which they are first met.
+        # Items are numbered in the order of their first occurrence.
         lengths = np.fromiter(map(len, self.sets), np.int64, len(self.sets))
         items = chain.from_iterable(self.sets)
         self._number: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
         self._lengths = [int(n) for n in np.unique(lengths)]
-        #: For each length: places in the frame in the order of the keys; and these keys.
+        #: For each length: positions in the frame, sorted by key; and the sorted keys.
         self._at: dict[int, Array] = {}
         self._sorted_keys: dict[int, Array] = {}
         self._codes: dict[int, Array] = {}
@@ -165,13 +166,13 @@ class _ItemsetsByLength:
             self._at[length], self._sorted_keys[length] = at[order], keys[order]
 
     def rules(self) -> Iterator[dict[str, Array]]:
-        """Yield the rules of all sets, one cut of a length at a time; an empty part comes first."""
+        """Yield the rules of all sets, for one length and split at a time; first an empty part."""
         none = np.empty(0, np.int64)
         yield self._measure_rules(none, none, none, (np.empty(0), np.empty(0)))
         for length in self._lengths:
             codes = self._codes[length]
             whole = self._find_places(codes)
-            # Each cut is a choice of positions, the same for all sets of a length.
+            # Each split is a choice of positions, equal for all sets of a length.
             cuts = {cut: number for number, cut in enumerate(itemset_cuts(length))}
             for own, number in cuts.items():
                 rest = tuple(j for j in range(length) if j not in own)
@@ -187,7 +188,7 @@ class _ItemsetsByLength:
     ) -> tuple[Array, Array]:
         """Return the denominators of the confidences of rules, and of the reversed rules.
 
-        They count the baskets that hold a side, and in which the other side is known.
+        They count the baskets that contain one side and in which the other side is known.
         """
         if self.split_counts is None or not len(whole):
             return self.count[sides[0]], self.count[sides[1]]
@@ -195,9 +196,9 @@ class _ItemsetsByLength:
         return counts[:, numbers[0]], counts[:, numbers[1]]
 
     def _find_places(self, codes: Array) -> Array:
-        """Return the places of itemsets in the frame."""
+        """Return the positions of itemsets in the frame."""
         length, wanted = codes.shape[1], _make_row_keys(codes)
-        # Binary search among the sorted keys of this length; a miss is an incomplete frame.
+        # Binary search in the sorted keys of this length; a missing key means an incomplete frame.
         keys = self._sorted_keys.get(length, wanted[:0])
         at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
         known = keys[at] == wanted if len(keys) else np.zeros(len(wanted), bool)
@@ -214,9 +215,9 @@ class _ItemsetsByLength:
     def _measure_rules(
         self, whole: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
     ) -> dict[str, Array]:
-        """Return all measures of rules, by the places of whole sets and both sides in the frame."""
+        """Return all measures of rules, given the positions of sets and of both sides."""
         support, own, other = (self.support[at] for at in (whole, antecedent, consequent))
-        # `own` and `other`: supports of antecedent and consequent.
+        # `own` and `other` are the supports of antecedent and consequent.
         confidence, backwards = (self.count[whole] / base for base in bases)
         leverage = support - own * other
         # The largest leverage that is possible with these supports (Zhang's denominator).
@@ -240,7 +241,7 @@ class _ItemsetsByLength:
 
 
 def _divide_or(above: Array, below: Array, default: float) -> Array:
-    """Return quotients; `default` where the divisor is not above 0."""
+    """Return quotients; `default` if the divisor is not positive."""
     quotients = np.full(len(above), default)
     np.divide(above, below, out=quotients, where=below > 0)
     return quotients
@@ -249,7 +250,8 @@ def _divide_or(above: Array, below: Array, default: float) -> Array:
 def _make_row_keys(codes: Array) -> Array:
     """Return the item numbers of each row as one byte string, independent of their order."""
     ordered = np.ascontiguousarray(np.sort(codes, axis=1).astype(">u4"))
-    # NumPy ignores trailing zero bytes of such strings; all keys have one length, so none is lost.
+    # NumPy ignores trailing zero bytes, but since all keys have the same length, they stay
+    # distinct.
     return ordered.view(f"S{4 * codes.shape[1]}").reshape(-1)
 
 
@@ -261,7 +263,7 @@ def _check_itemsets_frame(frame: Any) -> None:
             f"itemsets is a {type(frame).__name__}. Give the pandas frame that frequent_itemsets "
             "returned."
         )
-    if "representativity" in frame.columns:  # without the other, confidences would be wrong
+    if "representativity" in frame.columns:  # confidences would be wrong without split_counts
         needed = (*needed, "split_counts")
     if missing := [name for name in needed if name not in frame.columns]:
         raise InvalidDataError(
