@@ -1,4 +1,4 @@
-"""Features from text, dicts and namespaces, blockwise and lazily."""
+"""Features from text, dicts and namespaces, computed block by block and lazily."""
 
 from __future__ import annotations
 

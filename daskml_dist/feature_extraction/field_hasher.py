@@ -1,8 +1,8 @@
-"""Hasher of columns of ids and numbers to entries of one matrix of 2**62 virtual columns.
+"""Hasher of columns of ids and numbers to entries of one matrix with 2**62 virtual columns.
 
-Models of clicks (factorization machines, networks over embeddings) make the parameters of an id
-when it first comes. They hash frames of ids themselves; this transformer does so in a step of its
-own, and with further options. How a column is hashed is in `data/field_hashing.py`.
+Click models (factorization machines, networks over embeddings) create the parameters of an id when
+it first occurs. They hash frames of ids themselves; this transformer does it as a separate step,
+with more options. The hashing of a column is in `data/field_hashing.py`.
 """
 
 from __future__ import annotations
@@ -27,60 +27,60 @@ from daskml_dist.parameters.checks import check_columns, check_one_of
 class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
     """Transformer that hashes columns of ids, lists of ids and numbers to sparse rows.
 
-    Each column of a frame is a *field*. An id gives an entry of 1 in the column of its hash, a bag
-    (a list of ids) one for each of its ids, and a number its value in the one column of its field.
-    The result has 2**62 columns and holds nothing but these entries: models that make the
-    parameters of an id when it first comes, such as factorization machines, read it, and no ids
-    need be known before. Nothing is learned but the names and kinds of the fields.
+    Each column of a frame is a *field*. An id becomes an entry of 1 in the column of its hash, a
+    bag (a list of ids) one entry for each of its ids, and a number its value in the single column
+    of its field. The result has 2**62 columns and stores only these entries. Models that create the
+    parameters of an id when it first occurs, such as factorization machines, can read it, and no
+    ids need to be known in advance. Only the names and kinds of the fields are learned.
 
     Parameters
     ----------
     columns : list of str or int, default=None
-        Columns that are the fields, in this order, by name or, of arrays, by place; by default all
-        are. Other columns are not looked at.
+        Columns that are the fields, in this order, by name or, for arrays, by position; by default
+        all columns. Other columns are ignored.
     numeric : "auto" or list of str or int, default="auto"
-        Columns of numbers; all others are of ids. By default those of floats are numbers, and those
-        of integers, booleans, strings, categories, dates and lists are ids.
+        Columns of numbers; all others are columns of ids. By default columns of floats are numbers,
+        and columns of integers, booleans, strings, categories, dates and lists are ids.
     bags : {"mean", "sum"}, default="mean"
-        Values of the ids of a bag: one over their number, or 1. Those of an id that is there
-        several times are added up.
+        Values of the ids of a bag: 1 divided by their number, or 1. The values of repeated ids are
+        added.
     hashing : {"stable", "vowpal"}, default="stable"
-        Hash of an id. "stable": whole numbers are their own, and texts have that of
-        :func:`pandas.util.hash_array`. "vowpal": MurmurHash3 of 32 bits of the id's text, seeded by
-        that of the field's name, as in :class:`NamespaceHasher` and in ``vw --hash all``; slower,
-        and with collisions from some ten thousand ids a field.
+        Hash of an id. "stable": integers are their own hash, and texts have the hash of
+        :func:`pandas.util.hash_array`. "vowpal": MurmurHash3 with 32 bits of the id's text, seeded
+        with the hash of the field's name, as in :class:`NamespaceHasher` and in ``vw --hash all``;
+        slower, and with collisions from about ten thousand ids per field.
     missing : {"error", "own"}, default="error"
-        Treatment of missing values: an error, or an id of their own in their field, which also
-        stands for numbers that are NaN or infinite.
+        Treatment of missing values: an error, or a separate id in their field, which also replaces
+        NaN and infinite numbers.
     dtype : {"float32", "float64"} or dtype, default=float32
         Type of the values.
 
     Attributes
     ----------
     fields_ : list of str or int
-        Names of the fields (places, of arrays). The place in this list is the number of a field.
-    kinds_ : list of str
-        Kind of each field: ``"numeric"``, or what its ids are: ``"integer"``, ``"text"``,
-        ``"date"``, in bags ``"integers"`` or ``"texts"``; ``"float"`` for ids that are whole
-        numbers in a column of floats, and ``"missing"`` where the fit saw none.
+        Names of the fields (positions, for arrays). A field's number is its position in this list.
+        Kind of each field: ``"numeric"``, or the type of its ids: ``"integer"``, ``"text"``,
+        ``"date"``, in bags ``"integers"`` or ``"texts"``; ``"float"`` for ids that are integers in
+        a column of floats, and ``"missing"`` if the fit saw no value.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
 
     See Also
     --------
-    NamespaceHasher : Hashes dicts of namespaces to few columns, with interactions.
+    NamespaceHasher : Hashes dicts of namespaces to a small number of columns, with interactions.
 
     Notes
     -----
-    The entry of an id is in column ``mixed << 8 | field``, where `mixed` are 54 bits: a number of
-    up to 64 bits is folded (``x & (2**54 - 1) ^ x >> 54``) and mixed by a bijection, so that whole
-    numbers below ``2**54 - 1`` never collide with each other in a field, nor with the id of missing
-    values, which is ``2**54 - 1``. A number's field has the id 0. Equal ids have equal hashes in
-    columns of any type: texts in columns of objects, strings, Arrow's strings and categories, whole
-    numbers in columns of integers, floats and objects. Dates have that of their nanoseconds.
+    The entry of an id is in column ``mixed << 8 | field``, where `mixed` has 54 bits: a number of
+    up to 64 bits is folded (``x & (2**54 - 1) ^ x >> 54``) and mixed by a bijection, so that
+    integers below ``2**54 - 1`` never collide with each other in a field, nor with the id of
+    missing values, which is ``2**54 - 1``. The field of a number has the id 0. Equal ids have equal
+    hashes in columns of any type: texts in columns of objects, strings, Arrow strings and
+    categories, integers in columns of integers, floats and objects. A date has the hash of its
+    nanoseconds.
 
-    Of a lazy frame nothing is read, but where its types do not tell the kind of a column (objects,
-    categories that are not known): then one pass finds it.
+    A lazy frame is not read, unless its dtypes do not determine the kind of a column (objects,
+    unknown categories): then one pass finds it.
 
     Examples
     --------
@@ -137,9 +137,9 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         Raises
         ------
         InvalidParameterError
-            A parameter has no meaning, or names a column that is not there.
+            A parameter is invalid, or names a missing column.
         InvalidDataError
-            A column is of mixed types or of none that can be an id, or there are too many.
+            A column has mixed types or a type that cannot be an id, or there are too many columns.
         """
         self._check_parameters()
         X = self._select_columns(as_table(X), InvalidParameterError)
@@ -150,7 +150,7 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Any:
-        """Hash rows; lazily, block by block, where they are a Dask collection.
+        """Hash rows; lazily, block by block, for a Dask collection.
 
         Parameters
         ----------
@@ -166,14 +166,14 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         ------
         InvalidDataError
             Columns are missing, extra, in another order or of another kind than in the fit; ids are
-            negative, missing or of mixed types; numbers are missing or infinite. Of a Dask
-            collection values are looked at when the result is computed.
+            negative, missing or of mixed types; numbers are missing or infinite. For a Dask
+            collection, values are checked when the result is computed.
         """
         check_fitted(self)
         X = self._select_columns(as_table(X, self.n_features_in_), InvalidDataError)
         check_feature_names(self, X, reset=False)
         check_row_shape(find_row_shape(X), (self.n_features_in_,), type(self).__name__)
-        # A frozen copy of what counts, so that a later fit does not change lazy results.
+        # A frozen copy of the settings, so that a later fit does not change lazy results.
         fields = TableFields(
             tuple(self.fields_), tuple(self.kinds_), self.bags, self.hashing, self.missing,
             np.dtype(self.dtype).name,
@@ -181,7 +181,7 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         return fields.hash_rows(X)
 
     def _check_parameters(self) -> None:
-        """Raise for values of parameters that have no meaning."""
+        """Raise for invalid values of parameters."""
         check_one_of("bags", self.bags, ("mean", "sum"))
         check_one_of("hashing", self.hashing, ("stable", "vowpal"))
         check_one_of("missing", self.missing, ("error", "own"))
@@ -195,7 +195,7 @@ class FieldHasher(EstimatorMixin, TransformerMixin, BaseEstimator):
         check_columns("numeric", self.numeric, "auto")
 
     def _select_columns(self, X: Any, error: type[ValueError]) -> Any:
-        """Return X with the columns that are the fields; raise where it has them not."""
+        """Return X with only the columns that are fields; raise if it lacks one."""
         if self.columns is None:
             return X
         wanted = list(self.columns)

@@ -1,9 +1,9 @@
 """Hashers of features: scikit-learn's for Dask collections, and Vowpal Wabbit's namespaces.
 
-The column of a feature is a hash of its name, so that nothing is learned and blocks need not agree.
-Scalar products of hashed rows are in expectation those of the rows, if each feature gets a random
-sign (K. Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009, lemma
-2).
+The column of a feature is a hash of its name, so nothing is learned and blocks need not agree on
+anything. If each feature gets a random sign, scalar products of hashed rows are equal in
+expectation to those of the rows (K. Weinberger et al., "Feature hashing for large scale multitask
+learning", ICML 2009, lemma 2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from daskml_dist.feature_extraction.text import check_no_table_of_items
 class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     """:class:`sklearn.feature_extraction.FeatureHasher` for Dask Bags, Series and Arrays.
 
-    Nothing is read at `fit`. `transform` gives a Dask Array of CSR chunks.
+    Nothing is read in `fit`. `transform` returns a Dask Array of CSR chunks.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False  # older versions of scikit-learn say otherwise
+        tags.requires_fit = False  # True in older versions of scikit-learn
         return tags
 
     def fit(self, X: Any = None, y: Any = None) -> Self:
@@ -73,7 +73,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         return self
 
     def transform(self, raw_X: Any) -> Any:
-        """Hash items; lazily where they are a Dask collection.
+        """Hash items; lazily for a Dask collection.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         return [{"dict": {"a": 1}, "pair": [("a", 1)], "string": ["a"]}[self.input_type]]
 
 
-#: Multiplier of the first hash of a product (MurmurHash2's); odd, so no bit is lost.
+#: Multiplier of the first hash in a product (MurmurHash2's); odd, so no bit is lost.
 _HASH_MULTIPLIER = np.uint32(0x5BD1E995)
 
 #: Hashes of features, and their values.
@@ -105,7 +105,7 @@ Features = tuple[NDArray[np.uint32], NDArray[np.float64]]
 
 
 class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
-    """Hasher of rows in memory, which stands for a class of scikit-learn; see `NamespaceHasher`."""
+    """Hasher of rows in memory, in the role of a scikit-learn class; see `NamespaceHasher`."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
             columns.append(hashes)
             values.append(numbers)
             lengths.append(len(hashes))
-        # All rows at once: signs, columns and the row pointers of a CSR matrix. The empty arrays
-        # give no rows the right dtypes.
+        # Handle all rows together: signs, columns and the row pointers of a CSR matrix. The empty
+        # arrays give the right dtypes if there are no rows.
         hashes = np.concatenate([np.empty(0, np.uint32), *columns])
         numbers = np.concatenate([np.empty(0), *values])
         if self.alternate_sign:
@@ -157,11 +157,11 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
         rows = sparse.csr_array(
             (numbers.astype(self.dtype), at, indptr), shape=(len(lengths), self.n_features)
         )
-        rows.sum_duplicates()  # features that collide are added up
+        rows.sum_duplicates()  # values of features that collide are added
         return rows
 
     def _hash_row(self, row: Any) -> Features:
-        """Return the features of a row: those of its namespaces, then the products."""
+        """Return the features of a row: those of its namespaces, then their products."""
         if not isinstance(row, Mapping):
             raise InvalidDataError(
                 f"A row is a {type(row).__name__}. Pass dicts from namespace to text, tokens or "
@@ -178,23 +178,23 @@ class _NamespaceHasherInMemory(TransformerMixin, BaseEstimator):
 
 
 class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
-    """Transformer that hashes features of namespaces, and their products, to columns.
+    """Transformer that hashes the features of namespaces, and their products, to columns.
 
     Parameters
     ----------
     n_features : int, default=2**18
         Columns of the result.
     interactions : iterable of (str, str), default=()
-        Pairs of namespaces whose features are multiplied, each with each; a namespace with itself
-        gives each unordered pair once. Products are hashed on the fly, without being stored.
+        Pairs of namespaces whose features are multiplied, each with each; a namespace paired with
+        itself gives each unordered pair once. Products are hashed on the fly, without being stored.
     alternate_sign : bool, default=True
-        Give half of the features a negative sign, so that collisions cancel on average.
+        Whether to give half of the features a negative sign, so that collisions cancel on average.
     dtype : dtype, default=float64
 
     Notes
     -----
     A row is a dict from namespace to its features: a text (split at spaces), tokens, or a dict of
-    values. A feature's hash is MurmurHash3 of its name with that of the namespace as seed; a
+    values. A feature's hash is MurmurHash3 of its name, with the hash of the namespace as seed; a
     product's hash is ``hash_a * 0x5bd1e995 + hash_b`` (mod 2**32).
 
     References
@@ -227,7 +227,7 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasherInMemory):
         Raises
         ------
         InvalidParameterError
-            `n_features` or `interactions` have no meaning.
+            `n_features` or `interactions` is invalid.
         """
         check_no_table_of_items(X)
         _NamespaceHasherInMemory.fit(self)
@@ -259,7 +259,7 @@ def _hash_namespace(space: str, features: Any) -> Features:
 
 def _multiply_features(a: Features, b: Features, same: bool) -> Features:
     """Return the hashes and values of the products of two namespaces' features."""
-    # All pairs of features; of a namespace with itself each unordered pair, squares included.
+    # All pairs of features; for a namespace with itself, each unordered pair, including squares.
     first, second = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
     if same:
         first, second = np.triu_indices(len(a[0]))

@@ -1,10 +1,10 @@
 """Vectorizers of texts: terms counted over all documents, or hashed.
 
-A vocabulary needs two numbers of each term, by which rare and frequent terms are left out: the
-documents that hold it (document frequency), and its occurrences. Both are sums over documents, so
-that `VocabularyTransformer` counts them block by block (`TermCounts`) and merges the counts: the
-result is scikit-learn's, term by term. A hashed vectorizer has no vocabulary, and learns nothing.
-Blocks are transformed by scikit-learn's class.
+A vocabulary needs two numbers for each term, by which rare and frequent terms are left out: the
+number of documents that contain it (document frequency), and its number of occurrences. Both are
+sums over documents, so `VocabularyTransformer` counts them block by block (`TermCounts`) and merges
+the counts: the result is exactly that of scikit-learn. A hashing vectorizer has no vocabulary, and
+learns nothing. scikit-learn's class transforms the blocks.
 
 References
 ----------
@@ -44,28 +44,29 @@ from daskml_dist.estimators.transformer import BlockTransformer, append_remedy
 
 
 class DocumentTransformer(BlockTransformer):
-    """Base class of transformers of texts, which refuses documents that are no text."""
+    """Base class of transformers of texts, which refuses documents that are not text."""
 
     _of_rows: ClassVar[bool] = False
     _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
 
     def decode(self, doc: Any) -> Any:
-        """Decode a text as scikit-learn does; None and pandas.NA are missing values too."""
-        # scikit-learn refuses NaN with a message, and would fail on the others anywhere.
+        """Decode a text as in scikit-learn; None and pandas.NA count as missing values too."""
+        # scikit-learn refuses NaN with a clear message, but fails with unclear errors on the
+        # others.
         missing = doc is None or type(doc).__name__ == "NAType"
         return super().decode(np.nan if missing else doc)
 
     def build_preprocessor(self) -> Callable[[Any], str]:
-        """Return scikit-learn's preprocessor of a text, which refuses values that are no text."""
+        """Return scikit-learn's preprocessor of a text, which refuses values that are not text."""
         preprocess: Callable[[Any], str] = super().build_preprocessor()
-        # A preprocessor of the user's takes any object, and so does one that changes nothing:
-        # documents may be lists of tokens then.
+        # A custom preprocessor accepts any object, and so does one that changes nothing: documents
+        # may then be lists of tokens.
         if self.preprocessor is not None or not (self.lowercase or self.strip_accents):
             return preprocess
         return partial(_preprocess_text, preprocess)
 
     def _sample(self, X: Any) -> Any:
-        return ["text"]  # one document, whatever the kind of collection
+        return ["text"]  # one document, for any kind of collection
 
     def fit_transform(self, raw_documents: Any, y: Any = None, **params: Any) -> Any:  # type: ignore[override]
         """Fit to documents, and return them transformed."""
@@ -74,13 +75,13 @@ class DocumentTransformer(BlockTransformer):
 
 
 def check_documents(X: Any) -> None:
-    """Raise if documents are one text or a table."""
+    """Raise if documents are a single text or a table."""
     _check_not_one_text(X)
     _check_not_table(X)
 
 
 def _check_not_one_text(X: Any) -> None:
-    """Raise if documents are one text, whose letters would be read as documents."""
+    """Raise if documents are a single text, whose letters would be read as documents."""
     if isinstance(X, str | bytes):
         raise InvalidDataError(
             "Iterable over raw text documents expected, string object received. Pass a list of "
@@ -121,16 +122,16 @@ def _preprocess_text(preprocess: Callable[[Any], str], document: Any) -> str:
 
 @dataclass
 class TermCounts:
-    """Counts of the terms of some documents, which add up.
+    """Counts of the terms of some documents; counts of several blocks can be added.
 
     Parameters
     ----------
     n_documents : int
     documents : Counter
-        Document frequency: number of documents that hold each term.
+        Document frequency: number of documents that contain each term.
     times : Counter
-        Collection frequency: number of occurrences of each term; empty unless `max_features` ranks
-        terms by it.
+        Collection frequency: number of occurrences of each term; empty unless `max_features` needs
+        it to rank terms.
     """
 
     n_documents: int = 0
@@ -147,11 +148,11 @@ class TermCounts:
 class VocabularyTransformer(DocumentTransformer):
     """Base class of transformers of texts that learn the terms of all documents."""
 
-    #: Whether a given vocabulary is all that a fit learns, so that no document is read.
+    #: Whether a fit with a given vocabulary learns nothing else, so that no document is read.
     _needs_no_counts: ClassVar[bool] = True
 
     def fit(self, raw_documents: Any, y: Any = None) -> Self:
-        """Learn the terms of all documents; of a Dask collection in one pass.
+        """Learn the terms of all documents; for a Dask collection in one pass.
 
         Parameters
         ----------
@@ -165,9 +166,9 @@ class VocabularyTransformer(DocumentTransformer):
         Raises
         ------
         InvalidDataError
-            A document is no text, or there is no term in any.
+            A document is not text, or no document contains a term.
         InvalidParameterError
-            No term is left by `min_df` and `max_df`.
+            No term remains after `min_df` and `max_df`.
         """
         check_documents(raw_documents)
         X = join_delayed(raw_documents, 1)
@@ -209,7 +210,7 @@ class VocabularyTransformer(DocumentTransformer):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        # scikit-learn's private checks, which its own `fit` makes in this order.
+        # scikit-learn's private checks, in the order in which its own `fit` makes them.
         try:
             self._validate_ngram_range()
             self._warn_for_unused_params()
@@ -228,8 +229,8 @@ class VocabularyTransformer(DocumentTransformer):
             )
 
     def _resolve_document_limits(self, n_documents: int) -> tuple[float, float]:
-        """Return the smallest and the largest number of documents that may hold a term."""
-        # A float is a share of all documents, an integer their number.
+        """Return the smallest and the largest number of documents that may contain a term."""
+        # A float is a share of all documents, an integer a number of documents.
         most, least = (
             float(limit) if isinstance(limit, Integral) else limit * n_documents
             for limit in (self.max_df, self.min_df)
@@ -242,7 +243,7 @@ class VocabularyTransformer(DocumentTransformer):
         return least, most
 
     def _select_terms(self, counts: TermCounts) -> list[str]:
-        """Return the sorted terms that neither too few nor too many documents hold."""
+        """Return the sorted terms that occur in neither too few nor too many documents."""
         terms = sorted(counts.documents)
         if not terms:
             raise InvalidDataError(
@@ -255,7 +256,7 @@ class VocabularyTransformer(DocumentTransformer):
         keep = np.flatnonzero((documents >= least) & (documents <= most))
         if self.max_features is not None and len(keep) > self.max_features:
             times = documents if self.binary else _collect_counts(counts.times, terms)
-            # The same (unstable) sort as scikit-learn's, so that ties are broken alike.
+            # The same (unstable) sort as in scikit-learn, so that ties have the same result.
             keep = np.sort(keep[(-times[keep]).argsort()[: self.max_features]])
         if not len(keep):
             raise InvalidParameterError(
@@ -281,18 +282,18 @@ class VocabularyTransformer(DocumentTransformer):
         if not is_dask(X):
             return super().inverse_transform(X)
         self._check_vocabulary_known()
-        # Tasks carry an unfitted copy with the vocabulary, and no attributes beside it.
+        # Tasks carry an unfitted copy with only the vocabulary.
         with_vocabulary = clone(self).set_params(vocabulary=self.vocabulary_)
         terms_of = delayed(with_vocabulary.inverse_transform)
         return db.from_delayed([terms_of(block) for block in X.to_delayed().ravel()])
 
     def _map(self, method: str, X: Any) -> Any:
-        # Documents have one dimension, where `BlockTransformer` takes rows of two.
+        # Documents have one dimension, but `BlockTransformer` expects rows with two.
         self._check_vocabulary_known()
         return super()._map(method, join_delayed(X, 1))
 
     def _check_vocabulary_known(self) -> None:
-        """Raise if the terms are not known yet; a given vocabulary needs no fit."""
+        """Raise if the terms are not known yet; with a given vocabulary no fit is needed."""
         # The check sets `vocabulary_` from the parameter.
         if (
             not hasattr(self, "vocabulary_")
@@ -343,15 +344,15 @@ def _count_terms(
 ) -> TermCounts:
     """Return the counts of the terms that `analyse` finds in documents."""
     counts = TermCounts(len(documents))
-    # Occurrences are needed to rank terms for `max_features`, and only if they are not binary.
+    # Occurrences are only needed to rank terms for `max_features`, if counts are not binary.
     counts_occurrences = vectorizer.max_features is not None and not vectorizer.binary
     for document in documents:
         terms = analyse(document)
         if counts_occurrences:
-            terms = list(terms)  # an analyzer of the user's may return a generator
+            terms = list(terms)  # a custom analyzer may return a generator
             counts.times.update(terms)
         counts.documents.update(set(terms))
-    # Of a given vocabulary, other terms would only be sent to the client.
+    # With a given vocabulary, other terms would be sent to the client in vain.
     if vectorizer.fixed_vocabulary_:
         known = vectorizer.vocabulary_
         counts.documents = Counter({t: n for t, n in counts.documents.items() if t in known})
@@ -369,11 +370,11 @@ def _add_counts(parts: list[TermCounts]) -> TermCounts:
 class CountVectorizer(VocabularyTransformer, text.CountVectorizer):
     """:class:`sklearn.feature_extraction.text.CountVectorizer` for Dask Bags, Series and Arrays.
 
-    The terms are those of all documents, counted block by block and merged: exact. `transform`
-    gives a Dask Array of CSR chunks. Parameters are those of scikit-learn; `max_df` and `min_df`
-    as shares are of all documents, and `max_features` keeps the terms that occur most often in
-    them. All terms are gathered in the client: for tens of millions of them (long n-grams) use
-    :class:`~daskml_dist.feature_extraction.HashingVectorizer`.
+    The terms of all documents are counted block by block and merged; the result is exact.
+    `transform` returns a Dask Array of CSR chunks. Parameters are those of scikit-learn; if
+    `max_df` and `min_df` are shares, they refer to all documents, and `max_features` keeps the most
+    frequent terms of all documents. All terms are gathered in the client: for tens of millions of
+    terms (long n-grams) use :class:`~daskml_dist.feature_extraction.HashingVectorizer`.
 
     Attributes
     ----------
@@ -398,8 +399,8 @@ class CountVectorizer(VocabularyTransformer, text.CountVectorizer):
 class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
     """:class:`sklearn.feature_extraction.text.HashingVectorizer` for Dask Bags, Series and Arrays.
 
-    Nothing is read at `fit`. `transform` gives a Dask Array of CSR chunks. Parameters are those of
-    scikit-learn.
+    Nothing is read in `fit`. `transform` returns a Dask Array of CSR chunks. Parameters are those
+    of scikit-learn.
 
     References
     ----------
@@ -414,7 +415,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False  # older versions of scikit-learn say otherwise
+        tags.requires_fit = False  # True in older versions of scikit-learn
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -429,7 +430,7 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
         self
         """
         check_documents(X)
-        # scikit-learn's fit checks the parameters alone, but takes no lazy documents.
+        # scikit-learn's fit only checks the parameters, but does not accept lazy documents.
         text.HashingVectorizer.fit(self, ["text"] if is_dask(X) else X)
         return self
 
@@ -461,7 +462,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
     Attributes
     ----------
     idf_ : ndarray of shape (n_features,)
-        With `use_idf`.
+        Only with `use_idf`.
     n_features_in_ : int
 
     Examples
@@ -482,7 +483,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
         ----------
         X : CSR matrix, array or dask Array of shape (n_documents, n_terms)
         copy : bool, default=True
-            Whether counts in memory are left as they are; those of Dask Arrays always are.
+            Whether counts in memory are left unchanged; those of Dask Arrays always are.
 
         Returns
         -------
@@ -491,7 +492,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
         return self._transformed(X, copy=copy)
 
     def _summarise(self, X: Any, sample_weight: Any) -> Any:
-        """Return the documents that hold each term, the number of documents, and the dtype."""
+        """Return the document frequency of each term, the number of documents, and the dtype."""
         rows = as_rows(X)
         if not hasattr(rows, "indices"):
             return (rows != 0).sum(axis=0), len(rows), rows.dtype
@@ -503,7 +504,7 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
 
     def _finish(self, summary: Any) -> None:
         documents, n, dtype = summary
-        self.__dict__.pop("idf_", None)  # scikit-learn would apply the one of an earlier fit
+        self.__dict__.pop("idf_", None)  # scikit-learn would use that of an earlier fit
         if self.use_idf:
             self.idf_ = _compute_idf(documents, n, self.smooth_idf, dtype)
 
@@ -511,9 +512,9 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
 def _compute_idf(
     documents: NDArray[np.integer[Any]], n: int, smooth: bool, dtype: Any
 ) -> NDArray[np.floating[Any]]:
-    """Return the logarithms of n documents over those that hold each term, plus 1."""
-    # scikit-learn's variant: `smooth` adds a document with every term, so that no divisor is 0, and
-    # with the 1 a term that all documents hold keeps a weight.
+    """Return log(number of documents / number that contain the term), plus 1, for each term."""
+    # scikit-learn's variant: `smooth` adds a document with every term, so that no divisor is 0;
+    # because of the 1, a term that all documents contain keeps a weight.
     extra = int(smooth)
     with np.errstate(divide="ignore"):
         idf = np.log((n + extra) / (documents.astype(dtype) + extra)) + 1.0
@@ -532,7 +533,7 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
     vocabulary_ : dict from str to int
         Column of each term; terms are sorted.
     idf_ : ndarray of shape (n_terms,)
-        With `use_idf`.
+        Only with `use_idf`.
     fixed_vocabulary_ : bool
         Whether the vocabulary was given.
 
@@ -555,7 +556,8 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
 
     def _set_vocabulary(self, terms: list[str], counts: TermCounts) -> None:
         super()._set_vocabulary(terms, counts)
-        # scikit-learn's `transform` weighs by this transformer, which its own `fit` would fit.
+        # scikit-learn's `transform` weights terms with this transformer, which its own `fit` would
+        # fit.
         self._tfidf = text.TfidfTransformer(
             norm=self.norm,
             use_idf=self.use_idf,
@@ -564,7 +566,7 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
         )
         self._tfidf.n_features_in_ = len(terms)
         if self.use_idf:
-            # As in scikit-learn: the dtype of the counts if it is a float.
+            # As in scikit-learn: the dtype of the counts if it is a float type.
             dtype = self.dtype if self.dtype in text.FLOAT_DTYPES else float
             documents = _collect_counts(counts.documents, terms)
             self._tfidf.idf_ = _compute_idf(documents, counts.n_documents, self.smooth_idf, dtype)
