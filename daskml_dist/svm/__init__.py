@@ -1,4 +1,4 @@
-"""Linear support vector machines, by the names of scikit-learn."""
+"""Linear support vector machines, under scikit-learn's names."""
 
 from daskml_dist.svm._liblinear import LinearSVC, LinearSVR
 

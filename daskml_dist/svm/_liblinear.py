@@ -1,10 +1,10 @@
 """`LinearSVC` and `LinearSVR`: linear support vector machines with scikit-learn's parameters.
 
-The objectives are liblinear's (R.-E. Fan et al., "LIBLINEAR: a library for large linear
-classification", 2008), solved in the primal: squared losses are differentiable, so that L-BFGS
-takes them; the epsilon-insensitive loss is smoothed, ever less (O. Chapelle, "Training a support
-vector machine in the primal", 2007). The optimum is unique under the l2 penalty, so that it does
-not matter that liblinear finds it by the dual.
+The objectives are those of liblinear (R.-E. Fan et al., "LIBLINEAR: a library for large linear
+classification", 2008), solved in the primal: squared losses are differentiable, so L-BFGS can
+minimise them; the epsilon-insensitive loss is smoothed, by less and less (O. Chapelle, "Training a
+support vector machine in the primal", 2007). The optimum is unique under the l2 penalty, so the
+result equals that of liblinear, which solves the dual.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _REGRESSION_LOSSES: dict[Any, type[EpsilonInsensitive]] = {
 class BaseLinearSVM(BaseRounds):
     """Base class of estimators with the objective ``C * sum(losses)`` plus a penalty.
 
-    As in liblinear, the penalty holds the intercept too.
+    As in liblinear, the penalty includes the intercept.
 
     Parameters
     ----------
     dual : "auto" or bool, default="auto"
-        Accepted for scikit-learn's interface, without effect: both problems have one solution.
+        Accepted for scikit-learn's interface, without effect: both problems have the same solution.
     tol : float, default=1e-4
         Largest component of the gradient of the mean objective at which the solver stops.
     C : float, default=1.0
         Inverse strength of the penalty.
     fit_intercept : bool, default=True
     intercept_scaling : float, default=1.0
-        The intercept is penalised as the coefficient of a feature with this value in each row: the
-        larger, the less.
+        The intercept is penalised like the coefficient of a feature with this value in each row:
+        the larger this value, the smaller the penalty.
     random_state : object, default=None
-        Accepted for scikit-learn's interface, without effect: nothing here is random.
+        Accepted for scikit-learn's interface, without effect: there is no randomness.
     max_iter : int, default=1000
-        Most iterations of the solver.
+        Largest number of iterations of the solver.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class BaseLinearSVM(BaseRounds):
     intercept_scaling: float
 
     def _check_liblinear(self) -> None:
-        """Check the parameters that both estimators have."""
+        """Check the parameters that both estimators share."""
         for name in ("C", "tol", "intercept_scaling"):
             check_number(name, getattr(self, name), lambda value: value > 0, "> 0")
         check_count("max_iter", self.max_iter)
@@ -84,29 +84,29 @@ class BaseLinearSVM(BaseRounds):
 
     def _make_penalty(self, rows: DatasetInfo, name: str) -> Penalty:
         """Return the penalty of the mean objective, "l1" or "l2"."""
-        # C multiplies the sum of the losses: over C and the weight of the rows, the objective has
-        # their mean, and the penalty this strength.
+        # C multiplies the sum of the losses. Divided by C and by the weight of the rows, the
+        # objective contains the mean loss, and the penalty has this strength.
         strength = 1.0 / (float(self.C) * rows.weight_sum)
         l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)
         return Penalty(l1, l2, float(self.intercept_scaling))
 
 
 class LinearSVC(LinearClassifier, BaseLinearSVM):
-    """Linear support vector machine with the squared hinge loss, to the optimum, by L-BFGS.
+    """Linear support vector machine with the squared hinge loss, solved to the optimum by L-BFGS.
 
-    The objective is liblinear's: ``C * sum(max(0, 1 - y * raw) ** 2)`` plus half the squared norm
-    (l2) or the absolute sum (l1) of the coefficients *and* of ``intercept / intercept_scaling``.
-    More than two classes are fitted one against the rest, all at once.
+    The objective is that of liblinear: ``C * sum(max(0, 1 - y * raw) ** 2)`` plus half the squared
+    norm (l2) or the absolute sum (l1) of the coefficients *and* of ``intercept /
+    intercept_scaling``. More than two classes are fitted one against the rest, all together.
 
     Parameters
     ----------
     penalty : {"l2", "l1"}, default="l2"
     loss : {"squared_hinge"}, default="squared_hinge"
-        ``"hinge"`` is refused: :class:`~daskml_dist.linear_model.SGDClassifier` has it.
+        ``"hinge"`` is refused: use :class:`~daskml_dist.linear_model.SGDClassifier` for it.
     multi_class : {"ovr"}, default="ovr"
     class_weight : dict, "balanced" or None, default=None
-        A row has the weight of its class in the problems of all classes (liblinear: in that of
-        its own class alone, where there are more than two).
+        A row has the weight of its class in the problems of all classes (in liblinear, with more
+        than two classes, only in the problem of its own class).
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
             )
         if self.penalty not in ("l1", "l2"):
             raise InvalidParameterError(f"penalty={self.penalty!r}: use one of ['l1', 'l2'].")
-        # liblinear's other choice, Crammer and Singer's, is one problem over all classes.
+        # liblinear's alternative (Crammer and Singer) is one problem over all classes.
         if self.multi_class != "ovr":
             raise InvalidParameterError(
                 f'multi_class={self.multi_class!r}: use "ovr", or LogisticRegression for one '
@@ -192,25 +192,25 @@ class LinearSVC(LinearClassifier, BaseLinearSVM):
 
 
 class LinearSVR(LinearRegressor, BaseLinearSVM):
-    """Linear support vector regression, to the optimum.
+    """Linear support vector regression, solved to the optimum.
 
-    The objective is liblinear's: ``C * sum(max(0, |raw - y| - epsilon))``, or of its square, plus
-    half the squared norm of the coefficients *and* of ``intercept / intercept_scaling``. The
-    squared loss is solved by L-BFGS. The other one has kinks: it is solved by Newton steps on
-    rounded losses, to about 1e-5 of the targets' standard deviation, and for up to 16,384
-    features; for more, take the squared loss or
+    The objective is that of liblinear: ``C * sum(max(0, |raw - y| - epsilon))``, or the sum of the
+    squares, plus half the squared norm of the coefficients *and* of ``intercept /
+    intercept_scaling``. The squared loss is solved by L-BFGS. The other loss has kinks: it is
+    solved by Newton steps on smoothed losses, with an accuracy of about 1e-5 of the targets'
+    standard deviation, for up to 16,384 features; for more features use the squared loss or
     :class:`~daskml_dist.linear_model.SGDRegressor`.
 
     Parameters
     ----------
     epsilon : float, default=0.0
-        Residuals up to this cost nothing; in the unit of the target.
+        Residuals up to this have no loss; in the unit of the target.
     loss : {"epsilon_insensitive", "squared_epsilon_insensitive"}, default="epsilon_insensitive"
 
     Attributes
     ----------
     coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
-        Each target is fitted as if it were alone.
+        Each target is fitted independently.
     intercept_ : ndarray of shape (1,) or (n_targets,)
 
     Examples
@@ -267,7 +267,7 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         check_number("epsilon", self.epsilon)
 
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
-        # Solvers of several targets run in lock step, so that they share passes over the rows.
+        # The solvers of several targets run in lock-step, so that they share passes over the rows.
         summary = rows.summary
         problems = [self._problem_of_target(rows, target) for target in summary.of_each_target]
         return combine_target_problems(problems, summary.n_targets)
@@ -279,7 +279,7 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
         penalty = self._make_penalty(rows, "l2")
         model = LinearModel(self._loss(), summary.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)
-        # A loss with kinks has no gradient at its optimum, by which L-BFGS could stop.
+        # A loss with kinks has no gradient at its optimum, so L-BFGS could not detect convergence.
         if self.loss == "epsilon_insensitive":
             return model, TubeNewton(penalty, *limits, float(self.epsilon), summary.target_spread)
         return model, get_solver("lbfgs")(penalty, *limits)
