@@ -1,9 +1,9 @@
-"""`Categorizer` and `DummyEncoder`: transformers from frames to frames, after dask-ml.
+"""`Categorizer` and `DummyEncoder`: transformers from frames to frames, as in dask-ml.
 
-The partitions of a lazy frame must agree on the categories of a column, or its dummy columns would
-differ from partition to partition. `Categorizer` finds them in one pass and declares them;
-`DummyEncoder` then knows its columns before any row is read. Both keep the categories as plain
-values and apply a function of pandas to each block (`_FrameTransformer`).
+The partitions of a lazy frame must agree on the categories of a column; otherwise its dummy columns
+would differ between partitions. `Categorizer` finds the categories in one pass and declares them;
+`DummyEncoder` then knows its columns before any row is read. Both store the categories as plain
+values and apply a pandas function to each block (`_FrameTransformer`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn the categories of the columns; in one pass over a Dask DataFrame.
+        """Learn the categories of the columns; for a Dask DataFrame in one pass.
 
         Parameters
         ----------
@@ -45,12 +45,12 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         Raises
         ------
         InvalidDataError
-            `X` is no frame, or lacks a column.
+            `X` is not a frame, or lacks a column.
         """
         raise NotImplementedError
 
     def transform(self, X: Any) -> Any:
-        """Transform a frame with the columns of the fit; lazily where it is lazy.
+        """Transform a frame with the columns of the fit; lazily if it is lazy.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         Raises
         ------
         InvalidDataError
-            `X` is no frame, or has other columns than that of the fit.
+            `X` is not a frame, or its columns differ from those of the fit.
         """
         check_fitted(self)
         return self._map(self._transform, X, self.feature_names_in_)
@@ -74,7 +74,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         return np.asarray(self._list_columns_out(), object)
 
     feature_names_in_: NDArray[Any]
-    #: For each column of categories: their values, the dtype, and whether they are ordered.
+    #: For each column with categories: their values, the dtype, and whether they are ordered.
     _kept: dict[str, tuple[list[Any], str, bool]]
 
     def _transform(self, X: Any) -> Any:
@@ -86,7 +86,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         raise NotImplementedError
 
     def _keep_categories(self, dtypes: dict[str, Any]) -> None:
-        """Keep categories as plain values, which model files can hold without pandas."""
+        """Store categories as plain values, which model files can hold without pandas."""
         self._kept = {
             name: (
                 np.asarray(dtype.categories, object).tolist(),
@@ -97,7 +97,7 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         }
 
     def _restore_dtypes(self) -> dict[str, Any]:
-        """Return the kept categories as dtypes of pandas."""
+        """Return the stored categories as pandas dtypes."""
         pandas = load_pandas()
         if "_kept" not in vars(self):
             raise make_not_fitted_error(self)
@@ -107,11 +107,11 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
         }
 
     def _remember_columns(self, X: Any) -> Any:
-        """Check that X is a frame, and keep its columns; return a frame in memory of its dtypes."""
+        """Check that X is a frame and store its columns; return a frame in memory of its dtypes."""
         _check_frame(X)
         self.feature_names_in_ = np.asarray(list(X.columns), object)
         self.n_features_in_ = len(self.feature_names_in_)
-        # Dask's frame without rows has the dtypes, and known categories.
+        # Dask's frame without rows has the dtypes and the known categories.
         return X._meta if is_dask_frame(X) else X
 
     def _map(self, function: Any, X: Any, names: NDArray[Any]) -> Any:
@@ -130,29 +130,29 @@ class _FrameTransformer(EstimatorMixin, LazyTransformerMixin, BaseEstimator):
 class Categorizer(_FrameTransformer):
     """Transformer that converts columns to categoricals with the same categories in every block.
 
-    The next step then knows all values of a column, whatever values a block has: `DummyEncoder`,
+    The next step then knows all values of a column, even those that a block lacks: `DummyEncoder`,
     :class:`daskml_dist.preprocessing.OrdinalEncoder`, ``HistGradientBoostingClassifier``.
 
     Parameters
     ----------
     categories : dict of str to pandas.CategoricalDtype, default=None
-        Categories of columns that are known; of the others they are found, sorted.
+        Known categories of columns; for other columns they are found, and sorted.
     columns : list of str, default=None
-        Columns to convert; by default those of strings, of objects and of categories.
+        Columns to convert; by default columns of strings, of objects and of categories.
 
     Attributes
     ----------
     columns_ : list of str
         Columns that are converted.
     categories_ : dict of str to pandas.CategoricalDtype
-        Categories of each.
+        Categories of each converted column.
     n_features_in_ : int
     feature_names_in_ : ndarray of object of shape (n_columns,)
 
     Notes
     -----
     Names and meaning are those of ``dask_ml.preprocessing.Categorizer``. A value that the fit has
-    not seen becomes a missing one.
+    not seen becomes missing.
 
     Examples
     --------
@@ -185,9 +185,9 @@ class Categorizer(_FrameTransformer):
         Raises
         ------
         InvalidParameterError
-            `categories` holds something else than a ``CategoricalDtype``.
+            A value of `categories` is not a ``CategoricalDtype``.
         InvalidDataError
-            `X` is no frame, or lacks a column.
+            `X` is not a frame, or lacks a column.
         """
         frame, pandas = self._remember_columns(X), load_pandas()
         dtypes = dict(self.categories or {})
@@ -202,7 +202,7 @@ class Categorizer(_FrameTransformer):
             # The categories of a lazy frame may be unknown until it is read.
             if isinstance(dtype, pandas.CategoricalDtype) and _has_known_categories(X, name):
                 dtypes.setdefault(name, dtype)
-        # One pass finds the values of all columns whose categories are not known.
+        # One pass finds the values of all columns with unknown categories.
         unknown = [name for name in self.columns_ if name not in dtypes]
         if unknown:
             rows = as_collection(X[unknown], None, None, numeric=False)
@@ -229,13 +229,13 @@ class Categorizer(_FrameTransformer):
 class DummyEncoder(_FrameTransformer):
     """Transformer that replaces each categorical column by one column per category.
 
-    Where :class:`OneHotEncoder` makes a matrix, this makes a frame, with names such as
-    ``job_nurse`` beside the other columns; `inverse_transform` undoes it.
+    :class:`OneHotEncoder` returns a matrix; this transformer returns a frame, with names such as
+    ``job_nurse`` beside the other columns. `inverse_transform` reverses it.
 
     Parameters
     ----------
     columns : list of str, default=None
-        Columns to encode; by default all of categories.
+        Columns to encode; by default all columns of categories.
     drop_first : bool, default=False
         Whether to leave out the first category of each column.
 
@@ -244,9 +244,9 @@ class DummyEncoder(_FrameTransformer):
     columns_ : ndarray of object
         Columns of the fit.
     categorical_columns_, non_categorical_columns_ : list of str
-        Columns that are encoded, and the others.
+        Encoded columns, and the others.
     transformed_columns_ : ndarray of object
-        Columns of the result: the others first, then those of each encoded column.
+        Columns of the result: first the others, then those of each encoded column.
     dtypes_ : dict of str to pandas.CategoricalDtype
         Categories of each encoded column.
     n_features_in_ : int
@@ -277,7 +277,7 @@ class DummyEncoder(_FrameTransformer):
         self.drop_first = drop_first
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Keep the categories of the columns; nothing is read of a Dask DataFrame.
+        """Store the categories of the columns; a Dask DataFrame is not read.
 
         Parameters
         ----------
@@ -291,9 +291,9 @@ class DummyEncoder(_FrameTransformer):
         Raises
         ------
         InvalidDataError
-            `X` is no frame, or a column has no categories that are known.
+            `X` is not a frame, or the categories of a column are not known.
         """
-        # Categories of a lazy frame that are known lie in its metadata: nothing is computed.
+        # Known categories of a lazy frame are in its metadata: nothing is computed.
         frame, pandas = self._remember_columns(X), load_pandas()
         chosen = _select_columns(frame, self.columns, of_texts=False)
         for name in chosen:
@@ -317,7 +317,7 @@ class DummyEncoder(_FrameTransformer):
         return self._restore_dtypes()
 
     def inverse_transform(self, X: Any) -> Any:
-        """Turn the columns of categories back into one column each.
+        """Convert the dummy columns back into one column per encoded column.
 
         Parameters
         ----------
@@ -327,7 +327,7 @@ class DummyEncoder(_FrameTransformer):
         Returns
         -------
         pandas.DataFrame or dask DataFrame
-            With the columns of the fit. Without `drop_first`, a row that has no category of a
+            With the columns of the fit. Without `drop_first`, a row without any category of a
             column has a missing value there.
 
         Raises
@@ -340,7 +340,7 @@ class DummyEncoder(_FrameTransformer):
 
     def _transform(self, X: Any) -> Any:
         pandas = load_pandas()
-        # Other categories would make other columns, without an error.
+        # Other categories would give other columns, without an error.
         for name, dtype in self.dtypes_.items():
             if X[name].dtype != dtype:
                 raise InvalidDataError(
@@ -358,7 +358,7 @@ class DummyEncoder(_FrameTransformer):
             width = len(dtype.categories) - self.drop_first
             block = X.iloc[:, first : first + width].to_numpy(bool)
             # -1 is pandas' code of a missing value; with a dropped first category, a row without
-            # any other has that one.
+            # any other category has the dropped one.
             codes = np.where(block.any(axis=1), block.argmax(axis=1) if width else 0, -1)
             codes = codes + self.drop_first
             values = pandas.Categorical.from_codes(codes, dtype=dtype)
@@ -383,9 +383,9 @@ def _check_frame(X: Any) -> None:
 
 
 def _select_columns(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
-    """Return the columns that are named, by default those of categories, and `of_texts`.
+    """Return the named columns; by default those of categories and, if `of_texts`, of texts.
 
-    Texts are in columns of strings or objects.
+    Columns of texts have strings or objects.
     """
     if columns is None:
         pandas = load_pandas()
@@ -421,17 +421,17 @@ def _make_dtype(name: str, values: set[Any]) -> Any:
 
 
 def _find_block_values(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]]:
-    """Return the values that each column has, without missing ones."""
+    """Return the values in each column of a block, without missing ones."""
     return [set(X[name].dropna().unique().tolist()) for name in X.columns]
 
 
 def _join_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
-    """Return the values of each column in all blocks."""
+    """Return the values in each column over all blocks."""
     return [set().union(*each) for each in zip(*parts, strict=True)]
 
 
 def _convert_column(column: Any, dtype: Any) -> Any:
-    """Return a column with the categories of a dtype; other values are missing."""
+    """Return a column with the categories of a dtype; other values become missing."""
     pandas = load_pandas()
     codes = dtype.categories.get_indexer(column)  # -1, the code of a missing value, if unknown
     return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype), index=column.index)

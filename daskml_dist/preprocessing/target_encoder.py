@@ -1,13 +1,14 @@
-"""`TargetEncoder`: categories encoded by means of the target, from sums that add up over blocks.
+"""`TargetEncoder`: categories encoded by the mean target, from sums that add over blocks.
 
 1. `_sum_block` sums the target by category in a block: counts of labels, or moments of numbers.
 2. `_merge_sums` merges the sums of blocks or folds (moments by the pairwise update of T. Chan, G.
    Golub and R. LeVeque 1983).
-3. `_shrink_means` shrinks the mean of each category towards that of all rows, the more the fewer
-   rows it has (D. Micci-Barreca 2001): the empirical Bayes estimate of a normal mean.
+3. `_shrink_means` shrinks the mean of each category towards that of all rows, more strongly if it
+has few rows (D. Micci-Barreca 2001): the empirical Bayes estimate of a normal mean.
 
-`fit_transform` fits across folds, as a category's mean would else tell a row its own target: the
-sums of each fold are kept apart, and its rows are encoded by those of the other folds.
+`fit_transform` fits across folds, since the mean of a category would otherwise leak a row's own
+target: the sums of each fold are kept separately, and its rows are encoded with those of the other
+folds.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class TargetSums:
     categories : list of ndarray
         Sorted categories of each column.
     labels : ndarray or None
-        Sorted labels that are counted; None: y is numbers, of which moments are kept.
+        Sorted labels that are counted; None: y is numeric, and moments are kept.
     tables : list of ndarray of float64
-        For each column counts of shape (n_categories, n_labels), or moments (count, mean and sum of
-        squared deviations) of shape (n_categories, 3).
+        For each column, counts of shape (n_categories, n_labels), or moments (count, mean and sum
+        of squared deviations) of shape (n_categories, 3).
     total : ndarray of float64
-        A table with one row, of all rows.
+        A table with one row, for all rows.
     """
 
     categories: list[NDArray[Any]]
@@ -68,11 +69,11 @@ class TargetSums:
 
 def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> TargetSums:
     """Return the sums of a block's rows."""
-    # Only the distinct values of each column are looked up; `places` leads back to the rows.
+    # Only the distinct values of each column are looked up; `places` maps the rows to them.
     distinct, places = find_distinct_rows(X)
     found, codes = number_categories(convert_missing_to_nan(distinct), categories)
-    # Counts by label keep both ways open: whole numbers may be classes or amounts, which only all
-    # blocks together tell.
+    # Keep counts by label if possible: whether integers are classes or amounts can only be decided
+    # from all blocks together.
     labels: NDArray[Any] | None = None
     if _is_counted(target_type, y):
         labels, numbers = count_whole_numbers(y) or np.unique(y, return_inverse=True)
@@ -83,7 +84,7 @@ def _sum_block(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> Ta
         code = codes[places[j], j]
         if code.min() >= 0:
             tables.append(_sum_by_category(code, numbers, len(own), labels))
-        else:  # values that are not among given categories count in the total alone
+        else:  # values outside the given categories count only in the total
             known = code >= 0
             tables.append(_sum_by_category(code[known], numbers[known], len(own), labels))
     total = _sum_by_category(np.zeros(len(y), dtype=np.int64), numbers, 1, labels)
@@ -95,28 +96,29 @@ def _sum_by_category(
 ) -> NDArray[np.float64]:
     """Return the table of n categories: counts of `y`, indices of labels, or moments of `y`."""
     if labels is not None:
-        # Category and label as one number: one count gives the whole table.
+        # Combine category and label into one number: a single count gives the whole table.
         counts = np.bincount(code * len(labels) + y, minlength=n * len(labels))
         return counts.reshape(n, len(labels)).astype(np.float64)
-    # Deviations from the mean in a second step: sums of squares would lose digits of a large mean.
+    # Deviations from the mean in a second step: sums of squares would lose digits if the mean is
+    # large.
     count = np.bincount(code, minlength=n)
     mean = np.bincount(code, y, minlength=n) / np.maximum(count, 1)
     return np.column_stack([count, mean, np.bincount(code, (y - mean[code]) ** 2, minlength=n)])
 
 
 def _is_counted(target_type: str, y: NDArray[Any]) -> bool:
-    """Return whether labels are counted: unless y is continuous, as far as a block tells."""
+    """Return whether labels are counted: unless y is continuous, as far as one block shows."""
     if target_type != "auto":
         return target_type != "continuous"
     return bool(y.dtype.kind not in "fc" or not (y % 1).any())
 
 
 def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
-    """Return the sums of all parts that have rows; None where none has."""
+    """Return the sums of all parts that have rows; None if there are none."""
     filled = [part for part in parts if part is not None]
     if len(filled) < 2:
         return filled[0] if filled else None
-    # One part with fractions decides that the target is continuous everywhere.
+    # If one part has fractions, the target is continuous everywhere.
     labels: NDArray[Any] | None = None
     counted = [part.labels for part in filled if part.labels is not None]
     if len(counted) < len(filled):
@@ -138,7 +140,7 @@ def _merge_sums(parts: list[TargetSums | None]) -> TargetSums | None:
 
 
 def _convert_to_moments(part: TargetSums) -> TargetSums:
-    """Convert counts of labels to moments: another block has numbers that are no labels."""
+    """Convert counts of labels to moments, because another block has numbers that are no labels."""
     if part.labels is None:
         return part
     y = part.labels.astype(float)
@@ -153,7 +155,7 @@ def _convert_to_moments(part: TargetSums) -> TargetSums:
 
 
 def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
-    """Merge the tables of parts, given as rows of the whole, own labels, and table of each."""
+    """Merge the tables of parts; each is given as rows of the union, labels, and table."""
     if labels is not None:
         whole = np.zeros((n, len(labels)))
         for at, own, table in parts:
@@ -171,12 +173,12 @@ def _join_tables(parts: list[Any], n: int, labels: Any) -> NDArray[np.float64]:
 
 
 def _find_places(union: NDArray[Any], some: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the positions of some categories among all."""
+    """Return the positions of some categories among all categories."""
     return number_categories(some.astype(union.dtype)[:, None], [union])[1][:, 0]
 
 
-#: Number of whole-numbered classes above which they are probably amounts, and a warning is given:
-#: each class becomes a column for each feature.
+#: Number of integer classes above which they are probably amounts, and a warning is given: each
+#: class becomes a column for each feature.
 _SUSPICIOUS_N_CLASSES = 50
 
 
@@ -184,9 +186,10 @@ _SUSPICIOUS_N_CLASSES = 50
 class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
     """:class:`sklearn.preprocessing.TargetEncoder` for Dask collections.
 
-    The encodings of `fit` are scikit-learn's. `fit_transform` encodes the rows of each fold by the
-    other folds as there, but the folds of a Dask collection are drawn from `random_state` and the
-    number of the block, so its result is not scikit-learn's to the digit.
+    The encodings of `fit` are those of scikit-learn. `fit_transform` encodes the rows of each fold
+    with the other folds, as in scikit-learn, but draws the folds of a Dask collection from
+    `random_state` and the number of the block, so its result is not digit for digit that of
+    scikit-learn.
 
     Parameters
     ----------
@@ -194,9 +197,9 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
     target_type : {"auto", "continuous", "binary", "multiclass"}, default="auto"
     smooth : "auto" or float, default="auto"
     cv : int, default=5
-        Folds of `fit_transform`.
+        Number of folds in `fit_transform`.
     shuffle : bool, default=True
-        For rows in memory.
+        Only for rows in memory.
     random_state : int, RandomState or None, default=None
 
     Attributes
@@ -256,7 +259,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         yield from self._fit_folds(X, y, n_folds=1)
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
-        """Fit, and encode each fold by the others.
+        """Fit, and encode each fold with the other folds.
 
         Parameters
         ----------
@@ -265,12 +268,12 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         Returns
         -------
         ndarray or dask Array of shape (n_rows, n_features * n_outputs)
-            Of a Dask collection always an Array, whatever `set_output` says.
+            For a Dask collection always an Array, whatever `set_output` requests.
 
         Raises
         ------
         InvalidDataError
-            As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
+            As in :meth:`fit`; also if `X` comes from a shuffle, with another order at each reading.
         """
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
@@ -301,10 +304,10 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         return map_pieces(apply, encoders, X, np.empty((0, width)))
 
     def _fit_folds(self, X: Any, y: Any, n_folds: int) -> PassGenerator[tuple[int, list[Any]]]:
-        """Fit to all rows; return the seed that folds are drawn by, and the sums of each fold."""
+        """Fit to all rows; return the seed that folds are drawn with, and the sums of each fold."""
         self._check_parameters()
         _check_target_given(y)
-        # In newer versions of scikit-learn random_state is by default a string, without a seed.
+        # In newer versions of scikit-learn random_state is a string by default, without a seed.
         given = 0 if isinstance(self.random_state, str) else self.random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
         collection = as_collection(*take_named_columns(X, y, None), numeric=False)
@@ -321,7 +324,8 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         return seed, folds
 
     def _rows_and_target(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return rows in memory and a target of a dtype that scikit-learn's compiled sums take."""
+        """Return rows in memory and a target of a dtype that scikit-learn's compiled sums
+        accept."""
         _check_target_given(y)
         target = as_column(y, name="y")
         wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
@@ -350,7 +354,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
         self.target_mean_, self.encodings_ = encoded
 
     def _set_categories(self, sums: TargetSums) -> None:
-        """Set the attributes that all encoders have, by scikit-learn's fit to made-up rows."""
+        """Set the attributes that all encoders share, by scikit-learn's fit to made-up rows."""
         small = self._make_rows_of_categories(sums.categories, hasattr(self, "feature_names_in_"))
         helper = preprocessing.TargetEncoder(
             categories=self.categories, target_type="continuous", smooth=1.0
@@ -363,7 +367,7 @@ class TargetEncoder(CategoryEncoder, preprocessing.TargetEncoder):
 
 
 def _warn_of_many_classes(labels: NDArray[Any]) -> None:
-    """Warn of whole numbers that are taken for classes and are probably amounts."""
+    """Warn about integers that are treated as classes but are probably amounts."""
     if labels.dtype.kind in "iuf" and len(labels) > _SUSPICIOUS_N_CLASSES:
         warnings.warn(
             f"y holds {len(labels)} different integers, which are treated as classes, so each "
@@ -381,8 +385,8 @@ def _check_target_given(y: Any) -> None:
 
 
 def _assign_folds(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.intp]:
-    """Return the fold of each row of a block, of nearly equal sizes."""
-    # The seed and the block's number decide, so that a second reading assigns the same folds.
+    """Return the fold of each row of a block; folds have nearly equal sizes."""
+    # Draw from the seed and the block's number, so that a second reading gives the same folds.
     return np.random.default_rng([seed, number]).permutation(n_rows) % n_folds
 
 
@@ -453,11 +457,11 @@ def _encode_by_labels(
 ) -> tuple[Any, list[Any]]:
     """Return the share of each class, and for each class the encoding of each category.
 
-    Of two classes only the second has encodings.
+    With two classes only the second has encodings.
     """
-    # The labels of a fold may be fewer than the classes of all rows.
+    # A fold may have fewer labels than there are classes.
     columns = np.searchsorted(classes, sums.labels)
-    means = np.zeros(max(2, len(classes)))  # y of a single value has no second class
+    means = np.zeros(max(2, len(classes)))  # if y has a single value, there is no second class
     means[columns] = sums.total[0] / sums.total.sum()
     chosen = [1] if kind == "binary" else range(len(classes))
     encodings = []
@@ -466,7 +470,7 @@ def _encode_by_labels(
         counts[np.ix_(_find_places(union, own), columns)] = table
         n = counts.sum(axis=1)
         for k in chosen:
-            # An indicator of class k: its sum of squared deviations follows from its mean.
+            # The target is the indicator of class k: its squared deviations follow from its mean.
             p = counts[:, k] / np.maximum(n, 1)
             variance = means[k] * (1 - means[k])
             encodings.append(_shrink_means(n, p, n * p * (1 - p), means[k], variance, smooth))
@@ -480,21 +484,21 @@ def _shrink_means(
 
     `squares` is the sum of squared deviations within a category, `variance` that of the target.
     """
-    # 0 / 0 is NaN: a category without rows, or without variance, has the mean of the target.
+    # 0 / 0 is NaN: a category without rows, or without variance, gets the mean of the target.
     with np.errstate(invalid="ignore", divide="ignore"):
         if smooth == "auto":
-            # Empirical Bayes: the weight of a category's own mean grows with its rows, and with the
-            # variance of the target over that within the category.
+            # Empirical Bayes: the weight of a category's own mean grows with its number of rows,
+            # and with the ratio of the target's variance to the variance within the category.
             share = variance * n / (variance * n + squares / n)
             return np.where(np.isnan(share), target, share * mean + (1 - share) * target)
-        # `smooth` counts as so many rows of the target's mean in each category.
+        # `smooth` acts like this number of additional rows with the target's mean in each category.
         return np.where(n + smooth > 0, (n * mean + smooth * target) / (n + smooth), target)
 
 
 def _encode_folds(
     X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
-    """Return a block with the rows of each fold encoded by the other folds' encoder."""
+    """Return a block in which the rows of each fold are encoded by the other folds' encoder."""
     rows = convert_missing_to_nan(copy_to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
